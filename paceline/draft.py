@@ -1,0 +1,50 @@
+"""A draft: what a drafter guesses will come next. Tokens with parents, so that a chain is the usual tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed tokens in topological order: a parent stands before its children.
+
+    parents[i] is the index of the token that token i follows, -1 for the last committed token; an empty `parents`
+    means a chain. Siblings differ in their token. `probs` [len, vocab] are the distributions the tokens were drawn
+    from, for rules that ask for them; None says that the guess was certain of itself.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    probs: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return not self.parents or self.parents == tuple(range(-1, len(self.tokens) - 1))
+
+    def problem(self, *, vocab_size: int, max_length: int) -> str | None:
+        """Why this draft cannot be verified, or None. Drafters are not trusted: see law 8."""
+        if len(self.tokens) > max_length:
+            return f"{len(self.tokens)} tokens where at most {max_length} were asked for"
+        if not all(type(token) is int and 0 <= token < vocab_size for token in self.tokens):
+            return f"a token outside of the vocabulary of {vocab_size}"
+        if self.probs is not None and tuple(self.probs.shape) != (len(self.tokens), vocab_size):
+            return f"probabilities of shape {tuple(self.probs.shape)}"
+        return self._problem_of_parents() if self.parents else None
+
+    def _problem_of_parents(self) -> str | None:
+        if len(self.parents) != len(self.tokens):
+            return f"{len(self.parents)} parents for {len(self.tokens)} tokens"
+        if not all(type(parent) is int and -1 <= parent < i for i, parent in enumerate(self.parents)):
+            return "a parent that does not stand before its child"
+        if len(set(zip(self.parents, self.tokens, strict=True))) != len(self.tokens):
+            return "two siblings with the same token"
+        return None
+
+
+EMPTY = Draft()

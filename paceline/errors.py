@@ -1,0 +1,74 @@
+"""Every error a caller can meet, as one tree, each with the HTTP status a server answers with.
+
+    PacelineError                 500
+    ├── InvalidRequest            400  a parameter or prompt that no model could serve
+    │   ├── ContextTooLong        400  prompt (plus what was asked for) exceeds the context
+    │   └── UnknownOption         400  a misspelt or unknown option; says what was probably meant
+    ├── ModelError                500  the model cannot be loaded
+    │   ├── ModelNotFound         404  no such path, name or hub id
+    │   ├── ModelFileError        500  a file is truncated, lies about its sizes, or misses tensors
+    │   ├── UnsupportedModel      500  an architecture or feature Paceline does not know
+    │   └── VocabularyMismatch    500  target and drafter do not speak the same tokens
+    ├── MissingExtra              500  an optional dependency; says what to install
+    ├── OutOfMemory               503  weights or KV cache do not fit
+    └── EngineDead                503  the engine stopped after an internal error
+
+A message says what was given, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    status = 500
+
+
+class InvalidRequest(PacelineError, ValueError):
+    status = 400
+
+
+class ContextTooLong(InvalidRequest):
+    pass
+
+
+class UnknownOption(InvalidRequest):
+    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(given, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} {given!r}; {hint}")
+
+
+class ModelError(PacelineError):
+    pass
+
+
+class ModelNotFound(ModelError):
+    status = 404
+
+
+class ModelFileError(ModelError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class VocabularyMismatch(ModelError):
+    pass
+
+
+class MissingExtra(PacelineError, ImportError):
+    pass
+
+
+class OutOfMemory(PacelineError, MemoryError):
+    status = 503
+
+
+class EngineDead(PacelineError):
+    status = 503

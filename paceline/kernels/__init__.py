@@ -1,0 +1,1 @@
+"""Arithmetic on tensors: the plain-torch oracle, and the fast paths tested against it."""

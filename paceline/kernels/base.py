@@ -1,0 +1,69 @@
+"""What a forward pass takes and gives, and what any implementation of it must offer.
+
+The words of one pass: a *row* is one token to be computed; the rows of a sequence are adjacent. Row r of sequence s
+holds `tokens[r]` at `positions[r]` and its key and value go to KV slot `slots[r]` (= page * PAGE_SIZE + offset).
+
+    rows        0 1 2 │ 3 │ 4 5 6 7        row_starts = [0, 3, 4, 8]
+    sequence    prefill│dec│ verification
+
+What row r attends to, always in the order of positions:
+- without `tails` (every draft is a chain): positions 0 … positions[r], found through its sequence's page table;
+- with `tails`: positions below `bases[s]` through the page table, then the slots `tails[r, 0 … positions[r]-bases[s]]`,
+  its ancestors in the draft tree and itself (so that a node never sees its siblings).
+A sliding window w further limits this to the last w of them.
+
+Nothing here knows of requests, drafters or queues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+PAGE_SIZE = 16  # KV slots a page
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one forward pass. All tensors are int32, contiguous and on the device of the model."""
+
+    tokens: Tensor  # [rows]
+    positions: Tensor  # [rows]
+    slots: Tensor  # [rows]
+    row_starts: Tensor  # [seqs + 1]
+    bases: Tensor  # [seqs] position of the first row of each sequence
+    page_table: Tensor  # [seqs, pages] page ids; entries past the end of a sequence are arbitrary
+    logit_rows: Tensor  # [outs] rows whose logits are wanted, ascending
+    tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a pass gives for `Batch.logit_rows`. The memory is reused by the next pass of the same Forward."""
+
+    logits: Tensor  # float32 [outs, vocab]
+    argmax: Tensor  # int32 [outs]; the lowest index among equals
+
+
+class KVMemory(Protocol):
+    """Keys and values of every layer in `num_pages` pages; the layout is the implementation's own."""
+
+    num_pages: int
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source` [n] onto slots `target` [n] in every layer. Reads all before it writes any."""
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as float32 [layers, n, kv_heads, head_dim]; for tests and audits, not for speed."""
+
+
+class Forward(Protocol):
+    """A loaded model that can run a pass over a batch, with the KV memory it reads and writes."""
+
+    kv: KVMemory
+    vocab_size: int
+    bitwise: bool  # True: a row's result never depends on which other rows ride along
+
+    def __call__(self, batch: Batch) -> Output: ...
