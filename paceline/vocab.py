@@ -1,0 +1,117 @@
+"""What the tokens of a model are: their text, their bytes, which of them are control tokens.
+
+A Vocabulary knows nothing of encoding. It always holds one entry an id, from 0 to the largest known id; an id that a
+model pads its embedding with, or that no file names, stands for no bytes.
+
+Two styles of writing a token down exist, and `token_bytes` undoes both:
+
+    bytes    byte-level BPE: every byte is one printable character ("Ġthe" is b" the")
+    spm      SentencePiece: "▁the" is b" the", and "<0x0A>" is the byte 10
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import tokenizers
+
+SPM_SPACE = "▁"
+Style = Literal["bytes", "spm"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class _ByteLevelMap(dict[int, str]):
+    """Printable character -> the latin-1 character of the byte it stands for, as `str.translate` wants it."""
+
+    def __init__(self) -> None:
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        hidden = [byte for byte in range(256) if byte not in set(printable)]
+        super().__init__({byte: chr(byte) for byte in printable})
+        self.update({256 + rank: chr(byte) for rank, byte in enumerate(hidden)})
+
+    def __missing__(self, _: int) -> str:
+        return "\uffff"  # does not fit latin-1, so that the encoding of such a token fails and it is taken as text
+
+
+BYTE_LEVEL = _ByteLevelMap()
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    tokens: tuple[str, ...]  # as the file writes them; "" where no token has this id
+    special: frozenset[int]  # control tokens: never part of the text
+    literal: frozenset[int]  # written as plain text in the file, in either style (control and added tokens)
+    style: Style
+    leading_space: bool = False  # encoding puts a space before the text, so decoding takes it away again
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        one = _byte_level_bytes if self.style == "bytes" else _spm_bytes
+        table = [one(token) for token in self.tokens]
+        for token_id in self.literal:
+            table[token_id] = self.tokens[token_id].encode()
+        return table
+
+    @cached_property
+    def text_bytes(self) -> list[bytes]:
+        """As `token_bytes`, with nothing for control tokens."""
+        table = list(self.token_bytes)
+        for token_id in self.special:
+            table[token_id] = b""
+        return table
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for token in self.token_bytes:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return digest.hexdigest()
+
+    def difference(self, other: Vocabulary) -> str | None:
+        """Why tokens of `other` cannot stand for tokens of this one; None where all shared ids mean the same."""
+        shared = min(len(self), len(other))
+        if self.token_bytes[:shared] == other.token_bytes[:shared]:
+            return None
+        first = next(i for i in range(shared) if self.token_bytes[i] != other.token_bytes[i])
+        count = sum(a != b for a, b in zip(self.token_bytes, other.token_bytes, strict=False))
+        return (
+            f"token {first} is {self.token_bytes[first]!r} in one and {other.token_bytes[first]!r} in the other"
+            f" ({count} of {shared} shared ids differ)"
+        )
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return token.translate(BYTE_LEVEL).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()
+
+
+def _spm_bytes(token: str) -> bytes:
+    if token.startswith("<0x") and (match := _BYTE_TOKEN.fullmatch(token)):
+        return bytes([int(match[1], 16)])
+    return token.replace(SPM_SPACE, " ").encode()
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """All that a tokenizer is made of, wherever it was read from."""
+
+    vocabulary: Vocabulary
+    encoder: tokenizers.Tokenizer  # text -> ids, blind to control tokens
+    inner_encoder: tokenizers.Tokenizer  # the same for text that follows a control token
+    control: dict[int, tokenizers.AddedToken]  # what encoding with `special=True` looks for
+    prefix: tuple[int, ...]  # ids that the model expects before any text
+    suffix: tuple[int, ...]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]  # the one named as eos first, then all others that end an answer
+    chat_template: str | None
+    names: dict[str, str]  # "bos_token" -> its text, as chat templates want it
