@@ -9,7 +9,8 @@ holds `tokens[r]` at `positions[r]` and its key and value go to KV slot `slots[r
 What row r attends to, always in the order of positions:
 - without `tails` (every draft is a chain): positions 0 … positions[r], found through its sequence's page table;
 - with `tails`: positions below `bases[s]` through the page table, then the slots `tails[r, 0 … positions[r]-bases[s]]`,
-  its ancestors in the draft tree and itself (so that a node never sees its siblings).
+  its ancestors in the draft tree and itself (so that a node never sees its siblings). A row below its base, such as a
+  prefill row beside a tree of another sequence, has no tail at all.
 A sliding window w further limits this to the last w of them.
 
 Nothing here knows of requests, drafters or queues.
@@ -22,6 +23,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from paceline.kernels.quant import Quantised
+
 PAGE_SIZE = 16  # KV slots a page
 
 
@@ -33,7 +36,7 @@ class Batch:
     positions: Tensor  # [rows]
     slots: Tensor  # [rows]
     row_starts: Tensor  # [seqs + 1]
-    bases: Tensor  # [seqs] position of the first row of each sequence
+    bases: Tensor  # [seqs] first position that `tails` speak of; past the last row where there is no tree
     page_table: Tensor  # [seqs, pages] page ids; entries past the end of a sequence are arbitrary
     logit_rows: Tensor  # [outs] rows whose logits are wanted, ascending
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
@@ -59,6 +62,25 @@ class KVMemory(Protocol):
         """Keys and values as float32 [layers, n, kv_heads, head_dim]; for tests and audits, not for speed."""
 
 
+class Backend(Protocol):
+    """The arithmetic a decoder asks for beyond plain tensor operations, bound to one KV memory."""
+
+    @property
+    def kv(self) -> KVMemory: ...
+
+    def begin(self, batch: Batch) -> None:
+        """Prepare for a pass over `batch`, once for all layers; `store` and `attend` belong to it until the next."""
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the keys and values [rows, kv_heads, head_dim] of the batch into its slots."""
+
+    def attend(self, layer: int, queries: Tensor, *, window: int, scale: float) -> Tensor:
+        """Attention of queries [rows, heads, head_dim] as Batch describes it, of the same shape; window 0: none."""
+
+    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
+        """x [rows, k] times weight [n, k] transposed, plus bias [n]."""
+
+
 class Forward(Protocol):
     """A loaded model that can run a pass over a batch, with the KV memory it reads and writes."""
 
@@ -67,3 +89,6 @@ class Forward(Protocol):
     bitwise: bool  # True: a row's result never depends on which other rows ride along
 
     def __call__(self, batch: Batch) -> Output: ...
+
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        """argmax(logits [n, vocab] * scales [n] + gumbel(keys [n, 2])) as int64 [n]; see `kernels.noise`."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.errors import ModelFileError
+
+SUPPORTED = "llama (also SmolLM2), mistral, qwen2, qwen3, gemma3 (text)"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the trained context."""
 
-    kind: Literal["linear", "llama3"]
-    factor: float
+    kind: Literal["linear", "llama3", "factors"]
+    factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3 only, as are the next two
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    factors: tuple[float, ...] = ()  # "factors" only: what each of the head_dim / 2 frequencies is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,30 @@ class ModelConfig:
     tied_head: bool = False
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
+
+    def checked(self, source: str) -> ModelConfig:
+        """Itself, if its numbers fit together; the parsers have checked each on its own."""
+        problem = _problem(self)
+        if problem:
+            raise ModelFileError(f"{source}: {problem}")
+        return self
+
+
+def _problem(config: ModelConfig) -> str | None:
+    if config.num_heads % config.num_kv_heads:
+        return f"{config.num_heads} attention heads are not a multiple of {config.num_kv_heads} key/value heads"
+    if config.head_dim % 2:
+        return f"head dimension {config.head_dim} is odd; rotary embeddings need pairs"
+    if len(config.windows) not in (0, config.num_layers):
+        return f"windows of {len(config.windows)} layers where the model has {config.num_layers}"
+    scaling = config.rope_scaling
+    if scaling and scaling.kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor:
+        return (
+            f"rope high_freq_factor {scaling.high_freq_factor} is not above low_freq_factor {scaling.low_freq_factor}"
+        )
+    if scaling and scaling.kind == "factors" and len(scaling.factors) != config.head_dim // 2:
+        return f"{len(scaling.factors)} rope factors where head_dim / 2 = {config.head_dim // 2} are needed"
+    outside = [token for token in (*config.eos_ids, config.bos_id or 0) if not 0 <= token < config.vocab_size]
+    if outside:
+        return f"special token {outside[0]} is outside of the vocabulary of {config.vocab_size}"
+    return None

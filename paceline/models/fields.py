@@ -1,0 +1,66 @@
+"""Reading values out of a file's mapping (config.json, GGUF metadata) without trusting it.
+
+Every getter says in its error which file, which field, what was found and what is allowed. null counts as absent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ModelFileError
+
+
+class Fields:
+    """A mapping of unknown quality; `source` names it in messages, `prefix` is put before every key."""
+
+    def __init__(self, values: Mapping[str, Any], *, source: str, prefix: str = "") -> None:
+        self.values = values
+        self.source = source
+        self.prefix = prefix
+
+    def get(self, key: str) -> Any:
+        return self.values.get(self.prefix + key)
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1) -> int:
+        value = self._present(key, default, f"a whole number from {low} to {high}")
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(key, f"is {value!r:.100}; allowed: a whole number from {low} to {high}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, low: float = 1e-12, high: float = 1e12) -> float:
+        value = self._present(key, default, f"a number from {low:g} to {high:g}")
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+            raise self.error(key, f"is {value!r:.100}; allowed: a number from {low:g} to {high:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._present(key, default, "true or false")
+        if type(value) is not bool:
+            raise self.error(key, f"is {value!r:.100}; allowed: true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._present(key, default, "a text")
+        if type(value) is not str:
+            raise self.error(key, f"is {value!r:.100}; allowed: a text")
+        return value
+
+    def inner(self, key: str) -> Fields:
+        """A mapping within this one; empty where absent."""
+        value = self._present(key, {}, "a mapping")
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"is {value!r:.100}; allowed: a mapping")
+        return Fields(value, source=f"{self.source}: {self.prefix}{key}")
+
+    def error(self, key: str, what: str) -> ModelFileError:
+        return ModelFileError(f"{self.source}: {self.prefix}{key} {what}")
+
+    def _present(self, key: str, default: Any, allowed: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(key, f"is missing; needed: {allowed}")
+        return value

@@ -1,0 +1,254 @@
+"""GGUF files, versions 2 and 3: header, metadata and tensor infos read strictly, tensor data mapped, not loaded.
+
+    magic version counts │ metadata … │ tensor infos … │ padding │ tensor data …
+
+Nothing the file says is believed before it is checked against the size of the file: counts, lengths, offsets, types,
+overlaps. A file that lies raises ModelFileError; one that is only too new or too exotic, UnsupportedModel.
+What the tensors mean is not known here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.kernels.quant import Quantised
+from paceline.models.gguf_blocks import float_rows, native_rows
+from paceline.models.naming import GGUF, Dialect
+
+MAX_TENSORS = 1 << 16
+MAX_KEYS = 1 << 16
+MAX_NAME = 1 << 12  # bytes of a key or a tensor's name
+MAX_ARRAY = 1 << 22  # elements; vocabularies have up to 2**18 tokens
+MAX_DEPTH = 4  # arrays in arrays
+MAX_ALIGNMENT = 1 << 20
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "<u1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: shape is [out, in], the reverse of how the file spells it."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    start: int  # in the file
+    size: int  # bytes
+
+
+class GgufFile:
+    """An open GGUF file: `metadata` by key, `tensors` by name, rows of a tensor on demand."""
+
+    dialect: Dialect = GGUF
+    quantised: bool  # whether some matrix is
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data = _map(path)
+        cursor = _Cursor(self._data, str(path))
+        tensor_count = _header(cursor)
+        self.metadata = _metadata(cursor)
+        self.tensors = _tensor_infos(cursor, tensor_count, self.metadata)
+        self.quantised = any(GGML_QUANT_SIZES[info.type][0] > 1 for info in self.tensors.values())
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: info.shape for name, info in self.tensors.items()}
+
+    def size(self, name: str) -> int:
+        return self.tensors[name].size
+
+    def read_float(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor, dequantised; floating types keep their own."""
+        return float_rows(self._rows(name, start, stop), self.tensors[name].type, self._where(name))
+
+    def read_native(self, name: str, start: int, stop: int) -> Tensor | Quantised:
+        """Rows [start, stop) of a matrix in the bits nearest to the file's own."""
+        return native_rows(self._rows(name, start, stop), self.tensors[name].type, self._where(name))
+
+    def _where(self, name: str) -> str:
+        return f"{self.path}: tensor {name!r}"
+
+    def _rows(self, name: str, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        info = self.tensors[name]
+        rows = prod(info.shape[:-1])
+        stride = info.size // rows
+        flat = np.frombuffer(self._data, np.uint8, (stop - start) * stride, info.start + start * stride)
+        return flat.reshape(stop - start, stride)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a GGUF file as plain Python values."""
+    return GgufFile(path).metadata
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise ModelFileError(f"{path}: cannot be read ({error})") from error
+
+
+class _Cursor:
+    """Walks over the file's bytes and never past their end."""
+
+    def __init__(self, data: mmap.mmap, source: str) -> None:
+        self.data = data
+        self.size = len(data)
+        self.at = 0
+        self.source = source
+
+    def fail(self, what: str) -> ModelFileError:
+        return ModelFileError(f"{self.source}: {what} (at byte {self.at} of {self.size}); fetch the file again")
+
+    def take(self, count: int, what: str) -> int:
+        """Step over `count` bytes; returns where they start."""
+        if count > self.size - self.at:
+            raise self.fail(f"truncated: {what} needs {count} bytes")
+        start = self.at
+        self.at += count
+        return start
+
+    def u32(self, what: str) -> int:
+        return int(struct.unpack_from("<I", self.data, self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(struct.unpack_from("<Q", self.data, self.take(8, what))[0])
+
+    def text(self, what: str, limit: int | None = None) -> str:
+        length = self.u64(what)
+        if limit is not None and length > limit:
+            raise self.fail(f"{what} of {length} bytes where at most {limit} are allowed")
+        start = self.take(length, what)
+        try:
+            return self.data[start : self.at].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what} is not UTF-8") from error
+
+
+def _header(cursor: _Cursor) -> int:
+    start = cursor.take(4, "the magic number")
+    if cursor.data[start : cursor.at] != b"GGUF":
+        raise ModelFileError(f"{cursor.source}: not a GGUF file (it does not start with 'GGUF')")
+    version = cursor.u32("the version")
+    if version not in (2, 3):
+        raise UnsupportedModel(
+            f"{cursor.source}: GGUF version {version}; Paceline reads versions 2 and 3, little-endian. Convert it anew."
+        )
+    count = cursor.u64("the number of tensors")
+    if count > MAX_TENSORS:
+        raise cursor.fail(f"claims {count} tensors, more than {MAX_TENSORS}")
+    return count
+
+
+def _metadata(cursor: _Cursor) -> dict[str, Any]:
+    count = cursor.u64("the number of metadata keys")
+    if count > MAX_KEYS:
+        raise cursor.fail(f"claims {count} metadata keys, more than {MAX_KEYS}")
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        key = cursor.text("a metadata key", MAX_NAME)
+        if key in metadata:
+            raise cursor.fail(f"metadata key {key!r} stands twice")
+        metadata[key] = _value(cursor, cursor.u32(f"the type of {key!r}"), key, 0)
+    return metadata
+
+
+def _value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:
+    if kind in SCALARS:
+        return _scalars(cursor, kind, key, 1)[0]
+    if kind == STRING:
+        return cursor.text(f"metadata {key!r}")
+    if kind != ARRAY:
+        raise cursor.fail(f"metadata {key!r} has the unknown type {kind}")
+    if depth == MAX_DEPTH:
+        raise cursor.fail(f"metadata {key!r} nests more than {MAX_DEPTH} arrays")
+    inner = cursor.u32(f"the element type of {key!r}")
+    count = cursor.u64(f"the length of {key!r}")
+    if count > MAX_ARRAY:
+        raise cursor.fail(f"metadata {key!r} claims {count} elements, more than {MAX_ARRAY}")
+    if inner in SCALARS:
+        return _scalars(cursor, inner, key, count)
+    return [_value(cursor, inner, key, depth + 1) for _ in range(count)]
+
+
+def _scalars(cursor: _Cursor, kind: int, key: str, count: int) -> list[Any]:
+    dtype = np.dtype(SCALARS[kind])
+    start = cursor.take(count * dtype.itemsize, f"metadata {key!r}")
+    values = np.frombuffer(cursor.data, dtype, count, start)
+    return [bool(value) for value in values] if kind == BOOL else list(values.tolist())
+
+
+def _tensor_infos(cursor: _Cursor, count: int, metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise cursor.fail(f"general.alignment is {alignment!r:.50}; allowed: a power of two up to {MAX_ALIGNMENT}")
+    makers: dict[str, Callable[[int], TensorInfo]] = {}
+    for _ in range(count):
+        name, make = _tensor_info(cursor, alignment)
+        if name in makers:
+            raise cursor.fail(f"tensor {name!r} stands twice")
+        makers[name] = make
+    base = -(-cursor.at // alignment) * alignment
+    infos = {name: make(base) for name, make in makers.items()}
+    _check_places(cursor, infos)
+    return infos
+
+
+def _tensor_info(cursor: _Cursor, alignment: int) -> tuple[str, Callable[[int], TensorInfo]]:
+    """A tensor's name, and its info once the start of the data is known."""
+    name = cursor.text("a tensor name", MAX_NAME)
+    rank = cursor.u32(f"the rank of {name!r}")
+    if not 1 <= rank <= 4:
+        raise cursor.fail(f"tensor {name!r} has {rank} dimensions; allowed: 1 to 4")
+    shape = tuple(cursor.u64(f"the shape of {name!r}") for _ in range(rank))[::-1]
+    number = cursor.u32(f"the type of {name!r}")
+    offset = cursor.u64(f"the offset of {name!r}")
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError as error:
+        raise UnsupportedModel(f"{cursor.source}: tensor {name!r} has the unknown type {number}") from error
+    block, block_size = GGML_QUANT_SIZES[kind]
+    if 0 in shape or shape[-1] % block:
+        raise cursor.fail(f"tensor {name!r} of shape {shape} cannot be {kind.name} (blocks of {block})")
+    if offset % alignment:
+        raise cursor.fail(f"tensor {name!r} lies at offset {offset}, not a multiple of the alignment {alignment}")
+    size = prod(shape) // block * block_size
+    return name, lambda base: TensorInfo(name, shape, kind, base + offset, size)
+
+
+def _check_places(cursor: _Cursor, infos: Mapping[str, TensorInfo]) -> None:
+    end, before = 0, ""
+    for info in sorted(infos.values(), key=lambda info: info.start):
+        if info.start + info.size > cursor.size:
+            raise cursor.fail(f"truncated: tensor {info.name!r} ends at byte {info.start + info.size}")
+        if info.start < end:
+            raise cursor.fail(f"tensors {before!r} and {info.name!r} overlap")
+        end, before = info.start + info.size, info.name

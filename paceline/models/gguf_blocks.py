@@ -1,0 +1,109 @@
+"""From the blocks of GGUF's quantisations to tensors: exactly to float, or in (nearly) their own bits.
+
+    Q4_0  d, 32 × 4 bit        w = d·q − 8d           kept
+    Q4_1  d, m, 32 × 4 bit     w = d·q + m            kept
+    Q8_0  d, 32 × 8 bit        w = d·q                kept, q shifted by 128 to be unsigned
+    Q4_K  8 groups of 32       w = d·s·q − e·m        kept, the products d·s and e·m rounded to fp16
+    other quantisations                               dequantised, then 8 bits in groups of 32
+
+Data is uint8 [rows, bytes of a row] as it lies in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.kernels import quant
+from paceline.kernels.quant import GROUP, Quantised
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Kind = GGMLQuantizationType
+FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+
+
+def float_rows(data: Bytes, kind: Kind, where: str) -> Tensor:
+    """[rows, k]; F16 and BF16 keep their dtype, everything else becomes float32."""
+    if kind in FLOATS:
+        return _finite(torch.from_numpy(data.copy()).view(FLOATS[kind]), where)
+    try:
+        with np.errstate(all="ignore"):  # damaged scales are found below
+            values = dequantize(data, kind)
+    except NotImplementedError as error:
+        raise UnsupportedModel(f"{where} is {kind.name}, which the gguf package cannot dequantise") from error
+    return _finite(torch.from_numpy(np.ascontiguousarray(values, np.float32)), where)
+
+
+def native_rows(data: Bytes, kind: Kind, where: str) -> Tensor | Quantised:
+    """[rows, k] in the file's own bits where the kernels have them, else the nearest that they have."""
+    if kind in FLOATS:
+        return float_rows(data, kind, where)
+    keep = {Kind.Q4_0: _q4_0, Kind.Q4_1: _q4_1, Kind.Q8_0: _q8_0, Kind.Q4_K: _q4_k}.get(kind)
+    if keep is None:
+        return quant.quantise(float_rows(data, kind, where), bits=8, group=GROUP)
+    quantised = keep(data)
+    _finite(quantised.scale, where)
+    _finite(quantised.minimum, where)
+    return quantised
+
+
+def _finite(values: Tensor, where: str) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise ModelFileError(f"{where} holds NaN or infinite values; fetch the file again")
+    return values
+
+
+def _blocks(data: Bytes, size: int) -> Bytes:
+    return data.reshape(len(data), -1, size)  # [rows, blocks, bytes of a block]
+
+
+def _halves(blocks: Bytes, at: int) -> Tensor:
+    """The fp16 number at byte `at` of each block, as float32 [rows, blocks]."""
+    return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32))
+
+
+def _nibbles(packed: Bytes) -> Tensor:
+    """Low then high halves of each run of bytes [rows, runs, n] as uint8 [rows, runs * 2n]."""
+    both = np.stack([packed & 0x0F, packed >> 4], axis=2)  # [rows, runs, 2, n]
+    return torch.from_numpy(both.reshape(len(packed), -1))
+
+
+def _q4_0(data: Bytes) -> Quantised:
+    blocks = _blocks(data, 18)
+    scale = _halves(blocks, 0)
+    return Quantised(q=_nibbles(blocks[..., 2:]), scale=scale, minimum=-8 * scale, bits=4)
+
+
+def _q4_1(data: Bytes) -> Quantised:
+    blocks = _blocks(data, 20)
+    return Quantised(q=_nibbles(blocks[..., 4:]), scale=_halves(blocks, 0), minimum=_halves(blocks, 2), bits=4)
+
+
+def _q8_0(data: Bytes) -> Quantised:
+    blocks = _blocks(data, 34)
+    scale = _halves(blocks, 0)
+    q = (blocks[..., 2:] ^ 0x80).reshape(len(data), -1)  # flipping the sign bit adds 128
+    return Quantised(q=torch.from_numpy(q), scale=scale, minimum=-128 * scale, bits=8)
+
+
+def _q4_k(data: Bytes) -> Quantised:
+    blocks = _blocks(data, 144)
+    scales, minima = _six_bit_pairs(blocks[..., 4:16])  # [rows, blocks, 8] each
+    scale = (_halves(blocks, 0)[..., None] * scales).flatten(1)
+    minimum = -(_halves(blocks, 2)[..., None] * minima).flatten(1)
+    q = _nibbles(blocks[..., 16:].reshape(len(data), -1, 32))  # 32 bytes hold two groups
+    return Quantised(q=q, scale=scale.half().float(), minimum=minimum.half().float(), bits=4)
+
+
+def _six_bit_pairs(packed: Bytes) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima of 6 bits in 12 bytes: four of each plain, the others' top bits above those."""
+    low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
+    minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
+    return torch.from_numpy(scales.astype(np.float32)), torch.from_numpy(minima.astype(np.float32))

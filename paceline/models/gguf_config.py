@@ -1,0 +1,154 @@
+"""From the metadata of a GGUF file to a ModelConfig.
+
+What the metadata leaves out (biases, a tied head, the vocabulary's size, Llama 3's rotary factors) is read off the
+tensors. A feature that the decoder lacks raises UnsupportedModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import UnsupportedModel
+from paceline.models.config import SUPPORTED, ModelConfig, RopeScaling
+from paceline.models.fields import Fields
+from paceline.models.gguf import GgufFile
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+REFUSED = {  # metadata that changes the arithmetic in ways the decoder does not know, unless it is 0
+    "expert_count": "mixture of experts",
+    "attn_logit_softcapping": "attention soft-capping",
+    "final_logit_softcapping": "logit soft-capping",
+    "attention.max_alibi_bias": "ALiBi",
+    "attention.clamp_kqv": "clamped attention",
+    "logit_scale": "scaled logits",
+    "residual_scale": "scaled residuals",
+    "embedding_scale": "scaled embeddings",
+    "attention.shared_kv_layers": "shared key/value layers",
+}
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+CONTROL = 3  # token type
+GEMMA_PATTERN = 6  # every sixth layer sees everything, unless the file says otherwise
+
+
+def config_from_gguf(file: GgufFile) -> ModelConfig:
+    general = Fields(file.metadata, source=file.label)
+    architecture = general.text("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModel(f"{file.label}: architecture {architecture!r:.100}; supported: {SUPPORTED}")
+    fields = Fields(file.metadata, source=file.label, prefix=f"{architecture}.")
+    _refuse(file, fields)
+    hidden = fields.integer("embedding_length", high=1 << 17)
+    heads = fields.integer("attention.head_count", high=4096)
+    layers = fields.integer("block_count", high=1024)
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=_vocab_size(file),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("feed_forward_length", high=1 << 20),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=fields.integer("attention.head_count_kv", heads, high=4096),
+        head_dim=fields.integer("attention.key_length", max(1, hidden // heads), high=1024),
+        max_context=fields.integer("context_length", high=1 << 24),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
+        rope_theta=fields.number("rope.freq_base", 10_000.0),
+        rope_scaling=_rope_scaling(file, fields),
+        windows=_windows(fields, architecture, layers),
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        tied_head="output.weight" not in file.tensors,
+        eos_ids=tuple(dict.fromkeys(_ends(general))),
+        bos_id=_bos(general),
+    )
+    if architecture == "gemma3":
+        config = _gemma(config, fields)
+    _check_rotation(config, fields)
+    return config.checked(file.label)
+
+
+def _gemma(config: ModelConfig, fields: Fields) -> ModelConfig:
+    # the 27B model (62 layers) scales by its hidden size; no key says so
+    width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_dim
+    return replace(
+        config,
+        local_rope_theta=fields.number("rope.freq_base_swa", 10_000.0),
+        rope_theta=fields.number("rope.freq_base", 1_000_000.0),
+        attention_scale=width**-0.5,
+        embedding_scale=config.hidden_size**0.5,
+        activation="gelu_tanh",
+        post_norms=True,
+    )
+
+
+def _refuse(file: GgufFile, fields: Fields) -> None:
+    for key, feature in REFUSED.items():
+        if fields.get(key):
+            raise UnsupportedModel(f"{file.label}: uses {feature} ({fields.prefix}{key}), which Paceline does not know")
+    if file.metadata.get("split.count", 0) not in (0, 1):
+        raise UnsupportedModel(f"{file.label}: one part of a split model; join them with `llama-gguf-split --merge`")
+    if fields.get("attention.value_length") not in (None, fields.get("attention.key_length")):
+        raise UnsupportedModel(f"{file.label}: keys and values of different widths, which Paceline does not know")
+
+
+def _check_rotation(config: ModelConfig, fields: Fields) -> None:
+    rotated = fields.integer("rope.dimension_count", config.head_dim)
+    if rotated != config.head_dim:
+        raise UnsupportedModel(
+            f"{fields.source}: rotates {rotated} of {config.head_dim} dimensions of a head; Paceline rotates all"
+        )
+
+
+def _vocab_size(file: GgufFile) -> int:
+    info = file.tensors.get("token_embd.weight")
+    if info is None or len(info.shape) != 2:
+        raise Fields({}, source=file.label).error("token_embd.weight", "is missing or not a matrix")
+    return info.shape[0]
+
+
+def _rope_scaling(file: GgufFile, fields: Fields) -> RopeScaling | None:
+    if "rope_freqs.weight" in file.tensors:
+        factors = file.read_float("rope_freqs.weight", 0, 1).float().flatten()
+        if not bool((factors > 0).all()):
+            raise fields.error("rope_freqs.weight", "holds factors that are not positive")
+        return RopeScaling(kind="factors", factors=tuple(factors.tolist()))
+    kind = fields.text("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind != "linear":
+        raise UnsupportedModel(f"{file.label}: rope scaling {kind!r:.50}; supported: linear and llama3")
+    return RopeScaling(kind="linear", factor=fields.number("rope.scaling.factor"))
+
+
+def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
+    window = fields.integer("attention.sliding_window", 0, low=0)
+    if not window:
+        return ()
+    if architecture != "gemma3":
+        return (window,) * layers
+    pattern: Any = fields.get("attention.sliding_window_pattern") or GEMMA_PATTERN
+    if isinstance(pattern, list):
+        return tuple(window if local else 0 for local in pattern)
+    every = fields.integer("attention.sliding_window_pattern", GEMMA_PATTERN)
+    return tuple(window if (index + 1) % every else 0 for index in range(layers))
+
+
+def _ends(general: Fields) -> Iterator[int]:
+    """Tokens that end a turn: those the file names, and control tokens known to."""
+    for key in ("eos", "eot", "eom"):
+        token = general.integer(f"tokenizer.ggml.{key}_token_id", -1, low=-1)
+        if token >= 0:
+            yield token
+    tokens, types = general.get("tokenizer.ggml.tokens"), general.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(types, list):
+        wanted = frozenset(ENDS)
+        pairs = enumerate(zip(tokens, types, strict=False))
+        yield from (index for index, (token, kind) in pairs if kind == CONTROL and token in wanted)
+
+
+def _bos(general: Fields) -> int | None:
+    token = general.integer("tokenizer.ggml.bos_token_id", -1, low=-1)
+    return None if token < 0 else token

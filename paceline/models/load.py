@@ -1,0 +1,104 @@
+"""A model's name in, everything there is to know about it out: config, weights, and where its tokenizer lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.models.config import ModelConfig
+from paceline.models.fields import Fields
+from paceline.models.files import member, read_json
+from paceline.models.gguf import GgufFile
+from paceline.models.gguf_config import config_from_gguf
+from paceline.models.hf_config import config_from_hf, token_ids
+from paceline.models.names import resolve
+from paceline.models.safetensors import SafetensorsFolder
+from paceline.models.weights import Format, Progress, TensorSource, Weight, load_weights
+
+GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+GGUF_GENERATION = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose weights are not read yet."""
+
+    kind: Literal["hf", "gguf"]
+    path: Path  # a directory, or a GGUF file
+    config: ModelConfig
+    source: TensorSource
+    metadata: Mapping[str, Any]  # of a GGUF file, with its tokenizer; empty for a directory
+    generation: Mapping[str, float | bool]  # the sampling its authors recommend, by the names of GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for a Forward. `path` and `metadata` are what its tokenizer is made from."""
+
+    kind: Literal["hf", "gguf"]
+    path: Path
+    config: ModelConfig
+    weights: dict[str, Weight]
+    metadata: Mapping[str, Any]
+    generation: Mapping[str, float | bool]
+
+
+def load_model(name: str, *, format: Format = "auto", progress: Progress | None = None) -> LoadedModel:
+    model = open_model(name)
+    return LoadedModel(
+        kind=model.kind,
+        path=model.path,
+        config=model.config,
+        weights=load_weights(model.source, model.config, format=format, progress=progress),
+        metadata=model.metadata,
+        generation=model.generation,
+    )
+
+
+def open_model(name: str) -> OpenModel:
+    path = resolve(name)
+    return _open_directory(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> OpenModel:
+    file = GgufFile(path)
+    sampling = Fields(file.metadata, source=file.label, prefix="general.sampling.")
+    return OpenModel(
+        kind="gguf",
+        path=path,
+        config=config_from_gguf(file),
+        source=file,
+        metadata=file.metadata,
+        generation=_numbers(sampling, GGUF_GENERATION),
+    )
+
+
+def _open_directory(path: Path) -> OpenModel:
+    config_path = member(path, "config.json")
+    config = config_from_hf(read_json(config_path), source=str(config_path))
+    generation: Mapping[str, float | bool] = {}
+    if (path / "generation_config.json").exists():
+        file = member(path, "generation_config.json")
+        fields = Fields(read_json(file), source=str(file))
+        generation = _numbers(fields, {key: key for key in GENERATION})
+        ends = token_ids(fields, "eos_token_id")
+        config = replace(config, eos_ids=ends or config.eos_ids).checked(str(file))
+    return OpenModel(
+        kind="hf",
+        path=path,
+        config=config,
+        source=SafetensorsFolder(path),
+        metadata={},
+        generation=generation,
+    )
+
+
+def _numbers(fields: Fields, keys: Mapping[str, str]) -> dict[str, float | bool]:
+    found = {new: fields.get(key) for key, new in keys.items() if fields.get(key) is not None}
+    for key, value in found.items():
+        if type(value) not in (int, float, bool) or not math.isfinite(value):
+            raise fields.error(key, f"is {value!r:.100}; allowed: a number")
+    return found

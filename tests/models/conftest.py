@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.tiny import build_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
+    """The model of a family and the directory it was saved to."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def make(family: str) -> tuple[Any, Path]:
+        if family not in made:
+            model, path = build_tiny(family), tmp_path_factory.mktemp(family)
+            model.save_pretrained(path)
+            made[family] = model, path
+        return made[family]
+
+    return make
