@@ -8,9 +8,9 @@ What `IncrementalDecoder` returns, put together, is what `Tokenizer.decode` give
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
+from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 
 from paceline.errors import InvalidRequest
 from paceline.tokenizer import Tokenizer
@@ -25,13 +25,13 @@ class IncrementalDecoder:
     With `continuation` the tokens follow other text, and the space a SentencePiece model begins with is kept.
     """
 
-    __slots__ = ("_at_start", "_decode", "_size", "_table")
+    __slots__ = ("_at_start", "_decoder", "_size", "_table")
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False) -> None:
         vocabulary = tokenizer.vocabulary
         self._table = vocabulary.text_bytes if skip_special else vocabulary.token_bytes
         self._size = len(self._table)
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._decoder = Utf8Decoder(errors="replace")
         self._at_start = vocabulary.leading_space and not continuation
 
     def push(self, token_id: int) -> str:
@@ -39,11 +39,13 @@ class IncrementalDecoder:
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        return self._decode(data)
+        if not self._decoder.buffer and data.isascii():  # nearly always, and three times as fast
+            return data.decode("ascii")
+        return self._decoder.decode(data)
 
     def flush(self) -> str:
         """What is left when no token follows: U+FFFD for a character that was never completed, or nothing."""
-        return self._decode(b"", True)
+        return self._decoder.decode(b"", True)
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,15 @@ class TextStream:
         *,
         stops: Sequence[str] = (),
         include_stop: bool = False,
+        stops_from: int = 0,
         skip_special: bool = True,
         continuation: bool = False,
     ) -> None:
+        """No stop string is looked for in the text of the first `stops_from` tokens."""
         self.tokens = 0  # taken so far; the last one completed the stop string, if `match` is set
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
         self._checker = StopChecker(stops, include_stop=include_stop)
+        self._stops_from = stops_from
 
     @property
     def match(self) -> StopMatch | None:
@@ -143,7 +148,8 @@ class TextStream:
             if self.match:
                 break
             self.tokens += 1
-            text.append(self._checker.push(self._decoder.push(token_id)))
+            decoded = self._decoder.push(token_id)
+            text.append(decoded if self.tokens <= self._stops_from else self._checker.push(decoded))
         return "".join(text)
 
     def flush(self) -> str:
