@@ -33,9 +33,17 @@ class Draft:
             return f"{len(self.tokens)} tokens where at most {max_length} were asked for"
         if not all(type(token) is int and 0 <= token < vocab_size for token in self.tokens):
             return f"a token outside of the vocabulary of {vocab_size}"
-        if self.probs is not None and tuple(self.probs.shape) != (len(self.tokens), vocab_size):
-            return f"probabilities of shape {tuple(self.probs.shape)}"
+        if self.probs is not None and (problem := self._problem_of_probs(self.probs, vocab_size)):
+            return problem
         return self._problem_of_parents() if self.parents else None
+
+    def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:
+        if tuple(probs.shape) != (len(self.tokens), vocab_size):
+            return f"probabilities of shape {tuple(probs.shape)}"
+        sums = probs.sum(-1)
+        if not bool(((probs.amin(-1) >= 0) & (sums > 0.99) & (sums < 1.01)).all()):  # false for NaN, too
+            return "probabilities that are negative or do not add up to 1"
+        return None if self.is_chain else "probabilities for a tree, where only a chain may have them"
 
     def _problem_of_parents(self) -> str | None:
         if len(self.parents) != len(self.tokens):

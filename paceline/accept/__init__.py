@@ -1,0 +1,1 @@
+"""Acceptance rules: what verification does with a draft."""

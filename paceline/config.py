@@ -1,0 +1,47 @@
+"""Options of the engine. One frozen record; an unknown option is an error that says what was probably meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from paceline.errors import InvalidRequest, UnknownOption
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits a user can set. `None` means: chosen from the model and the machine, and said at start."""
+
+    max_sequences: int = 64  # running at once
+    max_step_tokens: int = 256  # rows of one forward pass: drafts and prefill chunks share it
+    max_context: int | None = None  # tokens a sequence; None: the model's, as far as memory allows
+    kv_memory: int | None = None  # bytes for keys and values
+    prefix_cache: bool = True
+    # Speculation. A measured cost model will take these over; the governor is where it will stand.
+    max_draft: int = 8  # longest draft of a sequence
+    max_draft_tokens: int = 128  # drafted tokens a step, over all sequences
+    max_draft_batch: int = 32  # no speculation with more sequences running
+    max_draft_context: int = 1 << 20  # no speculation beyond this many tokens
+    min_acceptance: float = 0.1  # below it a sequence pauses drafting
+    acceptance_window: int = 48  # drafted tokens before that is judged
+    pause_tokens: int = 32  # length of the first pause; doubles while drafts stay bad
+    drafter_timeout: float = 2.0  # seconds a foreign drafter may think
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise UnknownOption("engine option", name, known)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        positive = ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_draft_tokens", "max_draft_batch", "max_draft_context"):
+            if getattr(self, name) < 0:
+                raise InvalidRequest(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 0 <= self.min_acceptance <= 1:
+            raise InvalidRequest(f"min_acceptance must be in [0, 1], not {self.min_acceptance}")

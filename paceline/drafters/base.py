@@ -1,0 +1,48 @@
+"""What a drafter is: something that is told when a sequence starts, is asked for drafts, and sees what became of them.
+
+A drafter may be wrong, slow or broken: that costs speed, never text (law 8; `drafters.guard` sees to it). It knows
+nothing of queues, and it never sees a token before the target has committed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.draft import Draft
+from paceline.sampling import Sampler
+from paceline.types import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence that wants a draft of at most `max_draft` tokens after its committed `tokens`."""
+
+    key: int  # the sequence, from start to stop
+    lane: int
+    tokens: np.ndarray  # int32 [committed], a view: do not keep it
+    max_draft: int
+    sampler: Sampler
+    rule: Rule = Rule.COUPLED
+
+
+class Drafter(Protocol):
+    name: str
+    max_draft: int  # a longer draft never pays with this drafter
+    prompt: bool  # True: returns in bounded time, so that it may run on the engine's own thread
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        """A sequence with these committed tokens begins, or comes back after a preemption."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """One draft for each ask, in order; an empty one where there is nothing to say."""
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        """Of this drafter's last draft `accepted` tokens, from its beginning, are now committed; `tokens` are all
+        committed ones."""
+
+    def stop(self, key: int) -> None:
+        """The sequence ended or was preempted."""

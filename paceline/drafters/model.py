@@ -1,0 +1,160 @@
+"""A small model that drafts: k passes of its own, each over all sequences that want a draft.
+
+It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
+the prefix cache may still hold this drafter's keys and values. For each sequence it remembers how many positions of
+its memory are in step with the committed tokens; the first pass of a round computes what is missing (after a fully
+accepted draft that is its last token and the bonus; at the beginning the prompt, in chunks), the others one token each.
+
+    committed      0 ................ L-1 │
+    in step        0 ........ s-1         │          first pass: tokens s … L-1 give the draft's first token
+    draft                                 │ L ... L+k-1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask
+from paceline.kernels.base import PAGE_SIZE, Forward, Output
+from paceline.kv.pages import PagePool
+from paceline.runner.batch import Share, build_batch
+from paceline.runner.lanes import Lanes
+from paceline.sampling import RowGroup, Stream, sample
+from paceline.types import Rule
+
+
+@dataclass(slots=True)
+class _State:
+    lane: int
+    in_step: int  # positions whose keys and values are those of the committed tokens
+    ahead: int = 0  # drafted positions computed beyond them
+    filled: int = 0  # whole pages entered in `_filled`
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """A draft in the making."""
+
+    ask: Ask
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Of the token to be drawn next."""
+        return len(self.ask.tokens) + len(self.tokens)
+
+    def finished(self) -> Draft:
+        return Draft(tokens=tuple(self.tokens), probs=torch.stack(self.probs) if self.probs else None)
+
+
+class ModelDrafter:
+    max_draft = 8
+    prompt = True
+
+    def __init__(
+        self, forward: Forward, *, name: str, lanes: Lanes, pool: PagePool, vocab_size: int, chunk: int
+    ) -> None:
+        self.name = name
+        self._forward = forward
+        self._lanes = lanes
+        self._pool = pool
+        self._vocab_size = vocab_size  # the target's
+        self._chunk = chunk  # rows of the first pass
+        self._states: dict[int, _State] = {}
+        self._filled = [-1] * pool.num_pages  # the epoch in which the whole page was last in step
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        known = 0
+        for page in self._lanes.pages_np[lane, : (len(tokens) - 1) // PAGE_SIZE].tolist():
+            if self._filled[page] != self._pool.epochs[page]:
+                break
+            known += 1
+        self._states[key] = _State(lane=lane, in_step=known * PAGE_SIZE, filled=known)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        drawings, output = self._first_pass(asks)
+        drawing = drawings
+        while drawing:
+            self._draw(drawing, output)
+            drawing = [d for d in drawing if len(d.tokens) < d.ask.max_draft]
+            if drawing:
+                shares = [Share(lane=d.ask.lane, start=d.position - 1, count=1) for d in drawing]
+                output = self._forward(build_batch(self._lanes, shares))
+        for d in drawings:
+            self._states[d.ask.key].ahead = len(d.tokens) - 1
+        drafts = {d.ask.key: d.finished() for d in drawings}
+        return [drafts.get(ask.key, EMPTY) for ask in asks]
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        state = self._states[key]
+        state.in_step += min(accepted, state.ahead)
+        state.ahead = 0
+        self._note_filled(state)
+
+    def stop(self, key: int) -> None:
+        del self._states[key]
+
+    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[_Drawing], Output]:
+        """Compute what is missing of each sequence, as far as the chunk goes; those that are complete can draw."""
+        room = self._chunk
+        shares, drawings = [], []
+        for ask in asks:
+            state = self._states[ask.key]
+            missing = len(ask.tokens) - state.in_step
+            count = min(missing, room)
+            if count:
+                complete = count == missing
+                shares.append(Share(lane=ask.lane, start=state.in_step, count=count, outs=int(complete)))
+                drawings += [_Drawing(ask)] if complete else []
+                state.in_step += count
+                room -= count
+        output = self._forward(build_batch(self._lanes, shares))
+        for ask in asks:
+            self._note_filled(self._states[ask.key])
+        return drawings, output
+
+    def _draw(self, drawings: Sequence[_Drawing], output: Output) -> None:
+        """One more token for each draft, into the draft and behind the committed tokens of its lane."""
+        logits, argmax = self._in_target_vocabulary(output)
+        coupled = [d.ask.rule is Rule.COUPLED or d.ask.sampler.greedy for d in drawings]
+        groups = [
+            RowGroup(d.ask.sampler, slice(i, i + 1), np.array([d.position]), [d.tokens])
+            for i, d in enumerate(drawings)
+            if coupled[i]
+        ]
+        tokens = sample(logits, argmax, groups, self._forward.pick).tolist()
+        for i, d in enumerate(drawings):
+            token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
+            self._lanes.tokens_np[d.ask.lane, d.position] = token
+            d.tokens.append(token)
+
+    def _draw_freely(self, d: _Drawing, logits: Tensor) -> int:
+        """With noise of the drafter's own, and the distribution kept for the rejection rule."""
+        edited = d.ask.sampler.edit(logits, [d.tokens])
+        d.probs.append(d.ask.sampler.probs(edited)[0])
+        drawn = d.ask.sampler.draw(edited, np.array([d.position]), self._forward.pick, stream=Stream.DRAFT)
+        return int(drawn[0])
+
+    def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
+        """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
+        excess = self._forward.vocab_size - self._vocab_size
+        if excess > 0:
+            logits = output.logits[:, : self._vocab_size]
+            return logits, logits.argmax(-1)
+        if excess < 0:
+            return torch.nn.functional.pad(output.logits, (0, -excess), value=-torch.inf), output.argmax
+        return output.logits, output.argmax
+
+    def _note_filled(self, state: _State) -> None:
+        whole = state.in_step // PAGE_SIZE
+        if whole > state.filled:
+            for page in self._lanes.pages_np[state.lane, state.filled : whole].tolist():
+                self._filled[page] = self._pool.epochs[page]
+            state.filled = whole

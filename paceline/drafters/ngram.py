@@ -1,0 +1,76 @@
+"""Lookup drafting: what followed the last time these tokens were seen, in the prompt or in the output.
+
+For each length n from `max_ngram` down to `min_ngram`, the last n tokens are looked up among all earlier n-grams of
+the sequence; the most recent place wins and the tokens after it are the draft. A copy that runs into the end of the
+sequence goes on from its own beginning, so that a loop is drafted as a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask
+from paceline.errors import InvalidRequest
+
+
+@dataclass(slots=True)
+class _History:
+    tokens: list[int] = field(default_factory=list)
+    ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram → index after its latest occurrence
+    indexed: int = 0  # n-grams that end before this index are in `ends`
+
+
+class NgramDrafter:
+    name = "ngram"
+    max_draft = 16
+    prompt = True
+
+    def __init__(self, *, min_ngram: int = 2, max_ngram: int = 4) -> None:
+        if not 1 <= min_ngram <= max_ngram <= 64:
+            raise InvalidRequest(f"1 <= min_ngram <= max_ngram <= 64 is needed, not {min_ngram} and {max_ngram}")
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._histories: dict[int, _History] = {}
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        self._histories[key] = _History(tokens=tokens.tolist())
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._propose(ask) for ask in asks]
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        pass  # `propose` takes up what is new
+
+    def stop(self, key: int) -> None:
+        del self._histories[key]
+
+    def _propose(self, ask: Ask) -> Draft:
+        history = self._histories[ask.key]
+        tokens = history.tokens
+        tokens += ask.tokens[len(tokens) :].tolist()
+        self._index(history)
+        for size in self._sizes:
+            end = history.ends.get(tuple(tokens[-size:]))
+            if end is not None:
+                return Draft(tokens=tuple(_copy(tokens, end, ask.max_draft)))
+        return EMPTY
+
+    def _index(self, history: _History) -> None:
+        """Enter all n-grams but the ones that end with the last token: nothing follows those yet."""
+        tokens, ends = history.tokens, history.ends
+        for end in range(history.indexed + 1, len(tokens)):
+            for size in self._sizes:
+                if size <= end:
+                    ends[tuple(tokens[end - size : end])] = end
+        history.indexed = max(len(tokens) - 1, 0)
+
+
+def _copy(tokens: list[int], start: int, count: int) -> list[int]:
+    copied = tokens[start : start + count]
+    period = len(tokens) - start
+    while len(copied) < count:
+        copied.append(copied[len(copied) - period])
+    return copied

@@ -1,0 +1,100 @@
+"""Every kind of drafter by name, and how a user's words become one.
+
+    ngram                          lookup in prompt and output
+    ngram:min_ngram=1,max_ngram=3  with options
+    model:NAME, or just NAME       a model with the target's vocabulary
+
+A drafter is made in two steps, because KV memory is shared out only once all models are known: a `Recipe` says what a
+page costs it, `build` makes the drafter in the engine's setting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
+from paceline.kv.pages import PagePool
+from paceline.models.weights import Progress
+from paceline.runner.lanes import Lanes
+from paceline.runner.load import ReadyModel, read_model
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The engine a drafter is built into."""
+
+    lanes: Lanes
+    pool: PagePool
+    vocab_size: int
+    max_context: int
+    max_step_tokens: int
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    name: str
+    build: Callable[[Setting], Drafter]
+    page_bytes: int = 0
+    model: ReadyModel | None = None
+
+
+def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    drafter = NgramDrafter(**_integers("ngram", options, NgramDrafter))
+    return Recipe(name="ngram", build=lambda setting: drafter)
+
+
+def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    ready = read_model(options, progress=progress)
+    difference = target.tokenizer.same_vocabulary(ready.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatch(
+            f"{options} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
+        )
+
+    def build(setting: Setting) -> Drafter:
+        forward = ready.forward(
+            num_pages=setting.pool.num_pages, threads=setting.threads, max_context=setting.max_context
+        )
+        return ModelDrafter(
+            forward,
+            name="model",
+            lanes=setting.lanes,
+            pool=setting.pool,
+            vocab_size=setting.vocab_size,
+            chunk=setting.max_step_tokens,
+        )
+
+    return Recipe(name="model", build=build, page_bytes=ready.page_bytes, model=ready)
+
+
+REGISTRY: Mapping[str, Callable[[str, ReadyModel, Progress | None], Recipe]] = {"ngram": _ngram, "model": _model}
+
+
+def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) -> Recipe:
+    """What the user calls a drafter: a registered kind with options, or the name of a model."""
+    kind, _, options = words.partition(":")
+    if kind in REGISTRY:
+        return REGISTRY[kind](options, target, progress)
+    try:
+        return _model(words, target, progress)
+    except ModelNotFound as error:
+        raise UnknownOption("drafter", words, [*REGISTRY, "or a model's name"]) from error
+
+
+def _integers(kind: str, options: str, cls: type) -> dict[str, int]:
+    known = [name for name in inspect.signature(cls).parameters]
+    values = {}
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        if name not in known:
+            raise UnknownOption(f"option of the {kind} drafter", name, known)
+        if not value.isdecimal():
+            raise InvalidRequest(f"{kind}:{name} must be a whole number, not {value!r}")
+        values[name] = int(value)
+    return values

@@ -1,0 +1,1 @@
+"""The engine: plan, draft, verify, accept, commit, emit. Knows nothing of HTTP."""

@@ -1,0 +1,95 @@
+"""How a request enters: what makes it impossible to serve is said at once, the rest becomes sequences."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from paceline.detokenizer import TextStream
+from paceline.engine.pace import Pace
+from paceline.engine.sequence import Sequence
+from paceline.engine.stats import Counters
+from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
+from paceline.sampling import Sampler, sample_seed
+from paceline.tokenizer import Tokenizer
+from paceline.types import Request
+
+
+@dataclass(slots=True)
+class Admission:
+    vocab_size: int
+    max_context: int
+    eos_ids: frozenset[int]
+    drafters: Collection[str]
+    default_drafter: str | None
+    tokenizer: Tokenizer | None
+    _keys: Iterator[int] = field(default_factory=itertools.count)
+
+    def sequences(self, request: Request, *, now: float) -> list[Sequence]:
+        """The n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
+        self._check(request)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
+        return [self._sequence(request, i, sample_seed(seed, i), now) for i in range(request.sampling.n)]
+
+    def _sequence(self, request: Request, sample: int, seed: int, now: float) -> Sequence:
+        params, speculation = request.sampling, request.speculation
+        sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids)
+        sampler.see_prompt(request.prompt)
+        length = len(request.prompt) + (params.max_tokens or self.max_context)
+        drafter = (speculation.drafter or self.default_drafter) if speculation.enabled else None
+        return Sequence(
+            key=next(self._keys),
+            request=request,
+            sample=sample,
+            sampler=sampler,
+            stream=self._stream(request),
+            tokens=list(request.prompt),
+            max_length=min(length, self.max_context),
+            stop_ids=frozenset(params.stop_ids) if params.ignore_eos else self.eos_ids | set(params.stop_ids),
+            drafter=drafter,
+            off_reason=None if drafter else "no drafter" if speculation.enabled else "off by request",
+            deadline=None if request.deadline is None else now + request.deadline,
+            counters=Counters(submitted=now),
+            pace=Pace(),
+        )
+
+    def _stream(self, request: Request) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        params = request.sampling
+        return TextStream(
+            self.tokenizer,
+            stops=params.stop,
+            include_stop=params.include_stop,
+            stops_from=params.min_tokens,
+            continuation=True,
+        )
+
+    def _check(self, request: Request) -> None:
+        params, name = request.sampling, request.speculation.drafter
+        self._check_tokens("prompt token", request.prompt)
+        self._check_tokens("stop id", params.stop_ids)
+        self._check_tokens("logit_bias key", params.logit_bias)
+        self._check_tokens("allowed token", params.allowed_tokens or ())
+        if len(request.prompt) >= self.max_context:
+            raise ContextTooLong(
+                f"the prompt has {len(request.prompt)} tokens, the context holds {self.max_context} and needs room for "
+                "at least one more: shorten the prompt or raise max_context"
+            )
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")
+        if params.min_tokens and params.allowed_tokens and self.eos_ids.union(params.stop_ids) >= set(
+            params.allowed_tokens
+        ):
+            raise InvalidRequest("allowed_tokens are all stop tokens, which min_tokens forbids: allow one more token")
+        if name is not None and name not in self.drafters:
+            raise UnknownOption("drafter", name, self.drafters)
+
+    def _check_tokens(self, what: str, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    f"{what} {token} is outside of the vocabulary: 0 to {self.vocab_size - 1} are allowed"
+                )

@@ -1,0 +1,123 @@
+"""From names to a running engine: read the models, share out the memory, build everything that a step needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.config import EngineConfig
+from paceline.drafters.guard import Guard
+from paceline.drafters.registry import Recipe, Setting, recipe
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidRequest, OutOfMemory
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kv.cache import KVCache
+from paceline.models.weights import Format, Progress
+from paceline.runner.lanes import Lanes
+from paceline.runner.load import ReadyModel, read_model
+from paceline.tokenizer import Tokenizer
+
+DEFAULT_KV_MEMORY = 4 << 30  # bytes, and never more than a quarter of what is available
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How the KV memory was shared out."""
+
+    page_bytes: int  # of the target and all drafters
+    num_pages: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An engine and what it was made of."""
+
+    engine: Engine
+    target: ReadyModel
+    drafters: Mapping[str, Recipe]
+    memory: Memory
+    bitwise: bool
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.target.tokenizer
+
+    @property
+    def generation(self) -> Mapping[str, float | bool]:
+        return self.target.model.generation
+
+
+def assemble(
+    target: str,
+    *,
+    drafters: Sequence[str] = (),
+    format: Format = "auto",
+    threads: int | None = None,
+    config: EngineConfig,
+    progress: Progress | None = None,
+) -> Parts:
+    ready = read_model(target, format=format, progress=progress)
+    recipes: dict[str, Recipe] = {}
+    for words in drafters:
+        made = recipe(words, ready, progress=progress)
+        if made.name in recipes:
+            raise InvalidRequest(f"two drafters of the kind {made.name!r}; one of each can be loaded")
+        recipes[made.name] = made
+    memory = share_memory(ready, list(recipes.values()), config)
+    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
+    lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
+    cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
+    setting = Setting(
+        lanes=lanes,
+        pool=cache.pool,
+        vocab_size=forward.vocab_size,
+        max_context=memory.max_context,
+        max_step_tokens=config.max_step_tokens,
+        threads=threads,
+    )
+    guards = {
+        name: Guard(made.build(setting), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
+        for name, made in recipes.items()
+    }
+    engine = Engine(
+        forward,
+        config=config,
+        lanes=lanes,
+        cache=cache,
+        max_context=memory.max_context,
+        eos_ids=sorted({*ready.model.config.eos_ids, *ready.tokenizer.eos_ids}),
+        drafters=guards,
+        default_drafter=next(iter(guards), None),
+        tokenizer=ready.tokenizer,
+    )
+    return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
+
+
+def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> Memory:
+    """Pages for the KV memory given, or for as much as all sequences could ever use."""
+    page_bytes = target.page_bytes + sum(made.page_bytes for made in recipes)
+    model_context = target.model.config.max_context
+    wanted = min(config.max_context or model_context, model_context)
+    budget = config.kv_memory if config.kv_memory is not None else min(DEFAULT_KV_MEMORY, _available() // 4)
+    useful = config.max_sequences * -(-(wanted + config.max_draft + 1) // PAGE_SIZE)
+    num_pages = min(budget // page_bytes, useful)
+    max_context = min(wanted, num_pages * PAGE_SIZE - config.max_draft - 1)
+    if max_context < 2 or (config.max_context is not None and max_context < wanted):
+        need = page_bytes * -(-((config.max_context or PAGE_SIZE) + config.max_draft + 1) // PAGE_SIZE)
+        raise OutOfMemory(
+            f"a KV cache of {budget / 2**20:.1f} MiB holds {max(max_context, 0)} tokens of one sequence; "
+            f"{need / 2**20:.1f} MiB are needed: raise kv_memory or lower max_context"
+        )
+    return Memory(page_bytes=page_bytes, num_pages=num_pages, max_context=max_context)
+
+
+def _available() -> int:
+    """Bytes of memory that could be used without pushing anything out."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    except (OSError, StopIteration):  # not Linux: half of what is installed
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,58 @@
+"""What leaves the engine for a sequence in a step: which of the new tokens count, their text, origin and scores."""
+
+from __future__ import annotations
+
+from paceline.engine.scheduler import Work
+from paceline.engine.sequence import Sequence
+from paceline.kernels.base import Output
+from paceline.sampling import logprobs_of
+from paceline.types import Finish, Logprob, Origin, Verdict
+
+
+def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
+    """The tokens up to the first that ends the sequence, and their text; sets `finish` if one does."""
+    room = sequence.max_length - len(sequence.tokens)
+    kept, shown, finish = tokens[:room], room, Finish.LENGTH if len(tokens) >= room else None
+    for i, token in enumerate(kept):
+        if token in sequence.stop_ids:
+            kept, shown, finish = kept[: i + 1], i + sequence.request.sampling.include_stop, Finish.STOP
+            sequence.stopped_by = token
+            break
+    text = ""
+    if sequence.stream is not None:
+        before = sequence.stream.tokens
+        text = sequence.stream.push(kept[:shown])
+        if sequence.stream.match is not None:
+            kept, finish = kept[: sequence.stream.tokens - before], Finish.STOP
+            sequence.stopped_by = sequence.stream.match.stop
+        if finish is not None:
+            text += sequence.stream.flush()
+    sequence.finish = finish
+    return kept, text
+
+
+def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
+    """How the first `count` of the new tokens came about; a verdict always ends with the target's own token."""
+    own = Origin.BONUS if work.draft else Origin.PLAIN
+    return ((Origin.ACCEPTED,) * len(verdict.path) + (own,))[:count]
+
+
+def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tuple[Logprob, ...]:
+    """Log-probabilities of the new tokens, where the request asks for them."""
+    top = work.sequence.request.sampling.logprobs
+    if top is None:
+        return ()
+    rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
+    return tuple(logprobs_of(output.logits[rows[: len(tokens)]], tokens, top))
+
+
+def score_prompt(work: Work, output: Output) -> None:
+    """Log-probabilities of prompt tokens: the row at position i - 1 scores token i; the first has none before it."""
+    sequence, scores = work.sequence, work.sequence.prompt_logprobs
+    if not scores:
+        scores.append(None)
+    first, last = len(scores), min(work.start + work.count, sequence.prompt_length - 1)
+    if first <= last:
+        rows = slice(work.first_out + first - 1 - work.start, work.first_out + last - work.start)
+        top = sequence.request.sampling.prompt_logprobs or 0
+        scores += logprobs_of(output.logits[rows], sequence.tokens[first : last + 1], top)

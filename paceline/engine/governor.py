@@ -1,0 +1,63 @@
+"""Decides who drafts how long in a step, and says why where nobody does.
+
+Today it applies limits that the user sets and each sequence's own pace. A cost model measured on the machine belongs
+here and nowhere else: the scheduler only asks `draft_lengths`, the engine only reports `learn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from paceline.config import EngineConfig
+from paceline.drafters.guard import Guard
+from paceline.engine.sequence import Sequence
+
+
+class Governor:
+    def __init__(self, config: EngineConfig, drafters: Mapping[str, Guard]) -> None:
+        self._config = config
+        self._drafters = drafters
+
+    def draft_lengths(self, sequences: Seq[Sequence], *, running: int) -> list[int]:
+        """Longest draft worth asking for, one a sequence; leaves the reason in `off_reason` where it is 0."""
+        wishes = [self._wish(sequence, running) for sequence in sequences]
+        return fair_split(wishes, self._config.max_draft_tokens)
+
+    def learn(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+        output = len(sequence.tokens) - sequence.prompt_length
+        sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
+
+    def _wish(self, sequence: Sequence, running: int) -> int:
+        if sequence.drafter is None:
+            return 0
+        sequence.off_reason = self._reason_against(sequence, running)
+        if sequence.off_reason is not None:
+            return 0
+        limits = [self._config.max_draft, self._drafters[sequence.drafter].max_draft, sequence.pace.length]
+        if sequence.request.speculation.max_draft is not None:
+            limits.append(sequence.request.speculation.max_draft)
+        # A round gives one token more than it accepts: the last token allowed never needs a draft.
+        return min(*limits, sequence.max_length - len(sequence.tokens) - 1)
+
+    def _reason_against(self, sequence: Sequence, running: int) -> str | None:
+        config, drafter = self._config, self._drafters[sequence.drafter or ""]
+        if drafter.out is not None:
+            return drafter.out
+        if running > config.max_draft_batch:
+            return f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}"
+        if len(sequence.tokens) > config.max_draft_context:
+            return f"{len(sequence.tokens)} tokens of context, more than max_draft_context {config.max_draft_context}"
+        if sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
+            return f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
+        return None
+
+
+def fair_split(wishes: Seq[int], total: int) -> list[int]:
+    """Give each what it wishes as far as `total` goes; where it does not, nobody gets more than a bigger wisher."""
+    shares = [0] * len(wishes)
+    order = sorted(range(len(wishes)), key=lambda i: wishes[i])
+    for place, i in enumerate(order):
+        shares[i] = min(wishes[i], total // (len(order) - place))
+        total -= shares[i]
+    return shares

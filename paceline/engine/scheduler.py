@@ -1,0 +1,167 @@
+"""Which sequences compute how many tokens in the next step. No phases: prefill, decoding and verification are all
+"compute tokens [a, b) of this sequence", and share one budget of rows.
+
+Order of the budget: one row for each decoding sequence, then drafts, then prefill chunks, split fairly so that a short
+prompt is not stuck behind a long one. When pages run out, drafts are dropped first; then the sequence that came last
+gives its pages up and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.config import EngineConfig
+from paceline.draft import EMPTY, Draft
+from paceline.engine.governor import Governor, fair_split
+from paceline.engine.sequence import Sequence
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kv.cache import KVCache
+from paceline.runner.lanes import Lanes
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's part of a step: committed tokens [start, start + count), then a draft if it reaches the end."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    max_draft: int = 0
+    draft: Draft = EMPTY
+    first_out: int = 0  # of its rows among the outputs of the pass
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.draft)
+
+    @property
+    def samples(self) -> bool:
+        """True when the last committed token is among the rows, so that the next one can be drawn."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+    @property
+    def outs(self) -> int:
+        """Committed rows whose logits are wanted; those of the draft come on top."""
+        return self.count if self.sequence.wants_prompt_logprobs else int(self.samples)
+
+    @property
+    def root(self) -> int:
+        """The output of the last committed token; those of the draft follow it."""
+        return self.first_out + self.outs - 1
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Who computes what, with the pages reserved."""
+
+    works: list[Work] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)  # got a lane in this step
+    preempted: list[Sequence] = field(default_factory=list)  # lost theirs
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig, *, lanes: Lanes, cache: KVCache, governor: Governor) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self._config = config
+        self._lanes = lanes
+        self._cache = cache
+        self._governor = governor
+        self._turn = 0  # where the row budget starts when it does not reach everybody
+
+    def plan(self) -> StepPlan:
+        plan = StepPlan()
+        self._admit(plan)
+        for work in self._divide_rows():
+            if work.sequence.lane >= 0 and self._reserve(work, plan):
+                plan.works.append(work)
+        gone = set(map(id, plan.preempted))
+        plan.works = [work for work in plan.works if id(work.sequence) not in gone]
+        return plan
+
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence ended: free all it holds."""
+        if sequence.lane < 0:
+            self.waiting.remove(sequence)
+        else:
+            self._withdraw(sequence)
+
+    def _admit(self, plan: StepPlan) -> None:
+        while self.waiting and self._lanes.free and len(self.running) < self._config.max_sequences:
+            sequence = self.waiting[0]
+            pages = len(sequence.tokens) // PAGE_SIZE + 1
+            if self.running and not self._cache.pool.can_take(pages):
+                return
+            self._enter(self.waiting.popleft())
+            plan.started.append(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        tokens = np.asarray(sequence.tokens, dtype=np.int32)
+        sequence.lane = self._lanes.take()
+        sequence.span = self._cache.open(
+            tokens, salt=sequence.request.cache_salt, reuse=not sequence.wants_prompt_logprobs
+        )
+        sequence.counters.cached_tokens += sequence.span.committed
+        self._lanes.tokens_np[sequence.lane, : len(tokens)] = tokens
+        self._lanes.lengths_np[sequence.lane] = len(tokens)
+        self._lanes.pages_np[sequence.lane, : len(sequence.span.pages)] = sequence.span.pages
+        self.running.append(sequence)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        assert sequence.span is not None
+        self.running.remove(sequence)
+        self._cache.close(sequence.span)
+        self._lanes.give_back(sequence.lane)
+        sequence.span, sequence.lane = None, -1
+
+    def _divide_rows(self) -> list[Work]:
+        """Works in order of admission. Rows are counted as if every draft came out as long as allowed."""
+        room = self._config.max_step_tokens
+        decoding = [sequence for sequence in self.running if sequence.todo == 1]
+        if len(decoding) > room:  # take turns
+            self._turn = (self._turn + room) % len(decoding)
+            decoding = (decoding[self._turn :] + decoding[: self._turn])[:room]
+        room -= len(decoding)
+        drafts = self._governor.draft_lengths(decoding, running=len(self.running))
+        drafts = fair_split(drafts, room)
+        works = [Work(s, start=len(s.tokens) - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
+        return works + self._divide_prefill(room - sum(drafts))
+
+    def _divide_prefill(self, room: int) -> list[Work]:
+        prefilling = [sequence for sequence in self.running if sequence.todo > 1]
+        counts = fair_split([sequence.todo for sequence in prefilling], room)
+        works = []
+        for sequence, count in zip(prefilling, counts, strict=True):
+            if count:
+                assert sequence.span is not None
+                works.append(Work(sequence, start=sequence.span.committed, count=count))
+        return works
+
+    def _reserve(self, work: Work, plan: StepPlan) -> bool:
+        """Pages for the work, if need be without its draft or at the cost of the latest sequence. False: none left."""
+        sequence, end = work.sequence, work.start + work.count
+        assert sequence.span is not None
+        if not self._cache.can_reserve(sequence.span, end + work.max_draft):
+            work.max_draft = 0
+        while not self._cache.can_reserve(sequence.span, end):
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        before = len(sequence.span.pages)
+        self._cache.reserve(sequence.span, end + work.max_draft)
+        if len(sequence.span.pages) > before:
+            self._lanes.pages_np[sequence.lane, before : len(sequence.span.pages)] = sequence.span.pages[before:]
+        return True
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        self._withdraw(sequence)
+        sequence.counters.preemptions += 1
+        self.waiting.appendleft(sequence)
+        if sequence in plan.started:
+            plan.started.remove(sequence)
+        else:
+            plan.preempted.append(sequence)

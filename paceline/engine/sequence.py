@@ -1,0 +1,74 @@
+"""The engine's memory of one answer in the making, from submission to its last event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.detokenizer import TextStream
+from paceline.engine.pace import Pace
+from paceline.engine.stats import Counters
+from paceline.kv.cache import Span
+from paceline.sampling import Sampler
+from paceline.types import Finish, Logprob, Request, SequenceStats
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One of the n answers to a request. It runs while it has a lane and a span, and waits or has ended otherwise.
+
+        tokens     0 .... prompt .... output ....│
+        computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
+    """
+
+    key: int  # unique in the engine
+    request: Request
+    sample: int
+    sampler: Sampler
+    stream: TextStream | None  # None: the engine has no tokenizer, events carry no text
+    tokens: list[int]
+    max_length: int  # prompt and output together
+    stop_ids: frozenset[int]
+    drafter: str | None  # who drafts for it; None: plain
+    off_reason: str | None  # why it does not draft
+    deadline: float | None  # on the engine's clock
+    counters: Counters
+    pace: Pace
+    lane: int = -1
+    span: Span | None = None
+    finish: Finish | None = None
+    stopped_by: str | int | None = None
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def todo(self) -> int:
+        assert self.span is not None, "a waiting sequence has nothing to do yet"
+        return len(self.tokens) - self.span.committed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None
+
+    def stats(self, *, now: float) -> SequenceStats:
+        c = self.counters
+        return SequenceStats(
+            prompt_tokens=self.prompt_length,
+            cached_tokens=c.cached_tokens,
+            output_tokens=len(self.tokens) - self.prompt_length,
+            steps=c.steps,
+            rounds=c.rounds,
+            drafted=c.drafted,
+            accepted=c.accepted,
+            accepted_by_position=tuple(c.accepted_by_position),
+            drafter=self.drafter,
+            pauses=self.pace.pauses,
+            preemptions=c.preemptions,
+            off_reason=self.off_reason,
+            time_to_first=(now if c.first_token is None else c.first_token) - c.submitted,
+            time_total=now - c.submitted,
+            time_draft=c.time_draft,
+            time_verify=c.time_verify,
+        )

@@ -1,0 +1,95 @@
+"""Pages of KV memory: who holds how many references, and which unused pages still remember a prefix.
+
+A page is in exactly one of three states:
+
+    held      references > 0
+    cached    no references, but its content is known under a digest: may be revived, or evicted
+    free      no references, no content
+
+`take` prefers free pages and then evicts the page that was cached longest ago. Every `take` starts a new epoch of the
+page, so that whoever remembers something about its content can see that it is gone. Nothing here touches tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+
+class PagePool:
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.epochs = [0] * num_pages
+        self._references = [0] * num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._digest_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    @property
+    def held(self) -> int:
+        return self.num_pages - self.available
+
+    def can_take(self, count: int) -> bool:
+        return count <= self.available
+
+    def take(self, count: int) -> list[int]:
+        assert self.can_take(count), f"{count} pages taken where {self.available} are available"
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+            self.epochs[page] += 1
+        return pages
+
+    def find(self, digest: bytes) -> int | None:
+        return self._page_of.get(digest)
+
+    def share(self, page: int) -> None:
+        """One more holder of a page that is held or cached."""
+        if self._references[page] == 0:
+            del self._cached[page]
+        self._references[page] += 1
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} given back without being held"
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                self._retire(page)
+
+    def remember(self, page: int, digest: bytes) -> None:
+        """The content of a held page is final and known as `digest`; the first page to know it keeps the name."""
+        if digest not in self._page_of and page not in self._digest_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+    def check(self, holdings: Iterable[Iterable[int]]) -> None:
+        """Raise AssertionError unless references, states and digests agree with what the holders say they hold."""
+        counts = Counter(page for pages in holdings for page in pages)
+        for page in range(self.num_pages):
+            assert self._references[page] == counts[page], (
+                f"page {page} has {self._references[page]} references and {counts[page]} holders"
+            )
+        free, cached = set(self._free), set(self._cached)
+        unheld = {page for page in range(self.num_pages) if not self._references[page]}
+        assert len(free) == len(self._free), "a page is free twice"
+        assert not free & cached, f"pages both free and cached: {free & cached}"
+        assert free | cached == unheld, f"pages lost or used while free: {(free | cached) ^ unheld}"
+        assert all(page in self._digest_of for page in cached), "a cached page without a digest"
+        assert not free & self._digest_of.keys(), "a free page with a digest"
+        assert {digest: page for page, digest in self._digest_of.items()} == self._page_of, "digests disagree"
+
+    def _retire(self, page: int) -> None:
+        if page in self._digest_of:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        del self._page_of[self._digest_of.pop(page)]
+        return page

@@ -1,0 +1,202 @@
+"""The offline face of Paceline: load a target and its drafters; generate, stream, chat.
+
+    llm = LLM("smollm2", drafter="ngram")
+    llm.generate(["Once upon a time"])[0].text
+
+One thread at a time. Several streams of one LLM share its steps: whichever is read moves all of them on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from paceline.chat import encode_chat
+from paceline.config import EngineConfig
+from paceline.engine.assemble import assemble
+from paceline.errors import EngineDead, InvalidRequest
+from paceline.models.weights import Format, Progress
+from paceline.types import Finish, Logprob, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One of the n answers to a prompt."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    finish: Finish | None = None
+    stop: str | int | None = None
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+    def add(self, event: TokenEvent) -> None:
+        self.text += event.text
+        self.tokens += event.tokens
+        self.origins += event.origins
+        self.logprobs += event.logprobs
+        if event.finish is not None:
+            self.finish, self.stop = event.finish, event.stop
+            self.stats = event.stats or self.stats
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one prompt. `text`, `tokens` and `stats` are those of the first sample."""
+
+    prompt_tokens: tuple[int, ...]
+    samples: list[Sample]
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.samples[0].tokens
+
+    @property
+    def stats(self) -> SequenceStats:
+        return self.samples[0].stats
+
+
+class LLM:
+    def __init__(
+        self,
+        target: str,
+        *,
+        drafter: str | Sequence[str] | None = None,
+        format: Format = "auto",
+        threads: int | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """`drafter`: see `paceline.drafters.registry`; the first of several is the default. `options`: EngineConfig."""
+        words = [] if drafter is None else [drafter] if isinstance(drafter, str) else list(drafter)
+        config = EngineConfig.of(**options)
+        self.parts = assemble(target, drafters=words, format=format, threads=threads, config=config, progress=progress)
+        self.engine = self.parts.engine
+        self.tokenizer = self.parts.tokenizer
+        self._ids = map(str, itertools.count())
+        self._inboxes: dict[str, list[TokenEvent]] = {}
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """What the model's authors recommend, where they do."""
+        advice = dict(self.parts.generation)
+        if advice.pop("do_sample", True) is False:
+            return SamplingParams(temperature=0)
+        known = {f.name for f in fields(SamplingParams)}
+        return SamplingParams.of(**{name: value for name, value in advice.items() if name in known})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: Speculation | Sequence[Speculation] | None = None,
+    ) -> list[Answer]:
+        """Answers to all prompts, batched; parameters are one for all or one for each."""
+        each = [prompts] if _is_prompt(prompts) else list(prompts)
+        many = zip(
+            [self.encode(prompt) for prompt in each],
+            _one_each("sampling", sampling or self.default_sampling, len(each)),
+            _one_each("speculation", speculation or Speculation(), len(each)),
+            strict=True,
+        )
+        requests = [self._request(*one) for one in many]
+        self._submit(requests)
+        return [_collect(request, self._events(request)) for request in requests]
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, speculation: Speculation | None = None
+    ) -> Iterator[TokenEvent]:
+        """Events as they come. Closing the iterator early aborts the request."""
+        tokens = self.encode(prompt)
+        request = self._request(tokens, sampling or self.default_sampling, speculation or Speculation())
+        self._submit([request])
+        return self._events(request)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+    ) -> Answer:
+        return self.generate([self.encode_chat(messages)], sampling, speculation=speculation)[0]
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The prompt of a conversation, by the model's own template, ready for the answer."""
+        return tuple(encode_chat(self.tokenizer, messages))
+
+    def _request(self, tokens: tuple[int, ...], sampling: SamplingParams, speculation: Speculation) -> Request:
+        return Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation)
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        """All or none: a bad request must not leave its predecessors running for nobody."""
+        for i, request in enumerate(requests):
+            try:
+                self.engine.submit(request)
+            except Exception:
+                for submitted in requests[:i]:
+                    self._abort(submitted)
+                raise
+            self._inboxes[request.id] = []
+
+    def _events(self, request: Request) -> Iterator[TokenEvent]:
+        open_samples = request.sampling.n
+        try:
+            while open_samples:
+                for event in self._read(request.id):
+                    if event.finish is Finish.ERROR:
+                        raise EngineDead(f"the engine stopped after an error ({event.error}); load the model anew")
+                    open_samples -= event.finish is not None
+                    yield event
+        finally:
+            if open_samples:
+                self._abort(request)
+            self._inboxes.pop(request.id, None)
+
+    def _read(self, request_id: str) -> list[TokenEvent]:
+        """The events of a request, stepping the engine until there are some."""
+        while not self._inboxes[request_id]:
+            for event in self.engine.step():
+                self._inboxes.get(event.request_id, []).append(event)
+        events, self._inboxes[request_id] = self._inboxes[request_id], []
+        return events
+
+    def _abort(self, request: Request) -> None:
+        self.engine.abort(request.id)
+        self._inboxes.pop(request.id, None)
+
+
+def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _one_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest(f"{len(given)} {name} for {count} prompts; give one, or one for each prompt")
+    return list(given)
+
+
+def _collect(request: Request, events: Iterator[TokenEvent]) -> Answer:
+    answer = Answer(prompt_tokens=request.prompt, samples=[Sample() for _ in range(request.sampling.n)])
+    for event in events:
+        answer.samples[event.sample].add(event)
+        answer.prompt_logprobs = event.prompt_logprobs or answer.prompt_logprobs
+    return answer

@@ -1,0 +1,86 @@
+"""From a model's name to something that runs: which Forward, and why that one.
+
+Quantised weights run as one compiled program; where no compiler can be had they run in torch, to the same text but
+slower. Float weights (fp32, bf16) always run in torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import OutOfMemory
+from paceline.kernels.base import PAGE_SIZE, Forward
+from paceline.kernels.cpu.build import NoCompiler, load_library
+from paceline.kernels.quant import Quantised
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.weights import Format, Progress
+from paceline.runner.compiled import CompiledForward, kv_bytes_per_page
+from paceline.runner.eager import EagerForward
+from paceline.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model with its weights in memory, before it is told how many pages of KV it has."""
+
+    name: str
+    model: LoadedModel
+    tokenizer: Tokenizer
+    compiled: bool
+    why: str  # this way of running
+
+    @property
+    def page_bytes(self) -> int:
+        """KV memory of one page."""
+        config = self.model.config
+        if self.compiled:
+            return kv_bytes_per_page(config)
+        slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return PAGE_SIZE * slot * _dtype(self.model).itemsize
+
+    def forward(self, *, num_pages: int, threads: int | None, max_context: int) -> Forward:
+        """Builds the Forward; the weights are handed over to it."""
+        config, weights = self.model.config, self.model.weights
+        try:
+            if self.compiled:
+                return CompiledForward(config, weights, num_pages=num_pages, threads=threads, max_context=max_context)
+            return EagerForward(config, weights, num_pages=num_pages, dtype=_dtype(self.model), context=max_context)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "alloc" not in str(error):
+                raise
+            size = num_pages * self.page_bytes / 2**20
+            raise OutOfMemory(
+                f"no memory for {self.name} with a KV cache of {size:.0f} MiB: lower kv_memory or max_context, or "
+                "choose a smaller format such as int4"
+            ) from error
+
+
+def read_model(name: str, *, format: Format = "auto", progress: Progress | None = None) -> ReadyModel:
+    model = load_model(name, format=format, progress=progress)
+    if model.kind == "gguf":
+        tokenizer = Tokenizer.from_gguf(model.metadata)
+    else:
+        tokenizer = Tokenizer.from_directory(model.path)
+    compiled, why = _choose(model)
+    return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why)
+
+
+def _choose(model: LoadedModel) -> tuple[bool, str]:
+    if not any(isinstance(weight, Quantised) for weight in model.weights.values()):
+        return False, f"torch: {_dtype(model)} weights have no compiled kernel; int8 or int4 would be faster on a CPU"
+    try:
+        variant = load_library().variant
+    except NoCompiler as error:
+        logger.warning("%s", error)
+        return False, f"torch: {error}"
+    return True, f"compiled: quantised weights, {variant} kernels"
+
+
+def _dtype(model: LoadedModel) -> torch.dtype:
+    embed = model.weights["embed"]
+    return torch.float32 if isinstance(embed, Quantised) else embed.dtype

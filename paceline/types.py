@@ -1,0 +1,275 @@
+"""What goes into the engine and what comes out: requests, their parameters, events and statistics.
+
+All frozen, all validated where they are made: an object of these types is a valid one. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from paceline.errors import InvalidRequest, UnknownOption
+
+MAX_LOGPROBS = 100
+MAX_SAMPLES = 128
+MAX_STOPS = 64
+
+
+class Rule(StrEnum):
+    """How verification decides. See `paceline.accept`."""
+
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+
+
+class Finish(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop id or stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class Origin(StrEnum):
+    """How a token came about."""
+
+    ACCEPTED = "accepted"  # drafted, and the target agreed
+    BONUS = "bonus"  # the target's own token after a draft
+    PLAIN = "plain"  # no draft was attached
+
+
+def _known_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
+    known = {f.name for f in fields(cls)}
+    for name in given:
+        if name not in known:
+            raise UnknownOption(f"{cls.__name__} option", name, known)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], not {value!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, not {value!r}")
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What the user asked of sampling. Every field is valid with and without speculation."""
+
+    temperature: float = 1.0  # 0: always the most likely token
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_tokens: tuple[int, ...] | None = None  # None: all
+    min_tokens: int = 0
+    max_tokens: int | None = None  # None: until a stop or the end of the context
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # keep the stop string in the text
+    ignore_eos: bool = False
+    seed: int | None = None  # None: drawn when the request is submitted
+    n: int = 1
+    logprobs: int | None = None  # how many alternatives beside the chosen token
+    prompt_logprobs: int | None = None
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """As the constructor, but a misspelt option says what was probably meant."""
+        _known_fields(cls, options)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        self._check_numbers()
+        self._check_integers()
+        self._check_collections()
+
+    def _check_numbers(self) -> None:
+        _number("temperature", self.temperature, 0, 100)
+        _number("top_p", self.top_p, 0, 1, open_low=True)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -100, 100)
+        _number("frequency_penalty", self.frequency_penalty, -100, 100)
+
+    def _check_integers(self) -> None:
+        _integer("top_k", self.top_k, 0, 2**31)
+        _integer("min_tokens", self.min_tokens, 0, 2**31)
+        _integer("n", self.n, 1, MAX_SAMPLES)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**64 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+
+    def _check_collections(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(self.stop)}")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"a stop string must be a non-empty text, not {text!r}")
+        for token in self.stop_ids:
+            _integer("a stop id", token, 0, 2**31)
+        for token, bias in self.logit_bias.items():
+            _integer("a logit_bias key", token, 0, 2**31)
+            _number("a logit_bias value", bias, -1000, 1000)
+        if self.allowed_tokens is not None:
+            object.__setattr__(self, "allowed_tokens", tuple(self.allowed_tokens))
+            if not self.allowed_tokens:
+                raise InvalidRequest("allowed_tokens must name at least one token, or be None for all")
+            for token in self.allowed_tokens:
+                _integer("an allowed token", token, 0, 2**31)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def edits_logits(self) -> bool:
+        """True when something other than temperature, filters and noise acts on the logits."""
+        return bool(
+            self.logit_bias
+            or self.allowed_tokens is not None
+            or self.min_tokens
+            or self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
+    @property
+    def filters(self) -> bool:
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What the user asked of speculation. `drafter=None` takes the engine's default drafter."""
+
+    enabled: bool = True
+    drafter: str | None = None
+    max_draft: int | None = None  # None: the engine's limit
+    rule: Rule = Rule.COUPLED
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        _known_fields(cls, options)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        if self.rule not in list(Rule):
+            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule])
+        object.__setattr__(self, "rule", Rule(self.rule))
+        if self.max_draft is not None:
+            _integer("max_draft", self.max_draft, 1, 1024)
+
+
+OFF = Speculation(enabled=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One user call, already tokenised."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    speculation: Speculation = field(default_factory=Speculation)
+    cache_salt: str = ""  # prefixes are shared only within one salt
+    deadline: float | None = None  # seconds from submission
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token")
+        for token in self.prompt:
+            if type(token) is not int:
+                raise InvalidRequest(f"a prompt is made of integer token ids, not {token!r}")
+        if self.deadline is not None:
+            _number("deadline", self.deadline, 0, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided of one sequence: which rows of the draft live on, and the token after them."""
+
+    path: tuple[int, ...]  # indices into the draft, root first
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of a token under the target, before any sampling parameter, with the best alternatives."""
+
+    token: int
+    logprob: float
+    rank: int  # 0: the most likely
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStats:
+    """What speculation did for one sequence. Times are seconds, shared steps counted by share of rows."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0  # steps that produced output
+    rounds: int = 0  # steps that verified a draft
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # how often the draft was right up to and including position i
+    drafter: str | None = None
+    pauses: int = 0  # how often drafting was paused for lack of acceptance
+    preemptions: int = 0
+    off_reason: str | None = None  # why the last step that could have drafted did not
+    time_to_first: float = 0.0
+    time_total: float = 0.0
+    time_draft: float = 0.0
+    time_verify: float = 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Output tokens a step: 1 is plain decoding."""
+        return self.output_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What leaves the engine for one sequence in one step. The one with `finish` set is its last."""
+
+    request_id: str
+    sample: int  # 0 … n-1
+    tokens: tuple[int, ...] = ()
+    origins: tuple[Origin, ...] = ()
+    text: str = ""
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    finish: Finish | None = None
+    stop: str | int | None = None  # the stop string or token id that ended it
+    error: str | None = None
+    stats: SequenceStats | None = None  # on the last event
