@@ -16,8 +16,8 @@ from torch.nn import functional
 from paceline.kernels.base import Backend, Batch
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import embed, rms_norm, rope
-from paceline.models.config import ModelConfig
-from paceline.models.rope import layer_rope, rope_tables
+from paceline.models.config import ModelConfig, RopeScaling
+from paceline.models.rope import layer_rope, rope_frequencies, turns
 
 Weight = Tensor | Quantised
 
@@ -28,7 +28,7 @@ class Layer:
 
     prefix: str  # of its weights' names
     window: int  # 0: none
-    rope: tuple[Tensor, Tensor]  # cosines and sines [context, head_dim / 2], shared between layers alike
+    frequencies: int  # which of the decoder's rotary frequencies it turns by
 
 
 class Decoder:
@@ -39,14 +39,15 @@ class Decoder:
         config: ModelConfig,
         weights: Mapping[str, Weight],
         *,
-        context: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.weights = {name: place(weight, dtype=dtype, device=device) for name, weight in weights.items()}
-        self.layers = build_layers(config, context=context or config.max_context, device=device)
+        ropes = dict.fromkeys(layer_rope(config, index) for index in range(config.num_layers))
+        self.frequencies = [rope_frequencies(config.head_dim, *rope).to(device) for rope in ropes]
+        self.layers = build_layers(config, list(ropes))
         self.scale = config.attention_scale or config.head_dim**-0.5
 
     def forward(self, batch: Batch, backend: Backend) -> Tensor:
@@ -55,8 +56,9 @@ class Decoder:
         x = embed(batch.tokens, self.weights["embed"], self.dtype)
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=x.device)
+        angles = [turns(batch.positions, frequencies) for frequencies in self.frequencies]
         for index, layer in enumerate(self.layers):
-            x = x + self._attention(index, layer, x, batch, backend)
+            x = x + self._attention(index, layer, x, angles[layer.frequencies], backend)
             x = x + self._mlp(layer, x, backend)
         return x
 
@@ -65,7 +67,9 @@ class Decoder:
         head = self.weights["embed" if self.config.tied_head else "head"]
         return backend.linear(self._norm("norm", hidden), head).float()
 
-    def _attention(self, index: int, layer: Layer, x: Tensor, batch: Batch, backend: Backend) -> Tensor:
+    def _attention(
+        self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], backend: Backend
+    ) -> Tensor:
         config, prefix = self.config, layer.prefix
         x = self._norm(f"{prefix}.attn_norm", x)
         q = self._linear(f"{prefix}.q", x, backend).view(len(x), -1, config.head_dim)
@@ -73,9 +77,8 @@ class Decoder:
         v = self._linear(f"{prefix}.v", x, backend).view(len(x), -1, config.head_dim)
         if config.qk_norm:
             q, k = self._norm(f"{prefix}.q_norm", q), self._norm(f"{prefix}.k_norm", k)
-        cos, sin = (table[batch.positions.long()] for table in layer.rope)  # [rows, head_dim / 2]
-        backend.store(index, rope(k, cos, sin), v)
-        out = backend.attend(index, rope(q, cos, sin), window=layer.window, scale=self.scale)
+        backend.store(index, rope(k, *angles), v)
+        out = backend.attend(index, rope(q, *angles), window=layer.window, scale=self.scale)
         out = self._linear(f"{prefix}.o", out.flatten(1), backend)
         return self._norm(f"{prefix}.post_attn_norm", out) if config.post_norms else out
 
@@ -101,15 +104,10 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
 
 
-def build_layers(config: ModelConfig, *, context: int, device: torch.device | str) -> tuple[Layer, ...]:
-    kinds = {layer_rope(config, index) for index in range(config.num_layers)}
-    tables = {}
-    for theta, scaling in kinds:
-        cos, sin = rope_tables(config, theta, scaling, context)
-        tables[theta, scaling] = cos.to(device), sin.to(device)
+def build_layers(config: ModelConfig, ropes: list[tuple[float, RopeScaling | None]]) -> tuple[Layer, ...]:
     windows = config.windows or (0,) * config.num_layers
     return tuple(
-        Layer(prefix=f"layers.{index}", window=window, rope=tables[layer_rope(config, index)])
+        Layer(prefix=f"layers.{index}", window=window, frequencies=ropes.index(layer_rope(config, index)))
         for index, window in enumerate(windows)
     )
 

@@ -26,6 +26,8 @@ REFUSED = {  # metadata that changes the arithmetic in ways the decoder does not
     "residual_scale": "scaled residuals",
     "embedding_scale": "scaled embeddings",
     "attention.shared_kv_layers": "shared key/value layers",
+    "attention.temperature_scale": "attention temperature",
+    "attention.output_scale": "scaled attention outputs",
 }
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 CONTROL = 3  # token type
@@ -56,6 +58,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         rope_theta=fields.number("rope.freq_base", 10_000.0),
         rope_scaling=_rope_scaling(file, fields),
         windows=_windows(fields, architecture, layers),
+        attention_scale=fields.number("attention.scale", 0.0, low=0.0) or None,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
@@ -77,7 +80,7 @@ def _gemma(config: ModelConfig, fields: Fields) -> ModelConfig:
         config,
         local_rope_theta=fields.number("rope.freq_base_swa", 10_000.0),
         rope_theta=fields.number("rope.freq_base", 1_000_000.0),
-        attention_scale=width**-0.5,
+        attention_scale=config.attention_scale or width**-0.5,
         embedding_scale=config.hidden_size**0.5,
         activation="gelu_tanh",
         post_norms=True,
@@ -88,6 +91,8 @@ def _refuse(file: GgufFile, fields: Fields) -> None:
     for key, feature in REFUSED.items():
         if fields.get(key):
             raise UnsupportedModel(f"{file.label}: uses {feature} ({fields.prefix}{key}), which Paceline does not know")
+    if not fields.flag("attention.causal", True):
+        raise UnsupportedModel(f"{file.label}: a model that attends to later tokens cannot generate text")
     if file.metadata.get("split.count", 0) not in (0, 1):
         raise UnsupportedModel(f"{file.label}: one part of a split model; join them with `llama-gguf-split --merge`")
     if fields.get("attention.value_length") not in (None, fields.get("attention.key_length")):
@@ -110,12 +115,14 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _rope_scaling(file: GgufFile, fields: Fields) -> RopeScaling | None:
+    kind = fields.text("rope.scaling.type", "none")
     if "rope_freqs.weight" in file.tensors:
         factors = file.read_float("rope_freqs.weight", 0, 1).float().flatten()
+        if kind != "none":
+            raise UnsupportedModel(f"{file.label}: rope scaling {kind!r:.50} together with rope_freqs.weight")
         if not bool((factors > 0).all()):
             raise fields.error("rope_freqs.weight", "holds factors that are not positive")
         return RopeScaling(kind="factors", factors=tuple(factors.tolist()))
-    kind = fields.text("rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind != "linear":

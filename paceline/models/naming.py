@@ -119,7 +119,7 @@ class GgufNames:
         return GGUF_TOP.get(name) or _layer_name(GGUF_LAYER.fullmatch(name), GGUF_PARTS)
 
     def harmless(self, name: str, config: ModelConfig) -> bool:
-        return name == "rope_freqs.weight"  # already part of the config
+        return name == "rope_freqs.weight" or name.endswith((".attn_rot_embd.weight", ".rotary_emb.inv_freq"))
 
     def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
         if config.architecture == "llama" and (match := re.search(r"\.([qk])(\.bias)?$", canonical)):

@@ -25,8 +25,12 @@ def rope_tables(
     config: ModelConfig, theta: float, scaling: RopeScaling | None, positions: int
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines for positions 0 … positions - 1, each float32 [positions, head_dim / 2]."""
-    frequencies = rope_frequencies(config.head_dim, theta, scaling)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies  # [positions, head_dim / 2]
+    return turns(torch.arange(positions), rope_frequencies(config.head_dim, theta, scaling))
+
+
+def turns(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for positions [n], each float32 [n, head_dim / 2]."""
+    angles = positions.float()[:, None] * frequencies
     return angles.cos(), angles.sin()
 
 
@@ -45,6 +49,6 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Slow frequencies are divided by the factor, fast ones kept, those between are blended."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    turns = scaling.original_context / (2 * math.pi / frequencies)  # turns within the trained context
-    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 0: divided, 1: kept
+    rounds = scaling.original_context / (2 * math.pi / frequencies)  # full turns within the trained context
+    blend = ((rounds - low) / (high - low)).clamp(0.0, 1.0)  # 0: divided, 1: kept
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies

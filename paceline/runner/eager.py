@@ -30,10 +30,9 @@ class EagerForward:
         num_pages: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        context: int | None = None,
     ) -> None:
         self.vocab_size = config.vocab_size
-        self.decoder = Decoder(config, weights, context=context, dtype=dtype, device=device)
+        self.decoder = Decoder(config, weights, dtype=dtype, device=device)
         kv = ReferenceKV(
             layers=config.num_layers,
             num_pages=num_pages,
