@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, TypeVar, cast
 
-from paceline.chat import encode_chat
+from paceline.chat import ChatTemplate
 from paceline.config import EngineConfig
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
@@ -105,7 +106,7 @@ class LLM:
         speculation: Speculation | Sequence[Speculation] | None = None,
     ) -> list[Answer]:
         """Answers to all prompts, batched; parameters are one for all or one for each."""
-        each = [prompts] if _is_prompt(prompts) else list(prompts)
+        each = cast(list[Prompt], [prompts] if _is_prompt(prompts) else list(prompts))
         many = zip(
             [self.encode(prompt) for prompt in each],
             _one_each("sampling", sampling or self.default_sampling, len(each)),
@@ -139,7 +140,11 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt of a conversation, by the model's own template, ready for the answer."""
-        return tuple(encode_chat(self.tokenizer, messages))
+        return tuple(self.chat_template.encode(messages))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer)
 
     def _request(self, tokens: tuple[int, ...], sampling: SamplingParams, speculation: Speculation) -> Request:
         return Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation)

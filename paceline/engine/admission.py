@@ -80,8 +80,10 @@ class Admission:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")
-        if params.min_tokens and params.allowed_tokens and self.eos_ids.union(params.stop_ids) >= set(
-            params.allowed_tokens
+        if (
+            params.min_tokens
+            and params.allowed_tokens
+            and self.eos_ids.union(params.stop_ids) >= set(params.allowed_tokens)
         ):
             raise InvalidRequest("allowed_tokens are all stop tokens, which min_tokens forbids: allow one more token")
         if name is not None and name not in self.drafters:

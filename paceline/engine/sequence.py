@@ -16,8 +16,8 @@ from paceline.types import Finish, Logprob, Request, SequenceStats
 class Sequence:
     """One of the n answers to a request. It runs while it has a lane and a span, and waits or has ended otherwise.
 
-        tokens     0 .... prompt .... output ....│
-        computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
+    tokens     0 .... prompt .... output ....│
+    computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
     """
 
     key: int  # unique in the engine

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import Batch, KVMemory, Output
+from paceline.kernels.noise import pick
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig
@@ -21,6 +22,7 @@ class EagerForward:
     """The decoder on the reference backend."""
 
     bitwise = False
+    pick = staticmethod(pick)
 
     def __init__(
         self,

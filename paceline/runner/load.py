@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.errors import OutOfMemory
+from paceline.errors import OutOfMemory, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
 from paceline.kernels.quant import Quantised
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.weights import Format, Progress
-from paceline.runner.compiled import CompiledForward, kv_bytes_per_page
+from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.eager import EagerForward
 from paceline.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ class ReadyModel:
         try:
             if self.compiled:
                 return CompiledForward(config, weights, num_pages=num_pages, threads=threads, max_context=max_context)
-            return EagerForward(config, weights, num_pages=num_pages, dtype=_dtype(self.model), context=max_context)
+            return EagerForward(config, weights, num_pages=num_pages, dtype=_dtype(self.model))
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error):
                 raise
@@ -62,10 +62,8 @@ class ReadyModel:
 
 def read_model(name: str, *, format: Format = "auto", progress: Progress | None = None) -> ReadyModel:
     model = load_model(name, format=format, progress=progress)
-    if model.kind == "gguf":
-        tokenizer = Tokenizer.from_gguf(model.metadata)
-    else:
-        tokenizer = Tokenizer.from_directory(model.path)
+    is_gguf = model.kind == "gguf"
+    tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
     compiled, why = _choose(model)
     return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why)
 
@@ -74,9 +72,10 @@ def _choose(model: LoadedModel) -> tuple[bool, str]:
     if not any(isinstance(weight, Quantised) for weight in model.weights.values()):
         return False, f"torch: {_dtype(model)} weights have no compiled kernel; int8 or int4 would be faster on a CPU"
     try:
+        check_supported(model.config)
         variant = load_library().variant
-    except NoCompiler as error:
-        logger.warning("%s", error)
+    except (NoCompiler, UnsupportedModel) as error:
+        logger.warning("running in torch, which is slower: %s", error)
         return False, f"torch: {error}"
     return True, f"compiled: quantised weights, {variant} kernels"
 
