@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Quantised, dequantise, quantised_linear
 
 
 class ReferenceKV:
@@ -153,9 +153,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
     if isinstance(weight, Quantised):
-        rows = torch.arange(len(weight.q), device=x.device)
-        out = functional.linear(x.float(), embed(rows, weight, torch.float32)).to(x.dtype)
-        return out if bias is None else out + bias.to(out.dtype)
+        return quantised_linear(x, weight, bias).to(x.dtype)
     return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
@@ -164,5 +162,5 @@ def embed(tokens: Tensor, weight: Tensor | Quantised, dtype: torch.dtype) -> Ten
     index = tokens.long()
     if not isinstance(weight, Quantised):
         return weight[index].to(dtype)
-    q = weight.q[index].float().view(len(index), weight.scale.shape[1], -1)  # [rows, groups, k / groups]
-    return (q * weight.scale[index, :, None] + weight.minimum[index, :, None]).flatten(1).to(dtype)
+    rows = Quantised(weight.q[index], weight.scale[index], weight.minimum[index], weight.bits)
+    return dequantise(rows).to(dtype)

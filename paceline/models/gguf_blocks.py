@@ -19,9 +19,8 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from paceline.errors import ModelFileError, UnsupportedModel
-from paceline.kernels import quant
-from paceline.kernels.quant import GROUP, Quantised
+from paceline.errors import UnsupportedModel
+from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Kind = GGMLQuantizationType
@@ -31,13 +30,13 @@ FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfl
 def float_rows(data: Bytes, kind: Kind, where: str) -> Tensor:
     """[rows, k]; F16 and BF16 keep their dtype, everything else becomes float32."""
     if kind in FLOATS:
-        return _finite(torch.from_numpy(data.copy()).view(FLOATS[kind]), where)
+        return torch.from_numpy(data.copy()).view(FLOATS[kind])
     try:
-        with np.errstate(all="ignore"):  # damaged scales are found below
+        with np.errstate(all="ignore"):  # whoever loads the weights looks for damaged scales
             values = dequantize(data, kind)
     except NotImplementedError as error:
         raise UnsupportedModel(f"{where} is {kind.name}, which the gguf package cannot dequantise") from error
-    return _finite(torch.from_numpy(np.ascontiguousarray(values, np.float32)), where)
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32))
 
 
 def native_rows(data: Bytes, kind: Kind, where: str) -> Tensor | Quantised:
@@ -46,17 +45,8 @@ def native_rows(data: Bytes, kind: Kind, where: str) -> Tensor | Quantised:
         return float_rows(data, kind, where)
     keep = {Kind.Q4_0: _q4_0, Kind.Q4_1: _q4_1, Kind.Q8_0: _q8_0, Kind.Q4_K: _q4_k}.get(kind)
     if keep is None:
-        return quant.quantise(float_rows(data, kind, where), bits=8, group=GROUP)
-    quantised = keep(data)
-    _finite(quantised.scale, where)
-    _finite(quantised.minimum, where)
-    return quantised
-
-
-def _finite(values: Tensor, where: str) -> Tensor:
-    if not bool(torch.isfinite(values).all()):
-        raise ModelFileError(f"{where} holds NaN or infinite values; fetch the file again")
-    return values
+        return quantise(float_rows(data, kind, where), bits=8, group=GROUP)
+    return keep(data)
 
 
 def _blocks(data: Bytes, size: int) -> Bytes:

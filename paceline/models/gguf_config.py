@@ -120,8 +120,8 @@ def _rope_scaling(file: GgufFile, fields: Fields) -> RopeScaling | None:
         factors = file.read_float("rope_freqs.weight", 0, 1).float().flatten()
         if kind != "none":
             raise UnsupportedModel(f"{file.label}: rope scaling {kind!r:.50} together with rope_freqs.weight")
-        if not bool((factors > 0).all()):
-            raise fields.error("rope_freqs.weight", "holds factors that are not positive")
+        if not bool(((factors > 0) & factors.isfinite()).all()):
+            raise fields.error("rope_freqs.weight", "holds factors that are not positive numbers")
         return RopeScaling(kind="factors", factors=tuple(factors.tolist()))
     if kind == "none":
         return None

