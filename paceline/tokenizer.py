@@ -49,7 +49,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """Ids of `text`; `add_bos` frames it as the model's own configuration asks, usually by one token or none."""
-        _check_text(text)
+        check_text(text)
         ids = self.encode_spans(text, self.find_control(text) if special else ())
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_bos else ids
 
@@ -104,6 +104,11 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self.vocabulary.special
 
+    @property
+    def control_texts(self) -> frozenset[str]:
+        """What a text must not spell unless it means the control token."""
+        return frozenset(token.content for token in self._parts.control.values())
+
     def vocabulary_fingerprint(self) -> str:
         return self.vocabulary.fingerprint
 
@@ -120,12 +125,12 @@ def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[token
     return finder, [token_id for token_id, _ in by_text.values()]
 
 
-def _check_text(text: str) -> None:
+def check_text(text: str, where: str = "text") -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(f"text must be a string, not {type(text).__name__}")
+        raise InvalidRequest(f"{where} must be a string, not {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"text must be valid Unicode, but character {error.start} is half a surrogate pair"
+            f"{where} must be valid Unicode; character {error.start} is half a surrogate pair"
         ) from None

@@ -2,7 +2,8 @@
 
 Read are tokenizer.json (the tokens and how text is cut), tokenizer_config.json (which token is bos or eos, whether bos
 is added), generation_config.json or config.json (what else ends an answer) and the chat template, from
-chat_template.jinja, chat_template.json or tokenizer_config.json. Nothing is downloaded and no code of the directory is run.
+chat_template.jinja, chat_template.json or tokenizer_config.json. Nothing is downloaded, and no code of the directory
+is run.
 """
 
 from __future__ import annotations
