@@ -65,11 +65,11 @@ def iterate_weights(
 ) -> Iterator[tuple[str, Weight]]:
     """One tensor after the other; names and shapes of all are checked before the first is read."""
     format = resolve_format(format, quantised=source.quantised)
-    names = match_names(source, config)  # canonical → in the file
+    names, shapes = match_names(source, config), source.shapes()
     total = sum(source.size(name) for name in names.values())
     done = 0
     for canonical, name in names.items():
-        weight = _read(source, name, canonical, format)
+        weight = _read(source, name, canonical, shapes[name], format)
         if not _finite(weight):
             raise ModelFileError(f"{source.label}: tensor {name!r} holds NaN or infinite values; fetch the file again")
         yield canonical, source.dialect.convert(canonical, weight, config)
@@ -110,8 +110,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:8]) + rest
 
 
-def _read(source: TensorSource, name: str, canonical: str, format: Format) -> Weight:
-    shape = source.shapes()[name]
+def _read(source: TensorSource, name: str, canonical: str, shape: tuple[int, ...], format: Format) -> Weight:
     if len(shape) == 1:
         return source.read_float(name, 0, 1).float().flatten()
     make = _maker(source, name, canonical, format, shape)
