@@ -1,0 +1,224 @@
+"""Inspect: what a model is, what it needs, what will run and why.
+
+The model is loaded as the other commands would load it, so what is shown is what would happen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.options import add_model_options, engine_config
+from paceline.cli.progress import progress_bar
+from paceline.cli.style import Style
+from paceline.config import EngineConfig
+
+if TYPE_CHECKING:
+    from paceline.drafters.registry import Recipe
+    from paceline.engine.assemble import Memory
+    from paceline.models.weights import Weight
+    from paceline.runner.load import ReadyModel
+
+Facts = dict[str, Any]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: Namespace) -> int:
+    facts = _facts(args, engine_config(args))
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False))
+    else:
+        _print(facts)
+    return 0
+
+
+def _facts(args: Namespace, config: EngineConfig) -> Facts:
+    from paceline.drafters.registry import recipe
+    from paceline.engine.assemble import share_memory
+    from paceline.runner.load import read_model
+
+    with progress_bar(f"loading {args.target}") as progress:
+        target = read_model(args.target, format=args.format, progress=progress)
+    recipes = []
+    for words in args.drafter or ["ngram"]:
+        with progress_bar(f"loading {words}") as progress:
+            recipes.append(recipe(words, target, progress=progress))
+    weights = _weights(target.model.weights)  # counted first: a Forward takes them over
+    drafters = [_drafter(made) for made in recipes]
+    memory = share_memory(target, recipes, config)
+    return {
+        "model": _model(target, weights),
+        "weights": weights,
+        "runs": _runs(target, memory, args.threads),
+        "memory": _memory(target, memory, weights, drafters),
+        "tokenizer": _tokenizer(target),
+        "drafters": drafters,
+        "sampling": dict(target.model.generation),
+    }
+
+
+def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
+    config = ready.model.config
+    return {
+        "name": ready.name,
+        "path": str(ready.model.path),
+        "kind": ready.model.kind,
+        "architecture": config.architecture,
+        "parameters": sum(part["parameters"] for part in weights),
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "context": config.max_context,
+        "windows": sorted({window for window in config.windows if window}),
+    }
+
+
+def _weights(weights: Mapping[str, Weight]) -> list[Facts]:
+    """Tensors, parameters and bytes by format, the largest first."""
+    parts: dict[str, Facts] = {}
+    for weight in weights.values():
+        name, parameters, size = _measure(weight)
+        part = parts.setdefault(name, {"format": name, "tensors": 0, "parameters": 0, "bytes": 0})
+        part["tensors"] += 1
+        part["parameters"] += parameters
+        part["bytes"] += size
+    return sorted(parts.values(), key=lambda part: -part["bytes"])
+
+
+def _measure(weight: Weight) -> tuple[str, int, int]:
+    """Format, parameters and bytes of one tensor; scales and minimums count 2 bytes each in groups, 4 in channels."""
+    from paceline.kernels.quant import GROUP, Quantised
+
+    if not isinstance(weight, Quantised):
+        return str(weight.dtype).removeprefix("torch."), weight.numel(), weight.numel() * weight.itemsize
+    scales = weight.scale.numel() * (4 if weight.grouped else 8)
+    name = f"{weight.bits}-bit, groups of {GROUP}" if weight.grouped else f"{weight.bits}-bit, by channel"
+    return name, weight.q.numel(), weight.q.numel() * weight.bits // 8 + scales
+
+
+def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
+    """Builds the Forward, so that a shape no kernel has is found out here."""
+    from paceline.kernels.cpu.team import default_threads
+
+    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
+    return {
+        "compiled": ready.compiled,
+        "why": ready.why,
+        "threads": threads or default_threads(),
+        "bitwise": forward.bitwise,
+    }
+
+
+def _memory(ready: ReadyModel, memory: Memory, weights: Sequence[Facts], drafters: Sequence[Facts]) -> Facts:
+    from paceline.kernels.base import PAGE_SIZE
+
+    weight_bytes = sum(part["bytes"] for part in weights) + sum(made["weight_bytes"] for made in drafters)
+    kv_bytes = memory.num_pages * memory.page_bytes
+    return {
+        "weight_bytes": weight_bytes,
+        "kv_bytes": kv_bytes,
+        "bytes": weight_bytes + kv_bytes,
+        "kv_bytes_per_token": memory.page_bytes // PAGE_SIZE,
+        "target_kv_bytes_per_token": ready.page_bytes // PAGE_SIZE,
+        "kv_tokens": memory.num_pages * PAGE_SIZE,
+        "max_context": memory.max_context,
+    }
+
+
+def _tokenizer(ready: ReadyModel) -> Facts:
+    tokenizer = ready.tokenizer
+    ends = sorted({*ready.model.config.eos_ids, *tokenizer.eos_ids})
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos": None if tokenizer.bos_id is None else tokenizer.id_to_token(tokenizer.bos_id),
+        "eos": [tokenizer.id_to_token(token) for token in ends],
+        "chat_template": tokenizer.chat_template is not None,
+        "fingerprint": tokenizer.vocabulary_fingerprint(),
+    }
+
+
+def _drafter(made: Recipe) -> Facts:
+    weights = _weights(made.model.model.weights) if made.model else []
+    return {
+        "name": made.name,
+        "model": made.model.name if made.model else None,
+        "why": made.model.why if made.model else "looks up tokens, computes nothing",
+        "parameters": sum(part["parameters"] for part in weights),
+        "weight_bytes": sum(part["bytes"] for part in weights),
+    }
+
+
+def _print(facts: Facts) -> None:
+    style = Style(sys.stdout)
+    model, memory, runs, tokenizer = facts["model"], facts["memory"], facts["runs"], facts["tokenizer"]
+    for title, lines in (
+        ("model", _model_lines(model)),
+        (
+            "weights",
+            [
+                f"{part['format']:<22} {_size(part['bytes']):>9}  in {part['tensors']} tensors"
+                for part in facts["weights"]
+            ],
+        ),
+        ("runs", _runs_lines(runs)),
+        ("memory", _memory_lines(memory)),
+        ("tokenizer", _tokenizer_lines(tokenizer)),
+        (
+            "drafters",
+            [f"{made['name']}: {made['model'] or ''} {made['why']}".replace(":  ", ": ") for made in facts["drafters"]],
+        ),
+    ):
+        print(style.bold(title))
+        for line in lines:
+            print(f"  {line}")
+
+
+def _model_lines(model: Facts) -> list[str]:
+    windows = f", sliding window {', '.join(map(str, model['windows']))}" if model["windows"] else ""
+    return [
+        f"{model['name']} ({model['path']})",
+        f"{model['architecture']}, {model['parameters'] / 1e6:.1f} M parameters, {model['layers']} layers",
+        f"hidden {model['hidden_size']}, MLP {model['intermediate_size']}, vocabulary {model['vocab_size']}",
+        f"{model['heads']} heads of {model['head_dim']} on {model['kv_heads']} key/value heads{windows}",
+        f"context {model['context']} tokens",
+    ]
+
+
+def _runs_lines(runs: Facts) -> list[str]:
+    exact = (
+        "bitwise: the same bits for a token whatever rides along, so speculation cannot change the text"
+        if runs["bitwise"]
+        else "not bitwise: rounding may differ with the batch and flip a near-tie between two tokens"
+    )
+    return [runs["why"], f"{runs['threads']} threads", exact]
+
+
+def _memory_lines(memory: Facts) -> list[str]:
+    return [
+        f"weights {_size(memory['weight_bytes'])}",
+        f"KV cache {_size(memory['kv_bytes'])} at most, for {memory['kv_tokens']} tokens",
+        f"{memory['kv_bytes_per_token']} bytes of KV a token, of which the target {memory['target_kv_bytes_per_token']}",
+        f"longest sequence {memory['max_context']} tokens",
+    ]
+
+
+def _tokenizer_lines(tokenizer: Facts) -> list[str]:
+    return [
+        f"{tokenizer['vocab_size']} tokens, {'with' if tokenizer['chat_template'] else 'no'} chat template",
+        f"bos {tokenizer['bos'] or 'none'}, eos {', '.join(map(str, tokenizer['eos'])) or 'none'}",
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

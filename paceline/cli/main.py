@@ -1,0 +1,136 @@
+"""`paceline`: which command, and how an error leaves it.
+
+    0    done
+    1    the run failed: the engine died, or the demo found two different texts
+    2    the request cannot be served: a bad option, model, prompt or parameter
+    130  interrupted with Ctrl-C
+    141  whoever read the output went away
+
+Errors are one line on stderr, never a traceback (`--verbose` shows what the log has). Nothing here or in a command's
+module imports torch before the command runs: help is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import NoReturn, Protocol
+
+from paceline import __version__
+from paceline.cli import chat, demo, generate, inspect
+from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
+
+
+class Command(Protocol):
+    """A module with the command's options and what it does; the first line of its docstring is `Name: summary`."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS: Mapping[str, Command] = {"generate": generate, "chat": chat, "inspect": inspect, "demo": demo}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process, and takes no abbreviations."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequest(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except PacelineError as error:
+        print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
+        return 1 if isinstance(error, EngineDead) else 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _forget_stdout()
+        return 141
+
+
+def _run(argv: list[str]) -> int:
+    parser, parsers = _parsers()
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise UnknownOption("command", argv[0], COMMANDS)
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    if unknown:
+        raise _unknown(unknown[0], parsers[args.command])
+    _start_log(verbose=args.verbose)
+    return COMMANDS[args.command].run(args)
+
+
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(prog="paceline", description="Exact speculative decoding for LLMs: same text, never slower.")
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    parsers = {}
+    for name, command in COMMANDS.items():
+        summary = (command.__doc__ or "").split("\n")[0]
+        parsers[name] = commands.add_parser(name, help=summary.partition(": ")[2], description=command.__doc__)
+        parsers[name].formatter_class = argparse.RawDescriptionHelpFormatter
+        command.add_arguments(parsers[name])
+        parsers[name].add_argument("--verbose", action="store_true", help="show the log, with tracebacks")
+    return parser, parsers
+
+
+def _unknown(word: str, parser: Parser) -> InvalidRequest:
+    if not word.startswith("-"):
+        return InvalidRequest(f"unexpected argument {word!r}; see `{parser.prog} --help`")
+    option = word.partition("=")[0]
+    known = sorted(set(re.findall(r"--[a-z][a-z-]*", parser.format_help())))
+    near = get_close_matches(option, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"see `{parser.prog} --help`"
+    return InvalidRequest(f"unknown option {option!r}; {hint}")
+
+
+class _Terse(logging.Formatter):
+    """Without tracebacks: the last line of an error says enough to a user."""
+
+    def formatException(self, ei: object) -> str:  # noqa: N802
+        return ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).rstrip("\n")
+
+
+def _start_log(*, verbose: bool) -> None:
+    """Warnings, such as that there is no compiler, as one line each."""
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter if verbose else _Terse
+    handler.setFormatter(formatter("paceline: %(message)s"))
+    logger = logging.getLogger("paceline")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it any more: what is still buffered must not fail again when Python leaves."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Options that several commands share. Those of the engine and of sampling are derived from the records they fill, so
+that a new field is an option by having a line of help here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, replace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from paceline.cli.progress import progress_bar
+from paceline.config import EngineConfig
+from paceline.types import Rule, SamplingParams, Speculation
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+FORMATS = ("auto", "native", "fp32", "bf16", "int8", "int4")
+SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+ENGINE_HELP = {
+    "max_sequences": "sequences that run at once",
+    "max_step_tokens": "rows of one forward pass, shared by decoding, drafts and prompts",
+    "max_context": "longest sequence in tokens (default: the model's, as far as memory allows)",
+    "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free)",
+    "prefix_cache": "share the pages of equal beginnings",
+    "max_draft": "longest draft of a sequence",
+    "max_draft_tokens": "drafted tokens a step, over all sequences",
+    "max_draft_batch": "no speculation with more sequences running",
+    "max_draft_context": "no speculation beyond this many tokens of a sequence",
+    "min_acceptance": "a sequence of whose drafts less is accepted pauses drafting",
+    "acceptance_window": "drafted tokens before that is judged",
+    "pause_tokens": "length of the first pause; doubles while drafts stay bad",
+    "drafter_timeout": "seconds that a drafter of your own may think",
+}
+SAMPLING_HELP = {
+    "temperature": "0 takes the most likely token always",
+    "top_k": "only the k most likely tokens; 0: off",
+    "top_p": "only the most likely tokens that add up to this probability",
+    "min_p": "only tokens at least this likely, relative to the most likely one",
+    "repetition_penalty": "over prompt and output; 1: off",
+    "presence_penalty": "once for each token of the output",
+    "frequency_penalty": "for each time a token stands in the output",
+    "logit_bias": "added to logits, such as 198=-5,11=2.5",
+    "allowed_tokens": "nothing but these token ids, such as 11,198",
+    "min_tokens": "no stop before",
+    "max_tokens": "longest answer",
+    "stop": "end before this text; may be given several times",
+    "stop_ids": "end at these token ids, such as 0,2",
+    "include_stop": "keep the stop string in the text",
+    "ignore_eos": "do not end where the model wants to",
+    "seed": "same seed, same text (default: drawn anew)",
+    "n": "answers to each prompt",
+    "logprobs": "report log-probabilities and this many alternatives",
+    "prompt_logprobs": "the same for the prompt",
+}
+
+
+def add_model_options(parser: ArgumentParser, *, default_target: str | None = None) -> None:
+    """What to load, and every option of the engine."""
+    target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name"
+    if default_target is None:
+        parser.add_argument("target", metavar="MODEL", help=target)
+    else:
+        parser.add_argument(
+            "target", metavar="MODEL", nargs="?", default=default_target, help=f"{target} (default: {default_target})"
+        )
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        metavar="DRAFTER",
+        help="ngram, ngram:min_ngram=1, or a model; may be given several times, the first one drafts (default: ngram)",
+    )
+    parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
+    parser.add_argument("--threads", type=_count, metavar="N", help="(default: one a core)")
+    _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP)
+
+
+def add_sampling_options(parser: ArgumentParser) -> None:
+    _add_fields(
+        parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
+    )
+
+
+def add_speculation_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--no-speculation", action="store_true", help="plain decoding")
+    rules = [rule.value for rule in Rule]
+    group.add_argument(
+        "--rule", choices=rules, default=Rule.COUPLED.value, help="how drafts are accepted (default: coupled)"
+    )
+
+
+def engine_config(args: Namespace) -> EngineConfig:
+    return EngineConfig(**_given(args, EngineConfig))
+
+
+def load(args: Namespace, *, drafters: bool = True) -> LLM:
+    """The model as the shared options ask for it."""
+    from paceline.llm import LLM
+
+    words = (args.drafter or ["ngram"]) if drafters else []
+    options = _given(args, EngineConfig)
+    with progress_bar(f"loading {args.target}") as progress:
+        return LLM(args.target, drafter=words, format=args.format, threads=args.threads, progress=progress, **options)
+
+
+def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
+    return replace(default, **_given(args, SamplingParams))
+
+
+def speculation_of(args: Namespace) -> Speculation:
+    return Speculation(enabled=not args.no_speculation, rule=Rule(args.rule))
+
+
+def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
+    """What the user said; the rest keeps its default."""
+    values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _add_fields(group: argparse._ArgumentGroup, cls: type[Any], help: Mapping[str, str]) -> None:
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        option = f"--{field.name.replace('_', '-')}"
+        reader = READERS_BY_NAME.get(field.name) or READERS[hints[field.name]]
+        group.add_argument(option, dest=field.name, default=None, help=_described(field, help[field.name]), **reader)
+
+
+def _described(field: Field[Any], text: str) -> str:
+    if field.default is MISSING or field.default in (None, ()):
+        return text
+    default = {True: "on", False: "off"}.get(field.default) if isinstance(field.default, bool) else field.default
+    return f"{text} (default: {default})"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ArgumentTypeError(f"a size such as 512M or 2G is needed, not {text!r}")
+    return int(float(match[1]) * SIZES[match[2]])
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(_number(int, word) for word in text.split(","))
+
+
+def _biases(text: str) -> dict[int, float]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    return {_number(int, token): _number(float, bias) for token, _, bias in pairs}
+
+
+def _number(kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number; write it as in the example of --help") from None
+
+
+READERS: Mapping[Any, Mapping[str, Any]] = {
+    bool: {"action": BooleanOptionalAction},
+    int: {"type": int, "metavar": "N"},
+    int | None: {"type": int, "metavar": "N"},
+    float: {"type": float, "metavar": "X"},
+    tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
+    tuple[int, ...]: {"type": _integers, "metavar": "IDS"},
+    tuple[int, ...] | None: {"type": _integers, "metavar": "IDS"},
+    Mapping[int, float]: {"type": _biases, "metavar": "ID=BIAS"},
+}
+READERS_BY_NAME: Mapping[str, Mapping[str, Any]] = {"kv_memory": {"type": _bytes, "metavar": "BYTES"}}

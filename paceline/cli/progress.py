@@ -1,0 +1,33 @@
+"""A bar on stderr while a model loads; nothing where stderr is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+WIDTH = 30
+CLEAR_LINE = "\r\x1b[K"
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A function that takes bytes done and bytes in all, or None. The line is gone when the block ends."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    drawn = ""
+
+    def draw(done: int, total: int) -> None:
+        nonlocal drawn
+        filled = WIDTH * done // max(total, 1)
+        line = f"{label} {'█' * filled}{'░' * (WIDTH - filled)} {done / 2**20:.0f} of {total / 2**20:.0f} MiB"
+        if line != drawn:
+            drawn = line
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield draw
+    finally:
+        if drawn:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)

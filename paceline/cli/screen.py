@@ -1,0 +1,49 @@
+"""An answer as it comes, with the accepted tokens in colour."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from paceline.cli.style import Style
+from paceline.types import Origin, TokenEvent
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM, Sample
+
+
+class Runs:
+    """Splits the text of events into runs of one origin.
+
+    An event has one text for several tokens, and may hold text back that could be a stop string: the characters of
+    each token are queued with its origin, and taken off as the text comes.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        from paceline.detokenizer import IncrementalDecoder
+
+        self._decoder = IncrementalDecoder(llm.tokenizer, continuation=True)
+        self._origins: deque[Origin] = deque()  # one a character that is still to come
+
+    def of(self, event: TokenEvent) -> Iterator[tuple[str, Origin]]:
+        for token, origin in zip(event.tokens, event.origins, strict=True):
+            self._origins.extend([origin] * len(self._decoder.push(token)))
+        marked = [(self._next(), character) for character in event.text]
+        for origin, run in groupby(marked, key=lambda pair: pair[0]):
+            yield "".join(character for _, character in run), origin
+
+    def _next(self) -> Origin:
+        return self._origins.popleft() if self._origins else Origin.PLAIN  # a broken last character
+
+
+def show(llm: LLM, events: Iterable[TokenEvent], style: Style, *, into: Sample) -> None:
+    """Write the text of events to stdout as they come, and collect them."""
+    runs = Runs(llm)
+    for event in events:
+        into.add(event)
+        for text, origin in runs.of(event):
+            sys.stdout.write(style.token(text, origin))
+        sys.stdout.flush()

@@ -1,0 +1,50 @@
+"""Colours, where they are wanted: NO_COLOR forbids them, FORCE_COLOR asks for them, a terminal has them."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+from paceline.types import Origin
+
+GREEN_BOLD, BOLD, DIM, RED_BOLD, RESET = "\x1b[1;32m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+
+# Text of a model must not move the cursor or rename the window.
+VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def wants_colour(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Style:
+    """How text for one stream is dressed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.coloured = wants_colour(stream)
+        self._terminal = stream.isatty()
+
+    def bold(self, text: str) -> str:
+        return self._dressed(text, BOLD)
+
+    def dim(self, text: str) -> str:
+        return self._dressed(text, DIM)
+
+    def alarm(self, text: str) -> str:
+        return self._dressed(text, RED_BOLD)
+
+    def plain(self, text: str) -> str:
+        """Text of the model as it is, safe for a terminal."""
+        return text.translate(VISIBLE) if self._terminal else text
+
+    def token(self, text: str, origin: Origin) -> str:
+        """Text of the model: what a drafter guessed right stands out."""
+        shown = self.plain(text)
+        return self._dressed(shown, GREEN_BOLD) if origin is Origin.ACCEPTED else shown
+
+    def _dressed(self, text: str, code: str) -> str:
+        return f"{code}{text}{RESET}" if self.coloured and text else text
