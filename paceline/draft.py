@@ -29,6 +29,8 @@ class Draft:
 
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
         """Why this draft cannot be verified, or None. Drafters are not trusted: see law 8."""
+        if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):
+            return "tokens or parents that are not a tuple"
         if len(self.tokens) > max_length:
             return f"{len(self.tokens)} tokens where at most {max_length} were asked for"
         if not all(type(token) is int and 0 <= token < vocab_size for token in self.tokens):
@@ -40,9 +42,13 @@ class Draft:
     def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:
         if tuple(probs.shape) != (len(self.tokens), vocab_size):
             return f"probabilities of shape {tuple(probs.shape)}"
+        if not probs.is_floating_point():
+            return f"probabilities of type {probs.dtype}"
         sums = probs.sum(-1)
         if not bool(((probs.amin(-1) >= 0) & (sums > 0.99) & (sums < 1.01)).all()):  # false for NaN, too
             return "probabilities that are negative or do not add up to 1"
+        if not bool((probs[range(len(self.tokens)), list(self.tokens)] > 0).all()):
+            return "a token that its own probabilities exclude"
         return None if self.is_chain else "probabilities for a tree, where only a chain may have them"
 
     def _problem_of_parents(self) -> str | None:

@@ -37,12 +37,13 @@ class Guard:
         self._call(lambda: self._drafter.start(key, lane, tokens))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        before = self._failures
         drafts = self._call(lambda: self._drafter.propose(asks))
         problem = self._problem(asks, drafts)
         if problem is None:
             self._failures = 0
             return list(drafts)
-        if self.out is None and drafts is not None:
+        if self.out is None and self._failures == before:
             self._fail(f"returned {problem}")
         return [EMPTY] * len(asks)
 
@@ -58,7 +59,10 @@ class Guard:
         for ask, draft in zip(asks, drafts, strict=True):
             if not isinstance(draft, Draft):
                 return f"a {type(draft).__name__} instead of a Draft"
-            problem = draft.problem(vocab_size=self._vocab_size, max_length=ask.max_draft)
+            try:
+                problem = draft.problem(vocab_size=self._vocab_size, max_length=ask.max_draft)
+            except Exception as error:  # its fields are foreign, too
+                return f"a draft that cannot be read ({type(error).__name__}: {error})"
             if problem is not None:
                 return problem
         return None

@@ -13,7 +13,7 @@ accepted draft that is its last token and the bonus; at the beginning the prompt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class ModelDrafter:
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         known = 0
         for page in self._lanes.pages_np[lane, : (len(tokens) - 1) // PAGE_SIZE].tolist():
-            if self._filled[page] != self._pool.epochs[page]:
+            if page < 0 or self._filled[page] != self._pool.epochs[page]:
                 break
             known += 1
         self._states[key] = _State(lane=lane, in_step=known * PAGE_SIZE, filled=known)
@@ -86,7 +86,7 @@ class ModelDrafter:
             drawing = [d for d in drawing if len(d.tokens) < d.ask.max_draft]
             if drawing:
                 shares = [Share(lane=d.ask.lane, start=d.position - 1, count=1) for d in drawing]
-                output = self._forward(build_batch(self._lanes, shares))
+                output = self._compute(shares)
         for d in drawings:
             self._states[d.ask.key].ahead = len(d.tokens) - 1
         drafts = {d.ask.key: d.finished() for d in drawings}
@@ -115,10 +115,17 @@ class ModelDrafter:
                 drawings += [_Drawing(ask)] if complete else []
                 state.in_step += count
                 room -= count
-        output = self._forward(build_batch(self._lanes, shares))
+        output = self._compute(shares)
         for ask in asks:
             self._note_filled(self._states[ask.key])
         return drawings, output
+
+    def _compute(self, shares: Sequence[Share]) -> Output:
+        """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
+        batch = build_batch(self._lanes, shares)
+        if self._forward.vocab_size < self._vocab_size:
+            batch = replace(batch, tokens=batch.tokens.clamp(max=self._forward.vocab_size - 1))
+        return self._forward(batch)
 
     def _draw(self, drawings: Sequence[_Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""

@@ -88,7 +88,7 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
 
 
 def _integers(kind: str, options: str, cls: type) -> dict[str, int]:
-    known = [name for name in inspect.signature(cls).parameters]
+    known = list(inspect.signature(cls).parameters)
     values = {}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")

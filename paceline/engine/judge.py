@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from paceline.engine.scheduler import Work
 from paceline.kernels.base import Output
 from paceline.kernels.noise import gumbel_noise
 from paceline.sampling import Pick, RowGroup, Stream, noise_keys, sample, uniforms
-from paceline.types import Verdict
+from paceline.types import Rule, Verdict
 
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
@@ -29,11 +29,17 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
         drawn = targets.tolist()
         verdicts = {work.sequence.key: Verdict((), drawn[work.root]) for work in works if not work.draft}
     for rule in (_judge_coupled, _judge_rejection):
-        mine = [work for work in drafted if (work.draft.probs is None) == (rule is _judge_coupled)]
+        mine = [work for work in drafted if _rule(work) is rule]
         if mine:
             outcome = rule(mine, output, targets)
             verdicts.update(_verdicts(mine, outcome))
     return verdicts
+
+
+def _rule(work: Work) -> Callable[[Sequence[Work], Output, Tensor], Outcome]:
+    """The request's, except that rejection without distributions is the coupled rule."""
+    wanted = work.sequence.request.speculation.rule
+    return _judge_rejection if wanted is Rule.REJECTION and work.draft.probs is not None else _judge_coupled
 
 
 def _judge_coupled(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:

@@ -107,6 +107,7 @@ class Scheduler:
         sequence.counters.cached_tokens += sequence.span.committed
         self._lanes.tokens_np[sequence.lane, : len(tokens)] = tokens
         self._lanes.lengths_np[sequence.lane] = len(tokens)
+        self._lanes.pages_np[sequence.lane] = -1
         self._lanes.pages_np[sequence.lane, : len(sequence.span.pages)] = sequence.span.pages
         self.running.append(sequence)
 

@@ -2,7 +2,7 @@
 
     tokens   [lanes, width]   committed tokens, then the draft being verified
     lengths  [lanes]          how many of them are committed
-    pages    [lanes, pages]   the page table
+    pages    [lanes, pages]   the page table; -1 where there is no page yet
 
 A forward pass reads tokens and pages by (lane, position), a drafter writes its guess behind the committed tokens, and
 acceptance moves `lengths`: draft → verify → accept need nothing else, so that a device can run them without the host.
@@ -21,7 +21,7 @@ class Lanes:
         width = max_context + max_draft + 1
         self.tokens = torch.zeros((count, width), dtype=torch.int32)
         self.lengths = torch.zeros(count, dtype=torch.int32)
-        self.pages = torch.zeros((count, -(-width // PAGE_SIZE)), dtype=torch.int32)
+        self.pages = torch.full((count, -(-width // PAGE_SIZE)), -1, dtype=torch.int32)
         self.tokens_np = self.tokens.numpy()
         self.lengths_np = self.lengths.numpy()
         self.pages_np = self.pages.numpy()

@@ -1,0 +1,55 @@
+"""Law 1: greedy speculative tokens equal plain tokens, for every registered drafter × rule × chain/tree × batch mix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.drafters.registry import REGISTRY
+from paceline.types import Rule
+from tests.laws import under_law
+from tests.rig import BACKENDS, RIGS, build, run, tokens_of
+
+RULES = tuple(Rule)
+HARD = {"bad", "narrow", "wide"}  # drafters that are hardly ever right
+MIXES: Mapping[str, Mapping[str, Any]] = {
+    "usual": {},
+    "few rows": {"max_step_tokens": 5},
+    "few pages": {"num_pages": 14},
+    "no prefix cache": {"prefix_cache": False},
+    "long drafts": {"max_draft": 16, "max_draft_tokens": 256, "max_step_tokens": 256},
+}
+
+
+def test_every_registered_drafter_is_under_the_laws() -> None:
+    missing = sorted(REGISTRY.keys() - RIGS.keys())
+    assert not missing, f"no rig for the drafters {missing}: give each an entry in RIGS of tests/rig.py"
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+@pytest.mark.parametrize("name", under_law.NAMES)
+def test_each_drafter(name: str, backend: str) -> None:
+    rig = build(backend, {name: under_law.made(name, backend, "greedy")})
+    told = run(rig, under_law.requests("greedy", RULES))
+    assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy"))
+    assert rig.engine.drafters[name].out is None
+    assert rig.engine.stats.drafted > 0
+    assert rig.engine.stats.accepted > 0 or name in HARD
+
+
+@pytest.mark.parametrize(("backend", "mix"), [("toy", mix) for mix in MIXES] + [(b, "usual") for b in BACKENDS[1:]])
+def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
+    count = len(under_law.NAMES)
+    drafters = {name: under_law.made(name, backend, "greedy", count) for name in under_law.NAMES}
+    rig = build(backend, drafters, **MIXES[mix])
+    requests = [
+        replace(request, speculation=replace(request.speculation, drafter=name))
+        for name, request in zip(under_law.NAMES, under_law.requests("greedy", RULES, count=count), strict=True)
+    ]
+    told = run(rig, requests, every=2)
+    assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy", count))
+    assert rig.engine.stats.accepted > 0
+    assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")

@@ -1,0 +1,98 @@
+"""Law 8: a drafter that raises, hangs or returns nonsense costs speed, never correctness or the request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.types import Request, Rule, Speculation
+from tests.laws import under_law
+from tests.odd_drafters import METHODS, NONSENSE, Nonsense, Silent, hanging, raising
+from tests.rig import RIGS, Rig, always, build, run, tokens_of
+
+LAW, COUNT = "sampled", 4
+
+
+def check(rig: Rig, *, out: str | None) -> None:
+    """The text is the plain one, and the reason why nobody drafts is where it belongs."""
+    requests = under_law.requests(LAW, tuple(Rule), count=COUNT)
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(under_law.plain_answers("toy", LAW, COUNT))
+    reason = rig.engine.drafters["odd"].out
+    if out is None:
+        assert reason is None
+        return
+    assert reason is not None
+    assert reason.startswith("drafter odd is out: it ")
+    assert out in reason
+    speculating = [request.id for request in requests if request.speculation.enabled]
+    assert all(told[i, 0].stats.off_reason == reason for i in speculating)
+    assert any(told[i, 0].stats.drafter == "odd" for i in speculating)
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense(kind: str) -> None:
+    out = "raised ValueError" if kind == "writes into the tokens" else "returned "
+    check(build("toy", {"odd": always(Nonsense(NONSENSE[kind]))}), out=out)
+
+
+@pytest.mark.parametrize("method", ["start", "propose"])
+def test_raising(method: str) -> None:
+    check(build("toy", {"odd": always(raising(method))}), out="raised RuntimeError: a drafter of bad character")
+
+
+@pytest.mark.parametrize("method", ["observe", "stop"])
+def test_raising_where_the_draft_was_sound(method: str) -> None:
+    """Failures in a row make it out; whether there are, between sound drafts, depends on who ends when."""
+    rig = build("toy", {"odd": always(raising(method))})
+    told = run(rig, under_law.requests(LAW, (Rule.COUPLED,), count=COUNT))
+    assert tokens_of(told) == tokens_of(under_law.plain_answers("toy", LAW, COUNT))
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hanging(method: str, released: threading.Event) -> None:
+    rig = build("toy", {"odd": always(hanging(method, released))}, drafter_timeout=0.02)
+    if method in ("start", "propose"):
+        check(rig, out="did not answer within 0.02 s")
+        return
+    told = run(rig, under_law.requests(LAW, (Rule.COUPLED,), count=COUNT))
+    assert tokens_of(told) == tokens_of(under_law.plain_answers("toy", LAW, COUNT))
+    assert "did not answer within 0.02 s" in (rig.engine.drafters["odd"].out or "")
+
+
+def test_foreign_but_sound() -> None:
+    """On a thread of its own, always wrong, never out."""
+    drafter = Silent()
+    drafter.prompt = False
+    rig = build("toy", {"odd": always(drafter)})
+    check(rig, out=None)
+    assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+def test_a_bad_drafter_leaves_the_others_alone(backend: str) -> None:
+    count = 10
+    rig = build(backend, {"odd": always(raising("propose")), "good": RIGS["model"]["good"]})
+    requests = [
+        Request(
+            id=request.id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            speculation=Speculation(drafter=("odd", "good")[i % 2]),
+        )
+        for i, request in enumerate(under_law.requests(LAW, (Rule.COUPLED,), count=count))
+    ]
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, LAW, count))
+    assert rig.engine.drafters["odd"].out
+    assert rig.engine.drafters["good"].out is None
+    assert told["1", 0].stats.accepted > 0

@@ -1,0 +1,48 @@
+"""The drafters that the laws speak of: every registered kind by its rig, and scripted ones that branch and err."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.drafters.registry import REGISTRY
+from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
+from tests.odd_drafters import Scripted
+from tests.rig import GREEDY, RIGS, SAMPLED, Key, Made, Told, always, build, mixed_requests, plain, run
+
+REGISTERED: Mapping[str, Made] = {name: made for kind in REGISTRY for name, made in RIGS.get(kind, {}).items()}
+SCRIPTED: Mapping[str, Mapping[str, Any]] = {
+    "chain": {"wrong": 0.3},
+    "right-chain": {"wrong": 0.0},
+    "sure-chain": {"wrong": 0.3, "probs": True},
+    "tree": {"wrong": 0.3, "tree": True},
+    "bushy-tree": {"wrong": 0.7, "tree": True},
+}
+NAMES = (*REGISTERED, *SCRIPTED)
+
+PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}
+
+
+def speculations(rules: Sequence[Rule]) -> list[Speculation]:
+    """On beside off, long beside short."""
+    on = [Speculation(rule=rule, max_draft=limit) for limit in (None, 2) for rule in rules]
+    return [*on, OFF, Speculation(rule=rules[-1], max_draft=5)]
+
+
+def requests(law: str, rules: Sequence[Rule], *, count: int = 9) -> list[Request]:
+    return mixed_requests(PARAMS[law], speculations(rules), count=count)
+
+
+@functools.cache
+def plain_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
+    return run(build(backend), plain(requests(law, (Rule.COUPLED,), count=count)))
+
+
+def made(name: str, backend: str, law: str, count: int = 9) -> Made:
+    if name in REGISTERED:
+        return REGISTERED[name]
+    asked = {request.id: request for request in requests(law, (Rule.COUPLED,), count=count)}
+    answers = plain_answers(backend, law, count).items()
+    scripts = [[*asked[request_id].prompt, *told.tokens] for (request_id, _), told in answers]
+    return always(Scripted(scripts, **SCRIPTED[name]))

@@ -1,0 +1,194 @@
+"""Drafters for tests: one that knows the answer and corrupts it, and ones that raise, hang or talk nonsense."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.draft import Draft
+from paceline.drafters.base import Ask
+from tests.rig import VOCAB
+
+
+class Scripted:
+    """Knows what plain decoding says and proposes it, each token wrong with probability `wrong`.
+
+    A chain, or a tree of the right tokens among wrong siblings that have children of their own. With `probs` it says
+    that it was certain, which only the rejection rule may believe.
+    """
+
+    max_draft = 16
+    prompt = True
+
+    def __init__(
+        self,
+        scripts: Iterable[Sequence[int]],
+        *,
+        wrong: float = 0.3,
+        tree: bool = False,
+        probs: bool = False,
+        vocab_size: int = VOCAB,
+        seed: int = 0,
+    ) -> None:
+        self.name = "scripted"
+        self._scripts = [np.asarray(script) for script in scripts]
+        self._wrong = wrong
+        self._tree = tree
+        self._probs = probs
+        self._vocab_size = vocab_size
+        self._random = np.random.default_rng(seed)
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        pass
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(self._next(ask.tokens), ask.max_draft) for ask in asks]
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        pass
+
+    def stop(self, key: int) -> None:
+        pass
+
+    def _next(self, tokens: np.ndarray) -> list[int]:
+        for script in self._scripts:
+            if len(script) > len(tokens) and np.array_equal(script[: len(tokens)], tokens):
+                return [int(token) for token in script[len(tokens) :]]
+        return []
+
+    def _draft(self, truth: list[int], longest: int) -> Draft:
+        length = int(self._random.integers(0, longest + 1))
+        if self._tree:
+            return self._branching(truth, length)
+        guess = [self._corrupt(token) for token in truth[:length]]
+        probs = torch.nn.functional.one_hot(torch.tensor(guess, dtype=torch.int64), self._vocab_size).float()
+        return Draft(tokens=tuple(guess), probs=probs if self._probs and guess else None)
+
+    def _corrupt(self, token: int) -> int:
+        return int(self._random.integers(self._vocab_size)) if self._random.random() < self._wrong else token
+
+    def _branching(self, truth: list[int], length: int) -> Draft:
+        """Nodes until `length`, each the right child of the right path or something wrong anywhere."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        right = -1  # the node the right path has come to
+        ahead = list(truth)
+        while len(tokens) < length:
+            go_on = ahead and self._random.random() > self._wrong
+            token = ahead.pop(0) if go_on else int(self._random.integers(self._vocab_size))
+            parent = right if go_on else int(self._random.integers(-1, len(tokens)))
+            if (parent, token) in zip(parents, tokens, strict=True) or (not go_on and ahead[:1] == [token]):
+                continue
+            tokens.append(token)
+            parents.append(parent)
+            right = len(tokens) - 1 if go_on else right
+        return Draft(tokens=tuple(tokens), parents=tuple(parents))
+
+
+class Silent:
+    """Does nothing, properly; the others go wrong in one method."""
+
+    name = "odd"
+    max_draft = 16
+    prompt = True
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        pass
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft(tokens=(1,) * ask.max_draft) for ask in asks]
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        pass
+
+    def stop(self, key: int) -> None:
+        pass
+
+
+METHODS = ("start", "propose", "observe", "stop")
+
+
+def raising(method: str) -> Silent:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a drafter of bad character")
+
+    drafter = Silent()
+    setattr(drafter, method, fail)
+    return drafter
+
+
+def hanging(method: str, released: threading.Event) -> Silent:
+    """Never comes back from `method` until the test is over."""
+    drafter = Silent()
+    proper = getattr(drafter, method)
+
+    def hang(*arguments: Any) -> Any:
+        released.wait()
+        return proper(*arguments)
+
+    drafter.prompt = False
+    setattr(drafter, method, hang)
+    return drafter
+
+
+class Nonsense(Silent):
+    def __init__(self, answer: Callable[[Sequence[Ask]], Any]) -> None:
+        self._answer = answer
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        answer: list[Draft] = self._answer(asks)
+        return answer
+
+
+def _each(make: Callable[[Ask], Any]) -> Callable[[Sequence[Ask]], Any]:
+    return lambda asks: [make(ask) for ask in asks]
+
+
+def _probs(ask: Ask, value: float) -> torch.Tensor:
+    return torch.full((ask.max_draft, VOCAB), value)
+
+
+def _scribble(ask: Ask) -> Draft:
+    ask.tokens[:] = 0
+    return Draft(tokens=(1,))
+
+
+NONSENSE: Mapping[str, Callable[[Sequence[Ask]], Any]] = {
+    "none": lambda asks: None,
+    "a number": lambda asks: 7,
+    "a generator": lambda asks: (Draft() for _ in asks),
+    "too few": lambda asks: [Draft()] * (len(asks) - 1),
+    "too many": lambda asks: [Draft()] * (len(asks) + 1),
+    "not drafts": _each(lambda ask: (1, 2)),
+    "too long": _each(lambda ask: Draft(tokens=(1,) * (ask.max_draft + 1))),
+    "token too large": _each(lambda ask: Draft(tokens=(VOCAB,))),
+    "token negative": _each(lambda ask: Draft(tokens=(-1,))),
+    "token a float": _each(lambda ask: Draft(tokens=(1.5,))),  # type: ignore[arg-type]
+    "token a bool": _each(lambda ask: Draft(tokens=(True,))),
+    "token of numpy": _each(lambda ask: Draft(tokens=(np.int64(3),))),  # type: ignore[arg-type]
+    "tokens a number": _each(lambda ask: Draft(tokens=5)),  # type: ignore[arg-type]
+    "tokens a text": _each(lambda ask: Draft(tokens="a")),  # type: ignore[arg-type]
+    "tokens none": _each(lambda ask: Draft(tokens=None)),  # type: ignore[arg-type]
+    "tokens a tensor": _each(lambda ask: Draft(tokens=torch.tensor([1]))),  # type: ignore[arg-type]
+    "parents a number": _each(lambda ask: Draft(tokens=(1,), parents=5)),  # type: ignore[arg-type]
+    "parents too many": _each(lambda ask: Draft(tokens=(1,), parents=(-1, 0))),
+    "parent of itself": _each(lambda ask: Draft(tokens=(1,), parents=(0,))),
+    "parent negative": _each(lambda ask: Draft(tokens=(1,), parents=(-2,))),
+    "parent a float": _each(lambda ask: Draft(tokens=(1,), parents=(-1.0,))),  # type: ignore[arg-type]
+    "siblings alike": lambda asks: [Draft(tokens=(4, 4), parents=(-1, -1))] * len(asks),
+    "probs NaN": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, torch.nan))),
+    "probs infinite": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, torch.inf))),
+    "probs negative": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, -1.0 / VOCAB))),
+    "probs too large": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, 1.0))),
+    "probs of another shape": _each(lambda ask: Draft((1,) * ask.max_draft, probs=torch.ones(1, 1))),
+    "probs of numpy": _each(lambda ask: Draft((1,), probs=np.full((1, VOCAB), 1 / VOCAB))),  # type: ignore[arg-type]
+    "probs a text": _each(lambda ask: Draft((1,), probs="likely")),  # type: ignore[arg-type]
+    "probs bool": _each(lambda ask: Draft((1,), probs=torch.eye(VOCAB, dtype=torch.bool)[1:2])),
+    "probs against its token": _each(lambda ask: Draft((1,), probs=torch.eye(VOCAB)[2:3])),
+    "probs of a tree": lambda asks: [Draft((1, 2), (-1, -1), probs=torch.full((2, VOCAB), 1 / VOCAB))] * len(asks),
+    "writes into the tokens": _each(_scribble),
+}

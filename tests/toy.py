@@ -1,0 +1,95 @@
+"""A Forward without arithmetic: the logits of a row are a hash of exactly the tokens it attends to.
+
+It is instant, bitwise, and more sensitive than any real model: one wrong slot, page, position or ancestor changes the
+whole distribution, and a context out of order is an error at once. Its "keys and values" are tokens and positions.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.kernels.cpu import team
+from paceline.kernels.cpu.build import load_library
+
+CONTEXTS = 4099  # distinct distributions by the last token
+DETAILS = 509  # distinct corrections by the whole context
+POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, dtype=np.uint64))
+
+
+class ToyKV:
+    """The token and the position in each slot."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.tokens = np.full(num_pages * PAGE_SIZE, -1, dtype=np.int64)
+        self.positions = np.full(num_pages * PAGE_SIZE, -1, dtype=np.int64)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for memory in (self.tokens, self.positions):
+            memory[target.numpy()] = memory[source.numpy()]
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        both = (torch.from_numpy(memory[slots.numpy()]).float() for memory in (self.tokens, self.positions))
+        keys, values = (each.view(1, -1, 1, 1) for each in both)
+        return keys, values
+
+
+@functools.cache
+def table(seed: int, rows: int, vocab_size: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, vocab_size)).astype(np.float32)
+
+
+class ToyForward:
+    """`noise` adds another table of the same kind: a drafter that is right less often the larger it is."""
+
+    bitwise = True
+
+    def __init__(
+        self, *, num_pages: int, seed: int = 0, noise: float = 0.0, vocab_size: int = 97, sharpness: float = 3.0
+    ) -> None:
+        self.kv = ToyKV(num_pages)
+        self.vocab_size = vocab_size
+        self._contexts = sharpness * table(seed, CONTEXTS, vocab_size)
+        self._contexts = self._contexts + noise * sharpness * table(seed + 1000, CONTEXTS, vocab_size)
+        self._details = 0.7 * table(seed + 2000, DETAILS, vocab_size)
+        self._last: Output | None = None
+
+    def __call__(self, batch: Batch) -> Output:
+        if self._last is not None:  # the memory of an Output belongs to the next pass
+            self._last.logits.fill_(torch.nan)
+            self._last.argmax.fill_(-1)
+        assert int(batch.tokens.max()) < self.vocab_size, "a token outside of the vocabulary"
+        slots = batch.slots.numpy()
+        self.kv.tokens[slots] = batch.tokens.numpy()
+        self.kv.positions[slots] = batch.positions.numpy()
+        owners = np.searchsorted(batch.row_starts.numpy(), batch.logit_rows.numpy(), side="right") - 1
+        rows = zip(batch.logit_rows.tolist(), owners.tolist(), strict=True)
+        logits = torch.empty((len(owners), self.vocab_size))
+        for out, (row, owner) in enumerate(rows):
+            logits[out] = torch.from_numpy(self._logits(self._context(batch, row, owner)))
+        self._last = Output(logits=logits, argmax=logits.argmax(-1).int())
+        return self._last
+
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        return team.pick(load_library(), 1, logits, scales, keys)
+
+    def _context(self, batch: Batch, row: int, owner: int) -> np.ndarray:
+        """The tokens that a row attends to, itself last."""
+        position, base = int(batch.positions[row]), int(batch.bases[owner])
+        shared = position + 1 if batch.tails is None else min(position + 1, base)
+        index = np.arange(shared)
+        slots = batch.page_table[owner].numpy()[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
+        if batch.tails is not None:
+            slots = np.concatenate((slots, batch.tails[row, : position + 1 - shared].numpy()))
+        assert np.array_equal(self.kv.positions[slots], np.arange(position + 1)), "a context out of order"
+        return self.kv.tokens[slots]
+
+    def _logits(self, context: np.ndarray) -> np.ndarray:
+        recent = int(context[-1]) * 1_000_003
+        whole = int(((context + 1).astype(np.uint64) * POWERS[: len(context)]).sum() >> np.uint64(32))
+        return np.asarray(self._contexts[recent % CONTEXTS] + self._details[whole % DETAILS])
