@@ -18,7 +18,7 @@ class EngineConfig:
     kv_memory: int | None = None  # bytes for keys and values
     prefix_cache: bool = True
     # Speculation. A measured cost model will take these over; the governor is where it will stand.
-    max_draft: int = 8  # longest draft of a sequence
+    max_draft: int = 16  # longest draft of a sequence; a drafter may have a lower limit of its own
     max_draft_tokens: int = 128  # drafted tokens a step, over all sequences
     max_draft_batch: int = 32  # no speculation with more sequences running
     max_draft_context: int = 1 << 20  # no speculation beyond this many tokens

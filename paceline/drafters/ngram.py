@@ -29,7 +29,7 @@ class NgramDrafter:
     max_draft = 16
     prompt = True
 
-    def __init__(self, *, min_ngram: int = 2, max_ngram: int = 4) -> None:
+    def __init__(self, *, min_ngram: int = 1, max_ngram: int = 6) -> None:
         if not 1 <= min_ngram <= max_ngram <= 64:
             raise InvalidRequest(f"1 <= min_ngram <= max_ngram <= 64 is needed, not {min_ngram} and {max_ngram}")
         self._sizes = range(max_ngram, min_ngram - 1, -1)
