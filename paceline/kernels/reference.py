@@ -6,6 +6,7 @@ other; it is not fast, and its rows may round differently when other rows ride a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -50,93 +51,79 @@ class ReferenceKV:
         return self.keys[:, slots.long()].float(), self.values[:, slots.long()].float()
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the rows of one sequence look at: first the shared slots, then each row its own."""
+
+    rows: slice
+    shared: Tensor  # [length] slots of positions 0 … length - 1, found through the page table
+    own: Tensor | None  # [rows, depth] slots of the row's ancestors in a tree; unused entries point to the row
+    distance: Tensor  # [rows, length + depth] from the row back to each position; negative: ahead of it
+
+
 class ReferenceBackend:
     """The `Backend` of plain torch."""
 
     def __init__(self, kv: ReferenceKV) -> None:
         self.kv = kv
-        self._batch: Batch | None = None
-        self._row_starts: list[int] = []
-        self._lengths: list[int] = []
+        self._slots = torch.empty(0, dtype=torch.long)
+        self._views: list[View] = []
 
     def begin(self, batch: Batch) -> None:
-        self._batch = batch
-        self._row_starts = batch.row_starts.tolist()
-        self._lengths = context_lengths(batch, self._row_starts)
+        self._slots = batch.slots.long()
+        self._views = views_of(batch)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        slots = self._current().slots.long()
-        self.kv.keys[layer, slots] = keys.to(self.kv.keys.dtype)
-        self.kv.values[layer, slots] = values.to(self.kv.values.dtype)
+        self.kv.keys[layer, self._slots] = keys.to(self.kv.keys.dtype)
+        self.kv.values[layer, self._slots] = values.to(self.kv.values.dtype)
 
     def attend(self, layer: int, queries: Tensor, *, window: int, scale: float) -> Tensor:
-        batch = self._current()
+        keys, values = self.kv.keys[layer], self.kv.values[layer]
         out = torch.empty_like(queries)
-        for sequence, length in enumerate(self._lengths):
-            rows = slice(self._row_starts[sequence], self._row_starts[sequence + 1])
-            out[rows] = self._attend_one(batch, sequence, rows, length, queries[rows], layer, window, scale)
+        for view in self._views:
+            out[view.rows] = attend(queries[view.rows].float() * scale, keys, values, view, window).to(out.dtype)
         return out
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
         return linear(x, weight, bias)
 
-    def _current(self) -> Batch:
-        assert self._batch is not None, "begin(batch) comes before store and attend"
-        return self._batch
 
-    def _attend_one(
-        self,
-        batch: Batch,
-        sequence: int,
-        rows: slice,
-        length: int,
-        queries: Tensor,
-        layer: int,
-        window: int,
-        scale: float,
-    ) -> Tensor:
-        keys, values = self.kv.keys[layer], self.kv.values[layer]
-        q = queries.float().view(len(queries), keys.shape[1], -1, keys.shape[2])  # [rows, kv_heads, group, head_dim]
-        shared = table_slots(batch.page_table[sequence], length)  # [length], the same for all rows
-        scores = torch.einsum("rhgd,shd->rhgs", q, keys[shared].float())
-        positions = batch.positions[rows, None]
-        seen = torch.arange(length, device=queries.device)[None, :].expand(len(q), -1)  # positions behind the scores
-        own = None
+def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, window: int) -> Tensor:
+    """Attention of one sequence's rows, float32 [rows, heads, head_dim], over the slots of their view."""
+    q = queries.view(len(queries), keys.shape[1], -1, keys.shape[2])  # [rows, kv_heads, group, head_dim]
+    scores = torch.einsum("rhgd,shd->rhgs", q, keys[view.shared].float())
+    if view.own is not None:
+        scores = torch.cat([scores, torch.einsum("rhgd,rthd->rhgt", q, keys[view.own].float())], dim=-1)
+    hidden = (view.distance < 0) | (view.distance >= (window or 1 << 30))
+    weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)
+    length = len(view.shared)
+    out = torch.einsum("rhgs,shd->rhgd", weights[..., :length], values[view.shared].float())
+    if view.own is not None:
+        out = out + torch.einsum("rhgt,rthd->rhgd", weights[..., length:], values[view.own].float())
+    return out.flatten(1, 2)
+
+
+def views_of(batch: Batch) -> list[View]:
+    positions, bases = batch.positions.tolist(), batch.bases.tolist()
+    views = []
+    for sequence, (start, stop) in enumerate(pairwise(batch.row_starts.tolist())):
+        length = max(positions[start:stop], default=-1) + 1
         if batch.tails is not None:
-            own, ahead = tail_slots(batch, sequence, rows)  # [rows, depth]
-            scores = torch.cat([scores, torch.einsum("rhgd,rthd->rhgt", q, keys[own].float())], dim=-1)
-            seen = torch.cat([seen, ahead], dim=1)
-        visible = (seen <= positions) & ((seen > positions - window) if window else True)
-        weights = (scores * scale).masked_fill(~visible[:, None, None], float("-inf")).softmax(dim=-1)
-        out = torch.einsum("rhgs,shd->rhgd", weights[..., :length], values[shared].float())
-        if own is not None:
-            out = out + torch.einsum("rhgt,rthd->rhgd", weights[..., length:], values[own].float())
-        return out.flatten(1, 2).to(queries.dtype)
+            length = min(length, bases[sequence])
+        views.append(view_of(batch, sequence, slice(start, stop), length))
+    return views
 
 
-def context_lengths(batch: Batch, row_starts: list[int]) -> list[int]:
-    """How many leading positions of each sequence are found through its page table."""
-    positions = batch.positions.tolist()
-    spans = pairwise(row_starts)
-    lengths = [max(positions[start:stop], default=-1) + 1 for start, stop in spans]
+def view_of(batch: Batch, sequence: int, rows: slice, length: int) -> View:
+    row = batch.positions[rows, None]
+    seen = torch.arange(length, device=row.device)
+    shared = batch.page_table[sequence].long()[seen // PAGE_SIZE] * PAGE_SIZE + seen % PAGE_SIZE
     if batch.tails is None:
-        return lengths
-    return [min(pair) for pair in zip(lengths, batch.bases.tolist(), strict=True)]
-
-
-def table_slots(pages: Tensor, length: int) -> Tensor:
-    """Slots of positions 0 … length - 1."""
-    position = torch.arange(length, device=pages.device)
-    return pages.long()[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-
-
-def tail_slots(batch: Batch, sequence: int, rows: slice) -> tuple[Tensor, Tensor]:
-    """Slots of the ancestors of each row and their positions, both [rows, depth]; unused entries point to the row."""
-    assert batch.tails is not None
+        return View(rows=rows, shared=shared, own=None, distance=row - seen)
     tails = batch.tails[rows].long()
-    ahead = batch.bases[sequence] + torch.arange(tails.shape[1], device=tails.device)[None, :]
-    used = ahead <= batch.positions[rows, None]
-    return torch.where(used, tails, batch.slots[rows, None].long()), ahead.expand_as(tails)
+    ahead = row - batch.bases[sequence] - torch.arange(tails.shape[1], device=row.device)  # [rows, depth]
+    own = torch.where(ahead >= 0, tails, batch.slots[rows, None].long())
+    return View(rows=rows, shared=shared, own=own, distance=torch.cat([row - seen, ahead], dim=1))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

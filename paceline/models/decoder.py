@@ -17,9 +17,8 @@ from paceline.kernels.base import Backend, Batch
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import embed, rms_norm, rope
 from paceline.models.config import ModelConfig, RopeScaling
+from paceline.models.naming import Weight
 from paceline.models.rope import layer_rope, rope_frequencies, turns
-
-Weight = Tensor | Quantised
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
 """From the blocks of GGUF's quantisations to tensors: exactly to float, or in (nearly) their own bits.
 
-    Q4_0  d, 32 × 4 bit        w = d·q − 8d           kept
-    Q4_1  d, m, 32 × 4 bit     w = d·q + m            kept
-    Q8_0  d, 32 × 8 bit        w = d·q                kept, q shifted by 128 to be unsigned
-    Q4_K  8 groups of 32       w = d·s·q − e·m        kept, the products d·s and e·m rounded to fp16
-    other quantisations                               dequantised, then 8 bits in groups of 32
+    Q4_0   d, 32 × 4 bits       w = d·q − 8d         kept
+    Q4_1   d, m, 32 × 4 bits    w = d·q + m          kept
+    Q5_0   d, 32 × 5 bits       w = d·(q − 16)       kept in 8 bits: q + 112
+    Q8_0   d, 32 × 8 bits       w = d·q              kept: q + 128
+    Q4_K   8 groups of 32       w = d·s·q − e·m      kept, the products d·s and e·m rounded to fp16
+    others                                           dequantised, then quantised anew to 8 bits in groups of 32
 
 Data is uint8 [rows, bytes of a row] as it lies in the file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,10 +45,9 @@ def native_rows(data: Bytes, kind: Kind, where: str) -> Tensor | Quantised:
     """[rows, k] in the file's own bits where the kernels have them, else the nearest that they have."""
     if kind in FLOATS:
         return float_rows(data, kind, where)
-    keep = {Kind.Q4_0: _q4_0, Kind.Q4_1: _q4_1, Kind.Q8_0: _q8_0, Kind.Q4_K: _q4_k}.get(kind)
-    if keep is None:
+    if kind not in KEPT:
         return quantise(float_rows(data, kind, where), bits=8, group=GROUP)
-    return keep(data)
+    return KEPT[kind](data)
 
 
 def _blocks(data: Bytes, size: int) -> Bytes:
@@ -75,6 +76,14 @@ def _q4_1(data: Bytes) -> Quantised:
     return Quantised(q=_nibbles(blocks[..., 4:]), scale=_halves(blocks, 0), minimum=_halves(blocks, 2), bits=4)
 
 
+def _q5_0(data: Bytes) -> Quantised:
+    blocks = _blocks(data, 22)
+    scale = _halves(blocks, 0)
+    bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")  # the fifth of each, lowest byte first
+    q = _nibbles(blocks[..., 6:]) | torch.from_numpy((bits << 4).reshape(len(data), -1))
+    return Quantised(q=q + 112, scale=scale, minimum=-128 * scale, bits=8)
+
+
 def _q8_0(data: Bytes) -> Quantised:
     blocks = _blocks(data, 34)
     scale = _halves(blocks, 0)
@@ -97,3 +106,12 @@ def _six_bit_pairs(packed: Bytes) -> tuple[Tensor, Tensor]:
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
     return torch.from_numpy(scales.astype(np.float32)), torch.from_numpy(minima.astype(np.float32))
+
+
+KEPT: dict[Kind, Callable[[Bytes], Quantised]] = {
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q5_0: _q5_0,
+    Kind.Q8_0: _q8_0,
+    Kind.Q4_K: _q4_k,
+}

@@ -20,11 +20,11 @@ from paceline.errors import ModelFileError, UnknownOption, UnsupportedModel
 from paceline.kernels.quant import GROUP, Quantised, quantise
 from paceline.models.config import ModelConfig
 from paceline.models.naming import Dialect, expected_shapes
+from paceline.models.naming import Weight as Weight
 
 Format = Literal["auto", "native", "fp32", "bf16", "int8", "int4"]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-Weight = Tensor | Quantised
-CHUNK = 1 << 24  # weights dequantised at a time
+CHUNK = 1 << 20  # weights converted at a time, few enough to stay in the cache
 
 
 class TensorSource(Protocol):
@@ -137,8 +137,11 @@ def _maker(
 
 
 def _finite(weight: Weight) -> bool:
-    parts = (weight.scale, weight.minimum) if isinstance(weight, Quantised) else (weight,)
-    return all(bool(part.isfinite().all()) for part in parts)
+    """Also as fp16, where kernels pack it so: the scales and minimums of groups."""
+    if not isinstance(weight, Quantised):
+        return bool(weight.isfinite().all())
+    parts = (weight.scale, weight.minimum) if weight.bits == 4 else (weight.scale,)
+    return all(bool((part.half() if weight.grouped else part).isfinite().all()) for part in parts)
 
 
 def _join(parts: list[Weight]) -> Weight:
