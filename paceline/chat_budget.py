@@ -19,7 +19,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import do_indent, do_round, make_attrgetter
 
 MAX_STEPS = 500_000
-MAX_SECONDS = 1.0  # of this thread's own time, so that a busy machine fails nobody
+MAX_SECONDS = 0.5  # of this thread's own time, so that a busy machine fails nobody
 MAX_SIZE = 16_000_000  # characters and list entries made, on top of MAX_GROWTH for each of the input
 MAX_GROWTH = 64
 ENTRY = 16  # what an entry of a list weighs in characters; looking at it takes that long

@@ -68,9 +68,11 @@ def _message(message: Message, where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"{where}.role is {role!r:.60}; allowed are {', '.join(ROLES)}")
-    checked = {**message, "content": _content(message, f"{where}.content")}
-    if message.get("tool_calls") is not None:
-        checked["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    checked = {key: value for key, value in message.items() if value is not None}  # templates ask `"name" in message`
+    checked["content"] = _content(message, f"{where}.content")
+    calls = checked.pop("tool_calls", [])
+    if calls != []:
+        checked["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
     return checked
 
 

@@ -17,6 +17,7 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CL100K = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD_LOWER, _WORD_UPPER = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{a}{_LOWER}{b}" for a, b in (("*", "+"), ("+", "*")))
 _TEKKEN = rf"{_WORD_LOWER}|{_WORD_UPPER}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
@@ -53,7 +54,7 @@ _qwen2 = PreTokenizer((_QWEN2,), nfc=True)
 _llama3 = PreTokenizer((_CL100K,), whole_words=True, adds_bos=True)
 
 KNOWN: dict[str, PreTokenizer] = {
-    "default": PreTokenizer((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": PreTokenizer((_PUNCTUATION.replace("`", ""), _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _gpt2,
     "phi-2": _gpt2,
     "mpt": _gpt2,
@@ -63,11 +64,16 @@ KNOWN: dict[str, PreTokenizer] = {
     "refact": _digits,
     "command-r": _digits,
     "codeshell": _digits,
+    "exaone": _digits,
     "qwen2": _qwen2,
     "deepseek-r1-qwen": _qwen2,
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
+    "stablelm2": PreTokenizer((_QWEN2,)),
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
     "llama3": _llama3,
+    "falcon3": _llama3,
+    "pixtral": _llama3,
     "dbrx": PreTokenizer((_CL100K,)),
     "smaug-bpe": PreTokenizer((_CL100K,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, adds_bos=True),

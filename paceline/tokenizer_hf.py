@@ -172,12 +172,11 @@ def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
 
 
 def _frame(config: Json, frame: Frame, ids: Mapping[str, int | None]) -> Frame:
-    """tokenizer_config.json decides where it says something."""
-    prefix, suffix = frame
-    if isinstance(config.get("add_bos_token"), bool):
-        prefix = _known(ids.get("bos_token")) if config["add_bos_token"] else ()
-    if isinstance(config.get("add_eos_token"), bool):
-        suffix = _known(ids.get("eos_token")) if config["add_eos_token"] else ()
+    """tokenizer.json decides where it frames a text; where it does not, tokenizer_config.json may ask for it."""
+    if frame != ((), ()):
+        return frame
+    prefix = _known(ids.get("bos_token")) if config.get("add_bos_token") is True else ()
+    suffix = _known(ids.get("eos_token")) if config.get("add_eos_token") is True else ()
     return prefix, suffix
 
 
