@@ -48,6 +48,8 @@ BACKENDS = ("toy", "compiled", "eager")
 VOCAB = 97
 CONTEXT = 160
 
+LIMITS = {"max_sequences": 8, "max_step_tokens": 32, "max_draft": 8, "drafter_timeout": 60.0}
+
 Key = tuple[str, int]  # request id, sample
 Made = Callable[[Setting, str], Drafter]  # how a drafter is made, in a setting and on a backend
 
@@ -59,10 +61,17 @@ class Model:
     seed: int = 0
     noise: float = 0.0
     vocab_size: int = VOCAB
+    sharpness: float = 3.0  # of the toy's distributions
 
     def forward(self, backend: str, *, num_pages: int) -> Forward:
         if backend == "toy":
-            return ToyForward(num_pages=num_pages, seed=self.seed, noise=self.noise, vocab_size=self.vocab_size)
+            return ToyForward(
+                num_pages=num_pages,
+                seed=self.seed,
+                noise=self.noise,
+                vocab_size=self.vocab_size,
+                sharpness=self.sharpness,
+            )
         if backend == "eager":
             return EagerForward(self.config, self.weights, num_pages=num_pages)
         quantised = {name: quantise(w) if w.dim() == 2 else w for name, w in self.weights.items()}
@@ -163,7 +172,7 @@ def build(
     **options: Any,
 ) -> Rig:
     """An engine by hand, of small limits so that they are met. The first drafter is the default."""
-    config = EngineConfig.of(**{"max_sequences": 8, "max_step_tokens": 32, "drafter_timeout": 60.0, **options})
+    config = EngineConfig.of(**{**LIMITS, **options})
     if forward is None:
         forward = TARGET.forward(backend, num_pages=num_pages)
     lanes = Lanes(count=config.max_sequences, max_context=max_context, max_draft=config.max_draft)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu import team
 from paceline.kernels.cpu.build import load_library
 
@@ -52,7 +52,8 @@ class ToyForward:
     def __init__(
         self, *, num_pages: int, seed: int = 0, noise: float = 0.0, vocab_size: int = 97, sharpness: float = 3.0
     ) -> None:
-        self.kv = ToyKV(num_pages)
+        self._kv = ToyKV(num_pages)
+        self.kv: KVMemory = self._kv
         self.vocab_size = vocab_size
         self._contexts = sharpness * table(seed, CONTEXTS, vocab_size)
         self._contexts = self._contexts + noise * sharpness * table(seed + 1000, CONTEXTS, vocab_size)
@@ -65,13 +66,13 @@ class ToyForward:
             self._last.argmax.fill_(-1)
         assert int(batch.tokens.max()) < self.vocab_size, "a token outside of the vocabulary"
         slots = batch.slots.numpy()
-        self.kv.tokens[slots] = batch.tokens.numpy()
-        self.kv.positions[slots] = batch.positions.numpy()
+        self._kv.tokens[slots] = batch.tokens.numpy()
+        self._kv.positions[slots] = batch.positions.numpy()
         owners = np.searchsorted(batch.row_starts.numpy(), batch.logit_rows.numpy(), side="right") - 1
         rows = zip(batch.logit_rows.tolist(), owners.tolist(), strict=True)
         logits = torch.empty((len(owners), self.vocab_size))
         for out, (row, owner) in enumerate(rows):
-            logits[out] = torch.from_numpy(self._logits(self._context(batch, row, owner)))
+            logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
         self._last = Output(logits=logits, argmax=logits.argmax(-1).int())
         return self._last
 
@@ -86,10 +87,11 @@ class ToyForward:
         slots = batch.page_table[owner].numpy()[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
         if batch.tails is not None:
             slots = np.concatenate((slots, batch.tails[row, : position + 1 - shared].numpy()))
-        assert np.array_equal(self.kv.positions[slots], np.arange(position + 1)), "a context out of order"
-        return self.kv.tokens[slots]
+        assert np.array_equal(self._kv.positions[slots], np.arange(position + 1)), "a context out of order"
+        return self._kv.tokens[slots]
 
-    def _logits(self, context: np.ndarray) -> np.ndarray:
+    def logits_after(self, context: np.ndarray) -> np.ndarray:
+        """What the model thinks of the token after these."""
         recent = int(context[-1]) * 1_000_003
         whole = int(((context + 1).astype(np.uint64) * POWERS[: len(context)]).sum() >> np.uint64(32))
         return np.asarray(self._contexts[recent % CONTEXTS] + self._details[whole % DETAILS])

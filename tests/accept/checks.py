@@ -1,0 +1,84 @@
+"""Checks of the acceptance rules that take the code to be checked, so that mutants can be put to them as well."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from paceline.draft import Draft
+from tests.accept import by_hand
+
+
+class Code(Protocol):
+    """The parts of paceline.accept, original or mutated."""
+
+    Rows: Any
+    walk: Any
+    accept_coupled: Any
+    accept_rejection: Any
+
+
+def check_coupled(code: Code, *, rounds: int = 40) -> None:
+    """Random chains and trees, of a vocabulary so small that paths get long."""
+    random = np.random.default_rng(0)
+    for turn in range(rounds):
+        vocab = 2 + turn % 3
+        make = by_hand.random_tree if turn % 2 else by_hand.random_chain
+        drafts = [make(random, int(random.integers(1, 7)), vocab) for _ in range(int(random.integers(1, 5)))]
+        layout = by_hand.lay_out(drafts)
+        targets = torch.from_numpy(random.integers(vocab, size=len(layout.tokens)))
+        outcome = code.accept_coupled(code.Rows(**layout.tensors(), depth=layout.depth), targets)
+        paths, row = by_hand.split(outcome.alive, drafts), 0
+        for i, draft in enumerate(drafts):
+            path, token = by_hand.coupled(draft, targets[row : row + 1 + len(draft)].tolist())
+            assert paths[i] == path
+            assert int(outcome.tokens[i]) == token
+            assert int(outcome.last[i]) == (row + 1 + path[-1] if path else row)
+            row += 1 + len(draft)
+
+
+def check_rejection(code: Code, *, rounds: int = 40) -> None:
+    random = np.random.default_rng(1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(rounds):
+        drafts = [by_hand.random_chain(random, int(random.integers(1, 5)), 4) for _ in range(3)]
+        rows = sum(1 + len(draft) for draft in drafts)
+        p, q = (torch.rand((rows, 4), generator=generator).softmax(-1) for _ in range(2))
+        coins = torch.rand(rows, generator=generator, dtype=torch.float64)
+        noise = -torch.rand((3, 4), generator=generator).log().neg().log()
+        compare_rejection(code, drafts, p, q, coins, noise)
+
+
+def compare_rejection(
+    code: Code, drafts: list[Draft], p: torch.Tensor, q: torch.Tensor, coins: torch.Tensor, noise: torch.Tensor
+) -> None:
+    layout = by_hand.lay_out(drafts)
+    outcome = code.accept_rejection(code.Rows(**layout.tensors(), depth=layout.depth), p, q, coins, noise)
+    paths, row = by_hand.split(outcome.alive, drafts), 0
+    for i, draft in enumerate(drafts):
+        after, drafted = slice(row, row + 1 + len(draft)), slice(row + 1, row + 1 + len(draft))
+        path, token = by_hand.rejection(draft.tokens, p[after], q[drafted], coins[drafted], noise[i])
+        assert paths[i] == path
+        assert int(outcome.tokens[i]) == token
+        row += 1 + len(draft)
+
+
+def check_rejection_at_the_edges(code: Code) -> None:
+    """A coin exactly on the border, a residual of nothing, an impossible token, a draft accepted to its end."""
+    drafts = [Draft(tokens=(0,)), Draft(tokens=(1, 0))]
+    coins = torch.tensor([0.1, 0.5, 0.1, 0.9, 0.9], dtype=torch.float64)
+    noise = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    half = torch.full((5, 2), 0.5)
+    cases = {
+        "a coin on the border": (torch.tensor([[0.25, 0.75]] * 5), torch.tensor([[0.5, 0.5]] * 5)),
+        "nothing left of the residual": (torch.tensor([[0.25, 0.5]] * 5), torch.tensor([[0.75, 0.5]] * 5)),
+        "an impossible token": (torch.tensor([[0.0, 1.0]] * 5), half),
+        "all accepted": (torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]]), 0.1 * half),
+    }
+    for p, q in cases.values():
+        compare_rejection(code, drafts, p, q, coins, noise)
+
+
+CHECKS = (check_coupled, check_rejection, check_rejection_at_the_edges)

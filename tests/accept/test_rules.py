@@ -1,0 +1,52 @@
+"""The acceptance rules against what one would do by hand, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from paceline.accept.coupled import accept_coupled
+from paceline.accept.rejection import accept_rejection
+from paceline.accept.rows import Rows, walk
+from tests.accept import by_hand
+from tests.accept.checks import CHECKS, Code
+
+CODE = SimpleNamespace(Rows=Rows, walk=walk, accept_coupled=accept_coupled, accept_rejection=accept_rejection)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_as_by_hand(check: Callable[[Code], None]) -> None:
+    check(CODE)
+
+
+@hypothesis.given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(0.5, 1))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_a_row_is_alive_if_it_and_all_above_it_are_right(seed: int, length: int, share: float) -> None:
+    """Of any depth, also where the right rows are no path."""
+    random = np.random.default_rng(seed)
+    layout = by_hand.lay_out([by_hand.random_chain(random, length, 3)])
+    right = torch.from_numpy(random.random(length + 1) < share)
+    alive, last = walk(Rows(**layout.tensors(), depth=layout.depth), right)
+    expected = [True]
+    for row in range(1, length + 1):
+        expected.append(expected[layout.parents[row]] and bool(right[row]))
+    assert alive.tolist() == expected
+    assert last.tolist() == [sum(expected) - 1]
+
+
+def test_probabilities_decide_with_the_coin() -> None:
+    """p/q = 1/2: a coin below it accepts, one above it rejects and takes the token that p has more of."""
+    rows = Rows(**by_hand.lay_out([by_hand.Draft(tokens=(0,))]).tensors(), depth=1)
+    p, q = torch.tensor([[0.4, 0.6], [0.5, 0.5]]), torch.tensor([[0.0, 0.0], [0.8, 0.2]])
+    noise = torch.zeros(1, 2)
+    accepted = accept_rejection(rows, p, q, torch.tensor([0.0, 0.49]), noise)
+    rejected = accept_rejection(rows, p, q, torch.tensor([0.0, 0.51]), noise)
+    assert accepted.alive.tolist() == [True, True]
+    assert rejected.alive.tolist() == [True, False]
+    assert rejected.tokens.tolist() == [1]

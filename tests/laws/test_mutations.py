@@ -1,0 +1,90 @@
+"""Turning any comparison of the acceptance code must be noticed by a compact set of checks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.draft import Draft
+from paceline.types import Request, Rule, SamplingParams, Speculation
+from tests.accept.checks import CHECKS
+from tests.laws import mutants
+from tests.odd_drafters import Scripted
+from tests.rig import Key, always, build, plain, prompt, run, tokens_of
+
+# Mutants that no check can tell from the original, and why.
+EQUIVALENT = {
+    "reach < rows.depth  →  reach <= rows.depth": "one turn more looks above the root, which is alive anyway",
+    "len(drafted) < len(works)  →  len(drafted) <= len(works)": "with drafts everywhere the dict it fills stays empty",
+}
+
+MUTANTS = [(name, what, source) for name in mutants.MODULES for what, source in mutants.mutants(name)]
+
+
+def requests() -> list[Request]:
+    """Greedy and seeded, both rules, one without a draft: all that judge tells apart."""
+    return [
+        Request(
+            id=str(i),
+            prompt=prompt(3 + i, seed=i),
+            sampling=SamplingParams(temperature=i % 2, seed=i, max_tokens=10),
+            speculation=Speculation(rule=list(Rule)[i // 2 % 2], enabled=i < 4),
+        )
+        for i in range(5)
+    ]
+
+
+@functools.cache
+def expected() -> dict[Key, list[int]]:
+    return tokens_of(run(build("toy"), plain(requests())))
+
+
+class Sometimes(Scripted):
+    """Distributions for the rejection rule, but only in greedy requests: there it must agree with plain tokens."""
+
+    def propose(self, asks: Sequence) -> list[Draft]:  # type: ignore[type-arg]
+        return [
+            draft if ask.sampler.greedy or ask.rule is Rule.COUPLED else Draft(draft.tokens)
+            for ask, draft in zip(asks, super().propose(asks), strict=True)
+        ]
+
+
+def check_engine(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.engine.engine.judge", code.judge)
+        scripts = [[*request.prompt, *expected()[request.id, 0]] for request in requests()]
+        for made in (Sometimes(scripts, probs=True), Scripted(scripts, tree=True, seed=3)):
+            rig = build("toy", {"scripted": always(made)})
+            assert tokens_of(run(rig, requests())) == expected()
+            assert rig.engine.stats.accepted > 10
+
+
+def noticed(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:
+    try:
+        for check in CHECKS:
+            check(code)
+        check_engine(code, monkeypatch)
+    except Exception:
+        return True
+    return False
+
+
+def test_the_original_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not noticed(mutants.load({}), monkeypatch)
+
+
+def test_there_is_something_to_turn() -> None:
+    assert {name for name, _, _ in MUTANTS} == set(mutants.MODULES)
+    assert EQUIVALENT.keys() <= {what for _, what, _ in MUTANTS}, "an equivalent mutant that no longer exists"
+
+
+@pytest.mark.parametrize(("name", "what", "source"), MUTANTS, ids=[what for _, what, _ in MUTANTS])
+@pytest.mark.filterwarnings("ignore")
+def test_every_turned_comparison_is_noticed(
+    name: str, what: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    assert noticed(mutants.load({name: source}), monkeypatch) == (what not in EQUIVALENT)
