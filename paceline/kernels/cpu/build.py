@@ -1,0 +1,145 @@
+"""The C sources compiled once for this machine, into the user's cache, and loaded.
+
+The file name is a hash of sources, flags and compiler, so a new version never meets an old library, and processes that
+compile at the same time write the same file and rename it into place. Never `-march=native`: what runs where is one of
+three variants, and their flags are written here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_int, c_uint32, c_void_p
+from functools import cache
+from pathlib import Path
+
+from paceline.errors import PacelineError, UnknownOption
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
+LIBRARIES = ("-lm", "-lpthread")
+VARIANTS = {
+    "avx512": ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"),
+    "avx2": ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c"),
+    "portable": (),
+}
+NEEDS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
+}
+POINTER = c_void_p
+SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "paceline_pool_new": (POINTER, (c_int,)),
+    "paceline_pool_free": (None, (POINTER,)),
+    "paceline_pack": (None, (POINTER, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
+    "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
+    "paceline_program_run": (c_int, (POINTER, POINTER)),
+    "paceline_program_free": (None, (POINTER,)),
+    "paceline_kv_move": (c_int, (POINTER, POINTER, POINTER, c_int)),
+    "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),
+    "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
+    "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
+}
+
+
+class NoCompiler(PacelineError):
+    """The C kernels cannot be built here; the caller runs plain torch instead and shows this message."""
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """Names as Linux spells them; empty where that cannot be known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def choose_variant() -> str:
+    """The widest variant this CPU runs, or the one PACELINE_CPU_VARIANT names."""
+    forced = os.environ.get("PACELINE_CPU_VARIANT")
+    if forced is not None and forced not in VARIANTS:
+        raise UnknownOption("PACELINE_CPU_VARIANT", forced, VARIANTS)
+    if forced is not None:
+        return forced
+    return next((name for name, needs in NEEDS.items() if needs <= cpu_features()), "portable")
+
+
+def compiler() -> list[str]:
+    """`$CC`, else the machine's cc, gcc or clang."""
+    if command := shlex.split(os.environ.get("CC", "")):
+        return command
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    if found is None:
+        raise NoCompiler("no C compiler found (looked for $CC, cc, gcc, clang); install gcc or clang for the fast path")
+    return [found]
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise NoCompiler(
+            f"the C compiler {command[0]!r} cannot be run ({problem}); set $CC to one that works"
+        ) from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise NoCompiler(f"the C compiler {command[0]!r} failed ({lines[0]}); set $CC to gcc or clang")
+    return done.stdout
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "paceline"
+
+
+def _digest(command: list[str]) -> str:
+    digest = hashlib.sha256(f"{command}{_run([command[0], '--version'])}{platform.machine()}".encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def library_path(variant: str) -> Path:
+    """The compiled library of `variant`, compiled now if it is not there yet."""
+    command = [*compiler(), *FLAGS, *VARIANTS[variant]]
+    target = cache_folder() / f"kernels-{variant}-{_digest(command)}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        fresh = Path(folder) / target.name
+        _run([*command, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(fresh), *LIBRARIES])
+        os.replace(fresh, target)
+    return target
+
+
+class Library(ctypes.CDLL):
+    """The kernels of one variant, with the types of their functions."""
+
+    variant: str
+
+    def __init__(self, variant: str) -> None:
+        super().__init__(str(library_path(variant)))
+        self.variant = variant
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(self, name)
+            function.restype, function.argtypes = result, arguments
+
+
+@cache
+def _load(variant: str) -> Library:
+    return Library(variant)
+
+
+def load_library() -> Library:
+    """The kernels for this CPU, compiled on first use. Raises NoCompiler where that is impossible."""
+    return _load(choose_variant())

@@ -1,0 +1,55 @@
+"""KV memory of the C kernels: fp16, keys of a page transposed so that 16 keys are the 16 lanes of a vector.
+
+[layers][pages][kv_heads] of { keys [head_dim][PAGE_SIZE], values [PAGE_SIZE][head_dim] }
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from paceline.errors import OutOfMemory
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.build import Library
+from paceline.kernels.cpu.layout import Shape
+from paceline.kernels.cpu.memory import Region
+
+
+def page_bytes(*, layers: int, kv_heads: int, head_dim: int) -> int:
+    """Memory of one page over all layers."""
+    return 2 * 2 * PAGE_SIZE * layers * kv_heads * head_dim
+
+
+class CpuKV:
+    """Implements KVMemory. `shape` must not change afterwards but for its `kv`, which is set here."""
+
+    def __init__(self, library: Library, shape: Shape) -> None:
+        size = shape.pages * page_bytes(layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self.num_pages: int = shape.pages
+        self._library = library
+        self._shape = shape
+        self._region = Region(
+            size, what=f"a KV cache of {shape.pages} pages (ask for fewer pages or a shorter context)"
+        )
+        shape.kv = self._region.address
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        assert len(source) == len(target), f"{len(source)} slots onto {len(target)}"
+        pair = [self._slots(slots) for slots in (source, target)]
+        if self._library.paceline_kv_move(byref(self._shape), pair[0].data_ptr(), pair[1].data_ptr(), len(source)):
+            raise OutOfMemory(f"no memory to move {len(source)} KV slots")
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        wanted, shape = self._slots(slots), self._shape
+        keys = torch.empty((shape.layers, len(wanted), shape.kv_heads, shape.head_dim), dtype=torch.float16)
+        values = torch.empty_like(keys)
+        arguments = (wanted.data_ptr(), len(wanted), keys.data_ptr(), values.data_ptr())
+        self._library.paceline_kv_read(byref(shape), *arguments)
+        return keys.float(), values.float()
+
+    def _slots(self, slots: Tensor) -> Tensor:
+        limit = self.num_pages * PAGE_SIZE
+        assert not len(slots) or (int(slots.min()) >= 0 and int(slots.max()) < limit), f"slots beyond {limit}: {slots}"
+        return slots.to(torch.int32).contiguous()

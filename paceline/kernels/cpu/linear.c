@@ -1,0 +1,236 @@
+/* Linear layers: (norm and) quantise the rows, integer products with packed weights, scale, and what follows.
+
+   A row's outputs never depend on other rows: sums inside a group are exact integers, groups are added in order, and
+   the kernels for 1 … 8 rows do the same float operations for each of them. */
+#include "program.h"
+#include "vmath.h"
+
+#define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a barrier */
+#define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
+#define AHEAD 2048                  /* bytes between what is used and what is fetched */
+
+/* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
+INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q) {
+    int32_t four[GROUP / 4];
+    const vi low = vf_to_int(vf_mul(vf_load(x), factor)), high = vf_to_int(vf_mul(vf_load(x + LANES), factor));
+    vi_store_bytes((int8_t *)four, low);
+    vi_store_bytes((int8_t *)four + LANES, high);
+    for (int b = 0; b < GROUP / 4; b++) memcpy(q + b * 4 * BLOCK, &four[b], 4);
+    return vi_sum(vi_add(low, high));
+}
+
+INLINE float group_top(const float *x) { return vf_top(vf_max(vf_abs(vf_load(x)), vf_abs(vf_load(x + LANES)))); }
+
+static void quantise_row(const quantised *in, int row, const float *x, int k) {
+    const int64_t block = row / BLOCK, lane = row % BLOCK, groups = k / GROUP;
+    for (int64_t g = 0; g < groups; g++) {
+        const float top = group_top(x + g * GROUP);
+        const vf factor = vf_set1(top > 0.0f ? 127.0f / top : 0.0f);
+        const int64_t at = (block * groups + g) * BLOCK + lane;
+        const int32_t sum = quantise_group(x + g * GROUP, factor, in->q + (block * k + g * GROUP) * BLOCK + lane * 4);
+        in->scale[at] = top * (1.0f / 127.0f);
+        in->shift[at] = in->scale[at] * (float)sum;
+        in->offset[at] = -128 * sum;
+    }
+}
+
+static void prepare_row(program *p, const operation *o, const quantised *in, float *normal, int row) {
+    const int source = o->epilogue == LOGITS ? p->batch->logit_rows[row] : row;
+    const int k = o->part[0].inputs;
+    const float *x = row_of(p, o->input, source);
+    if (o->norm) {
+        rms_norm(normal, x, o->norm, k, o->epsilon);
+        x = normal;
+    }
+    quantise_row(in, row, x, k);
+}
+
+INLINE void next_group(quantised *in) {
+    in->q += GROUP * BLOCK;
+    in->scale += BLOCK;
+    in->shift += BLOCK;
+    in->offset += BLOCK;
+}
+
+/* One group of 8-bit weights with each row. */
+INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *out) {
+    dot8 sum[MAX_KERNEL_ROWS];
+    for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
+#pragma GCC unroll 8
+    for (int b = 0; b < 8; b++) {
+        const vw weights = weights8(w + 64 * b);
+        prefetch(w + 64 * b + AHEAD);
+        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q + 4 * BLOCK * b + 4 * r);
+    }
+    for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
+}
+
+INLINE void tile_group8(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    for (int g = 0; g < groups; g++, w += 512, next_group(&in)) {
+        const vf scale = vf_load_half((const uint16_t *)scales + g * LANES);
+        group8(w, &in, rows, sum);
+        for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
+    }
+    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
+}
+
+INLINE void tile_channel8(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    for (int g = 0; g < groups; g++, w += 512, next_group(&in)) {
+        group8(w, &in, rows, sum);
+        for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
+    }
+    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)scales)));
+}
+
+INLINE void tile_group4(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[MAX_KERNEL_ROWS];
+    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    for (int g = 0; g < groups; g++, w += 256, next_group(&in)) {
+        const vf scale = vf_load_half((const uint16_t *)scales + 2 * g * LANES);
+        const vf minimum = vf_load_half((const uint16_t *)scales + (2 * g + 1) * LANES);
+        dot4 sum[MAX_KERNEL_ROWS];
+        for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
+#pragma GCC unroll 4
+        for (int b = 0; b < 4; b++) {
+            vw even, odd;
+            weights4(w + 64 * b, &even, &odd);
+            prefetch(w + 64 * b + AHEAD);
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 8 * BLOCK * b + 4 * r);
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 8 * BLOCK * b + 4 * BLOCK + 4 * r);
+        }
+        for (int r = 0; r < rows; r++) {
+            total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
+            total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
+}
+
+/* One kernel a number of rows, so that sums stay in registers. */
+#define ROWS_CASE(n, kernel) case n: kernel(scales, w, groups, in, n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS, out); break;
+#define DISPATCH(kernel)                                                                                               \
+    static void kernel##_rows(const uint8_t *scales, const uint8_t *w, int groups, quantised in, int rows, float *out) { \
+        switch (rows) {                                                                                                \
+            ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                        \
+            ROWS_CASE(5, kernel) ROWS_CASE(6, kernel) ROWS_CASE(7, kernel) ROWS_CASE(8, kernel)                        \
+        }                                                                                                              \
+    }
+DISPATCH(tile_group8)
+DISPATCH(tile_group4)
+DISPATCH(tile_channel8)
+
+/* Outputs of one tile for the rows of one block: out [rows][16]. */
+static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, int rows, float *out) {
+    const uint8_t *scales = m->data + tile * tile_bytes(m->format, m->inputs);
+    const uint8_t *w = scales + scale_bytes(m->format, m->inputs);
+    const int groups = m->inputs / GROUP;
+    for (int r = 0; r < rows; r += MAX_KERNEL_ROWS) {
+        const int64_t at = (int64_t)block * BLOCK * groups + r;
+        const quantised in = {inputs->q + (int64_t)block * BLOCK * m->inputs + 4 * r, inputs->scale + at,
+                              inputs->shift + at, inputs->offset + at};
+        const int some = rows - r < MAX_KERNEL_ROWS ? rows - r : MAX_KERNEL_ROWS;
+        if (m->format == GROUP8) tile_group8_rows(scales, w, groups, in, some, out + r * LANES);
+        else if (m->format == GROUP4) tile_group4_rows(scales, w, groups, in, some, out + r * LANES);
+        else tile_channel8_rows(scales, w, groups, in, some, out + r * LANES);
+    }
+    if (m->bias)
+        for (int r = 0; r < rows; r++)
+            vf_store(out + r * LANES, vf_add(vf_load(out + r * LANES), vf_load(m->bias + tile * LANES)));
+}
+
+/* Keep the highest logit; the lowest index among equals; never a NaN. */
+static void note_best(best *b, const float *values, int first, int count) {
+    if (!vf_ge(vf_load(values), vf_set1(b->value)) && b->index != INT32_MAX) return;
+    for (int i = 0; i < count; i++)
+        if (values[i] > b->value || (values[i] == b->value && first + i < b->index)) *b = (best){values[i], first + i};
+}
+
+static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int first_row, int rows, const float *tile_out) {
+    const int first = tile * LANES, count = m->outputs - first < LANES ? m->outputs - first : LANES;
+    for (int r = 0; r < rows; r++) {
+        const float *values = tile_out + r * LANES;
+        memcpy(p->batch->logits + (int64_t)(first_row + r) * m->outputs + first, values, sizeof(float) * (size_t)count);
+        note_best(&s->best[first_row + r], values, first, count);
+    }
+}
+
+static void emit_gated(float *gate, const float *up, int rows, int epilogue) {
+    for (int i = 0; i < rows * LANES; i += LANES) {
+        const vf g = vf_load(gate + i);
+        vf_store(gate + i, vf_mul(epilogue == SILU_GATE ? vf_silu(g) : vf_gelu_tanh(g), vf_load(up + i)));
+    }
+}
+
+static void emit(program *p, const operation *o, int column, int first_row, int rows, const float *tile_out) {
+    for (int r = 0; r < rows; r++) {
+        float *out = row_of(p, o->output, first_row + r) + column;
+        const vf y = vf_load(tile_out + r * LANES);
+        vf_store(out, o->epilogue == ADD ? vf_add(vf_load(out), y) : y);
+    }
+}
+
+/* One tile of the output for some blocks of rows. */
+static void run_tile(member *self, program *p, const operation *o, const quantised *in, int tile, int from, int to) {
+    const int gated = o->epilogue == SILU_GATE || o->epilogue == GELU_GATE;
+    float out[BLOCK * LANES], up[BLOCK * LANES];
+    const matrix *m = o->part;
+    while (!gated && tile * LANES >= m->outputs) tile -= (m++->outputs + LANES - 1) / LANES;
+    for (int first = from; first < to; first += BLOCK) {
+        const int rows = to - first < BLOCK ? to - first : BLOCK;
+        tile_product(m, tile, in, first / BLOCK, rows, out);
+        if (gated) {
+            tile_product(m + 1, tile, in, first / BLOCK, rows, up);
+            emit_gated(out, up, rows, o->epilogue);
+        }
+        if (o->epilogue == LOGITS) emit_logits(p, &p->scratch[self->index], m, tile, first, rows, out);
+        else emit(p, o, m->column + tile * LANES, first, rows, out);
+    }
+}
+
+static int count_tiles(const operation *o) {
+    const int gated = o->epilogue == SILU_GATE || o->epilogue == GELU_GATE;
+    int tiles = 0;
+    for (int i = 0; i < (gated ? 1 : o->parts); i++) tiles += (o->part[i].outputs + LANES - 1) / LANES;
+    return tiles;
+}
+
+/* Quantised inputs of all rows: its own where rows are few, else shared out. */
+static const quantised *prepare(member *self, program *p, const operation *o, int rows) {
+    scratch *own = &p->scratch[self->index];
+    if (rows <= OWN_ROWS) {
+        for (int row = 0; row < rows; row++) prepare_row(p, o, &own->inputs, own->row, row);
+        return &own->inputs;
+    }
+    work_begin(self, rows);
+    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, &p->shared, own->row, row);
+    barrier(self);
+    return &p->shared;
+}
+
+void run_linear(member *self, program *p, const operation *o) {
+    const int rows = o->epilogue == LOGITS ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
+    const quantised *in = prepare(self, p, o, rows);
+    int slice = CACHED_INPUT_BYTES / o->part[0].inputs / BLOCK * BLOCK;
+    slice = slice < BLOCK ? BLOCK : slice;
+    work_begin(self, tiles * ((rows + slice - 1) / slice));
+    for (int unit; (unit = work_next(self)) >= 0;) {
+        const int from = unit / tiles * slice, to = from + slice < rows ? from + slice : rows;
+        run_tile(self, p, o, in, unit % tiles, from, to);
+    }
+}
+
+/* residual += norm(branch): models that norm the output of attention and MLP as well */
+void run_add_norm(member *self, program *p, const operation *o) {
+    const int hidden = p->shape.hidden;
+    float *normal = p->scratch[self->index].row;
+    work_begin(self, p->batch->rows);
+    for (int row; (row = work_next(self)) >= 0;) {
+        float *x = row_of(p, RESIDUAL, row);
+        rms_norm(normal, row_of(p, BRANCH, row), o->norm, hidden, o->epsilon);
+        for (int j = 0; j < hidden; j += LANES) vf_store(x + j, vf_add(vf_load(x + j), vf_load(normal + j)));
+    }
+}

@@ -1,0 +1,89 @@
+/* Sampling: argmax of logits * inverse temperature + Gumbel noise, with noise from a counter.
+
+   paceline/kernels/noise.py defines the noise; every operation here rounds as the one there does. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "pool.h"
+#include "program.h"
+#include "vmath.h"
+
+#define SLICE 4096 /* tokens a unit of work */
+
+typedef struct {
+    const float *const *logits; /* [rows] */
+    const float *inverse_temperature;
+    const uint32_t *keys; /* [rows][2] */
+    int rows, vocab, slices;
+    best *best; /* [rows][slices] */
+} pick;
+
+/* 16 numbers of the counter `j` … in (0, 1), then -log(-log u). */
+static vf gumbel(vi j, vi k0, vi k1) {
+    vi x = vi_add(vi_mul(j, vi_set1((int32_t)0x9E3779B9)), k0);
+    x = vi_mul(vi_xor(x, vi_shr(x, 16)), vi_set1((int32_t)0x85EBCA6B));
+    x = vi_mul(vi_xor(x, vi_shr(x, 13)), vi_set1((int32_t)0xC2B2AE35));
+    x = vi_mul(vi_xor(vi_xor(x, vi_shr(x, 16)), k1), vi_set1(0x27D4EB2F));
+    x = vi_xor(x, vi_shr(x, 15));
+    const vf u = vf_mul(vf_add(vi_to_float(vi_shr(x, 9)), vf_set1(0.5f)), vf_set1(0x1p-23f));
+    return vf_negate(vf_log(vf_negate(vf_log(u))));
+}
+
+static vi counter_from(int first) {
+    int32_t j[LANES];
+    for (int i = 0; i < LANES; i++) j[i] = first + i;
+    return vi_load(j);
+}
+
+static best pick_slice(const pick *w, int row, int from, int to) {
+    const vi k0 = vi_set1((int32_t)w->keys[2 * row]), k1 = vi_set1((int32_t)w->keys[2 * row + 1]);
+    const vf warmth = vf_set1(w->inverse_temperature[row]);
+    best top = {-INFINITY, INT32_MAX};
+    for (int j = from; j < to; j += LANES) {
+        const int count = to - j < LANES ? to - j : LANES;
+        float values[LANES];
+        memcpy(values, w->logits[row] + j, sizeof(float) * (size_t)count);
+        for (int i = count; i < LANES; i++) values[i] = -INFINITY;
+        const vf noisy = vf_add(vf_mul(vf_load(values), warmth), gumbel(counter_from(j), k0, k1));
+        if (!vf_ge(noisy, vf_set1(top.value))) continue;
+        vf_store(values, noisy);
+        for (int i = 0; i < count; i++)
+            if (values[i] > top.value || (values[i] == top.value && top.index == INT32_MAX)) top = (best){values[i], j + i};
+    }
+    return top;
+}
+
+static void pick_all(member *self, void *argument) {
+    const pick *w = argument;
+    work_begin(self, w->rows * w->slices);
+    for (int unit; (unit = work_next(self)) >= 0;) {
+        const int from = unit % w->slices * SLICE, to = from + SLICE < w->vocab ? from + SLICE : w->vocab;
+        w->best[unit] = pick_slice(w, unit / w->slices, from, to);
+    }
+}
+
+/* tokens[row]: the lowest index among equals, 0 where all is NaN. Non-zero: out of memory. */
+EXPORT int paceline_pick(pool *team, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
+                         int rows, int vocab, int32_t *tokens) {
+    const int slices = (vocab + SLICE - 1) / SLICE;
+    pick work = {logits, inverse_temperature, keys, rows, vocab, slices, malloc(sizeof(best) * (size_t)(rows * slices + 1))};
+    if (!work.best) return -1;
+    pool_run(team, pick_all, &work);
+    for (int row = 0; row < rows; row++) {
+        best top = work.best[row * slices];
+        for (int i = 1; i < slices; i++)
+            if (work.best[row * slices + i].value > top.value) top = work.best[row * slices + i];
+        tokens[row] = top.index == INT32_MAX ? 0 : top.index;
+    }
+    free(work.best);
+    return 0;
+}
+
+/* The noise itself, for tests: out [vocab]. */
+EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out) {
+    for (int j = 0; j < vocab; j += LANES) {
+        float values[LANES];
+        vf_store(values, gumbel(counter_from(j), vi_set1((int32_t)k0), vi_set1((int32_t)k1)));
+        memcpy(out + j, values, sizeof(float) * (size_t)(vocab - j < LANES ? vocab - j : LANES));
+    }
+}

@@ -1,0 +1,195 @@
+/* A forward pass: the list of operations, run by all threads together with a barrier after each. */
+#include "program.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define ALIGNMENT 64
+
+enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
+
+static void *memory(int64_t bytes) {
+    void *p = aligned_alloc(ALIGNMENT, (size_t)(bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    if (p) memset(p, 0, (size_t)bytes);
+    return p;
+}
+
+/* ---- making and growing ---- */
+
+static int make_quantised(quantised *x, int64_t rows, int64_t inputs) {
+    const int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK, scales = blocks * (inputs / GROUP) * 4;
+    x->q = memory(blocks * inputs);
+    x->scale = memory(scales);
+    x->shift = memory(scales);
+    x->offset = memory(scales);
+    return x->q && x->scale && x->shift && x->offset;
+}
+
+static void drop_quantised(quantised *x) {
+    free(x->q), free(x->scale), free(x->shift), free(x->offset);
+}
+
+static int make_scratch(scratch *s, const shape *shape, int inputs) {
+    const int64_t dim = shape->head_dim, page = dim * PAGE * 2;
+    s->row = memory(4 * (int64_t)inputs);
+    s->queries = memory(4 * QUERY_BLOCK * dim);
+    s->scores = memory(4 * QUERY_BLOCK * CHUNK);
+    s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
+    s->state = memory(4 * QUERY_BLOCK * (dim + 2));
+    s->keys = memory(CHUNK_PAGES * page);
+    s->values = memory(CHUNK_PAGES * page);
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state &&
+           s->keys && s->values;
+}
+
+static void drop_scratch(scratch *s) {
+    drop_quantised(&s->inputs);
+    free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->keys), free(s->values);
+    free(s->best);
+}
+
+EXPORT void paceline_program_free(program *p) {
+    for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
+    for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
+    drop_quantised(&p->shared);
+    free(p->scratch), free(p->operations), free(p->blocks), free(p->partials), free(p->finished), free(p);
+}
+
+static int widest_input(const operation *operations, int count) {
+    int most = GROUP;
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == LINEAR && operations[i].part[0].inputs > most) most = operations[i].part[0].inputs;
+    return most;
+}
+
+/* NULL: out of memory. The matrices, tables and KV memory the operations point to must outlive the program. */
+EXPORT program *paceline_program_new(pool *team, const shape *s, const operation *operations, int count) {
+    program *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->pool = team;
+    p->shape = *s;
+    p->shape.threads = pool_threads(team);
+    p->count = count;
+    p->inputs_max = widest_input(operations, count);
+    const int32_t strides[BUFFERS] = {s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim,
+                                      s->intermediate, s->hidden};
+    memcpy(p->stride, strides, sizeof strides);
+    p->operations = memory((int64_t)sizeof *operations * count);
+    p->scratch = calloc((size_t)p->shape.threads, sizeof *p->scratch);
+    int fine = p->operations && p->scratch;
+    for (int i = 0; fine && i < p->shape.threads; i++) fine = make_scratch(&p->scratch[i], s, p->inputs_max);
+    if (fine) {
+        memcpy(p->operations, operations, sizeof *operations * (size_t)count);
+        return p;
+    }
+    paceline_program_free(p);
+    return NULL;
+}
+
+static int reserve_rows(program *p, int rows) {
+    if (rows <= p->row_capacity) return 1;
+    p->row_capacity = 0;
+    drop_quantised(&p->shared);
+    free(p->blocks), free(p->finished);
+    p->blocks = memory((int64_t)sizeof *p->blocks * rows);
+    p->finished = memory((int64_t)sizeof *p->finished * rows * p->shape.kv_heads);
+    int fine = make_quantised(&p->shared, rows, p->inputs_max) && p->blocks && p->finished;
+    for (int i = 0; i < BUFFERS; i++) {
+        free(p->buffer[i]);
+        p->buffer[i] = memory(4 * (int64_t)rows * p->stride[i]);
+        fine = fine && p->buffer[i];
+    }
+    if (fine) p->row_capacity = rows;
+    return fine;
+}
+
+static int reserve_outs(program *p, int outs) {
+    if (outs <= p->out_capacity) return 1;
+    p->out_capacity = 0;
+    for (int i = 0; i < p->shape.threads; i++) {
+        free(p->scratch[i].best);
+        if (!(p->scratch[i].best = memory((int64_t)sizeof(best) * outs))) return 0;
+    }
+    p->out_capacity = outs;
+    return 1;
+}
+
+/* ---- checking ---- */
+
+static int outside(const int32_t *values, int count, int limit) {
+    for (int i = 0; i < count; i++)
+        if (values[i] < 0 || values[i] >= limit) return 1;
+    return 0;
+}
+
+/* Every row of a sequence finds its keys: pages for what lies below its base, slots of its ancestors for the rest. */
+static int check_sequence(const program *p, const batch *b, int s) {
+    const int first = b->row_starts[s], last = b->row_starts[s + 1];
+    int known = 0; /* positions found through the page table */
+    if (first < 0 || last < first || last > b->rows) return BAD_ROWS;
+    for (int r = first; r < last; r++) {
+        const int tail = b->tails ? b->positions[r] - b->bases[s] + 1 : 0;
+        if (tail > 0 && (tail > b->depth || b->bases[s] < 0)) return BAD_POSITION;
+        if (tail > 0 && outside(b->tails + (int64_t)r * b->depth, tail, p->shape.pages * PAGE)) return BAD_SLOT;
+        const int below = tail > 0 ? b->bases[s] : b->positions[r] + 1;
+        known = below > known ? below : known;
+    }
+    const int pages = (known + PAGE - 1) / PAGE;
+    if (pages > b->table_width) return BAD_PAGE;
+    return outside(b->page_table + (int64_t)s * b->table_width, pages, p->shape.pages) ? BAD_PAGE : FINE;
+}
+
+static int check(const program *p, const batch *b) {
+    if (outside(b->tokens, b->rows, p->shape.vocab)) return BAD_TOKEN;
+    if (outside(b->positions, b->rows, p->shape.positions)) return BAD_POSITION;
+    if (outside(b->slots, b->rows, p->shape.pages * PAGE)) return BAD_SLOT;
+    if (outside(b->logit_rows, b->outs, b->rows)) return BAD_ROWS;
+    if (b->row_starts[0] != 0 || b->row_starts[b->sequences] != b->rows) return BAD_ROWS;
+    for (int s = 0, status; s < b->sequences; s++)
+        if ((status = check_sequence(p, b, s)) != FINE) return status;
+    return FINE;
+}
+
+/* ---- running ---- */
+
+static void run_operation(member *self, program *p, const operation *o) {
+    switch (o->kind) {
+        case EMBED: run_embed(self, p, o); break;
+        case LINEAR: run_linear(self, p, o); break;
+        case ROTATE: run_rotate(self, p, o); break;
+        case ATTEND: run_attend(self, p, o); break;
+        case ADD_NORM: run_add_norm(self, p, o); break;
+    }
+}
+
+static void forward(member *self, void *argument) {
+    program *p = argument;
+    for (int i = 0; i < p->batch->outs; i++) p->scratch[self->index].best[i] = (best){-INFINITY, INT32_MAX};
+    for (int i = 0; i < p->count; i++) {
+        run_operation(self, p, &p->operations[i]);
+        barrier(self);
+    }
+}
+
+static void gather_argmax(const program *p, int threads) {
+    for (int i = 0; i < p->batch->outs; i++) {
+        best top = p->scratch[0].best[i];
+        for (int t = 1; t < threads; t++) {
+            const best other = p->scratch[t].best[i];
+            if (other.value > top.value || (other.value == top.value && other.index < top.index)) top = other;
+        }
+        p->batch->argmax[i] = top.index == INT32_MAX ? 0 : top.index; /* nothing but NaN: 0 */
+    }
+}
+
+/* FINE, or why nothing was computed. */
+EXPORT int paceline_program_run(program *p, const batch *b) {
+    const int status = check(p, b);
+    if (status != FINE || b->rows == 0) return status;
+    if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
+    p->batch = b;
+    if (plan_attention(p)) return OUT_OF_MEMORY;
+    pool_run(p->pool, forward, p);
+    gather_argmax(p, pool_threads(p->pool));
+    return FINE;
+}

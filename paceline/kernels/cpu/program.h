@@ -1,0 +1,124 @@
+/* What Python hands over and what one forward pass works on. Mirrored by ctypes structures in layout.py. */
+#ifndef PACELINE_PROGRAM_H
+#define PACELINE_PROGRAM_H
+
+#include "pool.h"
+#include "simd.h"
+
+#define PAGE 16    /* KV slots a page */
+#define GROUP 32   /* inputs that share a scale */
+#define BLOCK 8    /* rows whose quantised inputs lie interleaved */
+#define CHUNK 128  /* keys whose softmax is computed at once; chunks begin at multiples of it */
+#define CHUNK_PAGES (CHUNK / PAGE)
+#define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
+#define MAX_PARTS 3
+
+enum { CHANNEL8, GROUP8, GROUP4 };                               /* matrix.format */
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM };                /* operation.kind */
+enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS };               /* operation.epilogue */
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, BUFFERS };  /* operation.input, .output */
+
+/* A packed matrix: tiles of 16 outputs, see pack.c. */
+typedef struct {
+    const uint8_t *data;
+    const float *bias; /* [outputs] or NULL */
+    int32_t format, outputs, inputs, column; /* column: where its outputs begin in the output buffer */
+} matrix;
+
+typedef struct {
+    int32_t kind, epilogue, input, output, layer, window, parts;
+    float epsilon, scale;
+    const float *norm, *key_norm;  /* weights ready to multiply, or NULL */
+    const float *cosine, *sine;    /* [positions, head_dim / 2] */
+    matrix part[MAX_PARTS];
+} operation;
+
+typedef struct {
+    int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads;
+    uint16_t *kv; /* [layers][pages][kv_heads] of { keys [head_dim][PAGE], values [PAGE][head_dim] } */
+} shape;
+
+/* paceline.kernels.base.Batch, and where the results go */
+typedef struct {
+    const int32_t *tokens, *positions, *slots, *row_starts, *bases, *page_table, *logit_rows, *tails;
+    float *logits;
+    int32_t *argmax;
+    int32_t rows, sequences, table_width, outs, depth;
+} batch;
+
+/* Rows quantised to int8 with a scale for each group of 32, BLOCK rows interleaved so that one pointer walks all of
+   them: q [blocks][k / 4][BLOCK][4]; scale, shift (= scale * sum) and offset (= -128 * sum) [blocks][groups][BLOCK]. */
+typedef struct {
+    int8_t *q;
+    float *scale, *shift;
+    int32_t *offset;
+} quantised;
+
+typedef struct {
+    float value;
+    int32_t index;
+} best;
+
+typedef struct { /* rows of one sequence that walk over the keys together */
+    int32_t sequence, first, rows;
+} query_block;
+
+typedef struct { /* a member's own memory */
+    quantised inputs;
+    float *row;                                  /* one normalised row */
+    float *queries;                              /* [QUERY_BLOCK / SCORE_QUERIES][head_dim][SCORE_QUERIES] */
+    float *scores;                               /* [QUERY_BLOCK][CHUNK] */
+    float *sums, *state;                         /* [QUERY_BLOCK][head_dim + 2] of one chunk, and over chunks */
+    uint16_t *keys, *values;                     /* [CHUNK_PAGES][head_dim * PAGE]: pages put together for a tail */
+    best *best;                                  /* [outs] */
+} scratch;
+
+typedef struct {
+    pool *pool;
+    shape shape;
+    operation *operations;
+    int32_t count, row_capacity, out_capacity, inputs_max;
+    float *buffer[BUFFERS];
+    int32_t stride[BUFFERS];
+    quantised shared;
+    scratch *scratch; /* [threads] */
+    query_block *blocks;
+    int32_t block_count, splits; /* splits > 1: the chunks of a query block are shared out as well */
+    float *partials;             /* [blocks][kv_heads][partial_chunks][QUERY_BLOCK][head_dim + 2] where splits > 1 */
+    int32_t partial_chunks;
+    int64_t partial_capacity;
+    atomic_int *finished; /* [blocks][kv_heads] splits done */
+    const batch *batch;
+} program;
+
+void run_linear(member *, program *, const operation *);
+void run_embed(member *, program *, const operation *);
+void run_add_norm(member *, program *, const operation *);
+void run_rotate(member *, program *, const operation *);
+void run_attend(member *, program *, const operation *);
+int plan_attention(program *); /* non-zero: out of memory */
+
+static inline float *row_of(const program *p, int buffer, int row) {
+    return p->buffer[buffer] + (int64_t)row * p->stride[buffer];
+}
+
+static inline uint16_t *keys_of(const shape *s, int layer, int64_t page, int head) {
+    const int64_t index = ((int64_t)layer * s->pages + page) * s->kv_heads + head;
+    return s->kv + index * 2 * PAGE * s->head_dim;
+}
+
+static inline uint16_t *values_of(const shape *s, int layer, int64_t page, int head) {
+    return keys_of(s, layer, page, head) + PAGE * s->head_dim;
+}
+
+/* A tile: its scales, then its weights. */
+static inline int64_t scale_bytes(int format, int inputs) {
+    const int64_t groups = inputs / GROUP;
+    return format == CHANNEL8 ? 64 : format == GROUP8 ? (groups + 1) / 2 * 64 : groups * 64;
+}
+
+static inline int64_t tile_bytes(int format, int inputs) {
+    return scale_bytes(format, inputs) + (int64_t)inputs * LANES / (format == GROUP4 ? 2 : 1);
+}
+
+#endif

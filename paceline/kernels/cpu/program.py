@@ -1,0 +1,176 @@
+"""A forward pass as a list of operations: built once from Python, then run as one C call.
+
+The builder knows linear layers, norms, rotation and attention, but no models: which operations make a decoder is the
+runner's business. Whatever an operation points to is kept alive by the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paceline.errors import OutOfMemory, UnsupportedModel
+from paceline.kernels.cpu.build import Library
+from paceline.kernels.cpu.layout import (
+    LANES,
+    OUT_OF_MEMORY,
+    STATUS,
+    Buffer,
+    Epilogue,
+    Format,
+    Kind,
+    Matrix,
+    Operation,
+    Pass,
+    Shape,
+)
+from paceline.kernels.cpu.memory import Arena
+from paceline.kernels.cpu.team import team
+from paceline.kernels.quant import GROUP, Quantised
+
+Fields = dict[str, float | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix in tiles of 16 outputs somewhere in the arena, with its bias."""
+
+    address: int
+    format: Format
+    outputs: int
+    inputs: int
+    bias: Tensor | None = None
+    column: int = 0  # where its outputs begin in the output buffer
+
+
+class Program:
+    """Operations in the order they run. Add them, `finish()` once, then `run` as often as needed."""
+
+    def __init__(self, library: Library, shape: Shape, *, threads: int) -> None:
+        self._library = library
+        self._shape = shape
+        self._team = team(library, threads)
+        self._arena = Arena()
+        self._operations: list[Operation] = []
+        self._kept: list[Tensor] = []
+        self._handle: int | None = None
+
+    def pack(self, weight: Quantised, *, bias: Tensor | None = None) -> Packed:
+        """Copy a matrix into the arena."""
+        outputs, inputs = weight.q.shape
+        if inputs % GROUP:
+            raise UnsupportedModel(f"a matrix with {inputs} inputs; the CPU kernels need a multiple of {GROUP}")
+        format = Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
+        assert weight.bits == 4 or weight.symmetric, "8-bit weights are scale * (q - 128)"
+        address = self._arena.take(-(-outputs // LANES) * tile_bytes(format, inputs))
+        q, scale, minimum = weight.q.contiguous(), *_constants(weight, format)
+        pointers = (q.data_ptr(), scale.data_ptr(), minimum.data_ptr() if format == Format.GROUP4 else None)
+        self._library.paceline_pack(address, format, outputs, inputs, *pointers)
+        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % LANES)))
+        return Packed(address=address, format=format, outputs=outputs, inputs=inputs, bias=padded)
+
+    def embed(self, table: Packed, *, scale: float) -> None:
+        """residual ← table[token] * scale"""
+        self._add(Kind.EMBED, [table], {"scale": scale})
+
+    def linear(
+        self,
+        parts: Sequence[Packed],
+        *,
+        source: Buffer,
+        target: Buffer = Buffer.RESIDUAL,
+        epilogue: Epilogue = Epilogue.STORE,
+        norm: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        """target ← (norm of) source times each part, side by side, then what the epilogue says.
+
+        Gates take two parts: activation(first) * second. LOGITS go to the output of the pass."""
+        assert len({part.inputs for part in parts}) == 1, "parts of one product share their inputs"
+        gated = epilogue in (Epilogue.SILU_GATE, Epilogue.GELU_GATE)
+        placed = list(parts) if gated else _side_by_side(parts)
+        fields: Fields = {"norm": self._pointer(norm), "input": source, "output": target}
+        self._add(Kind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
+
+    def rotate(
+        self,
+        layer: int,
+        cosine: Tensor,
+        sine: Tensor,
+        *,
+        scale: float,
+        norms: tuple[Tensor, Tensor] | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        """Norm (if given) and rotate the projected queries and keys, scale the queries, store keys and values."""
+        query_norm, key_norm = norms or (None, None)
+        assert min(len(cosine), len(sine)) >= self._shape.positions, "a rotary table shorter than the context"
+        fields: Fields = {"cosine": self._pointer(cosine), "sine": self._pointer(sine)}
+        fields |= {"norm": self._pointer(query_norm), "key_norm": self._pointer(key_norm)}
+        self._add(Kind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
+
+    def attend(self, layer: int, *, window: int) -> None:
+        """attended ← attention of the projected queries over their pages; window 0: none"""
+        self._add(Kind.ATTEND, [], {"layer": layer, "window": window})
+
+    def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
+        """residual ← residual + norm of branch"""
+        self._add(Kind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
+
+    def finish(self) -> None:
+        operations = (Operation * len(self._operations))(*self._operations)
+        arguments = (self._team, byref(self._shape), byref(operations), len(operations))
+        self._handle = self._library.paceline_program_new(*arguments)
+        if not self._handle:
+            raise OutOfMemory("no memory for the buffers of a forward pass")
+
+    def run(self, pass_: Pass) -> None:
+        status = self._library.paceline_program_run(self._handle, byref(pass_))
+        if status == OUT_OF_MEMORY:
+            raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
+        assert status == 0, f"a batch with {STATUS[status]}"
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.paceline_program_free(self._handle)
+
+    def _add(self, kind: Kind, parts: Sequence[Packed], fields: Fields) -> None:
+        operation = Operation(kind=kind, parts=len(parts), **fields)
+        for index, part in enumerate(parts):
+            sizes = (part.format, part.outputs, part.inputs, part.column)
+            operation.part[index] = Matrix(part.address, None if part.bias is None else part.bias.data_ptr(), *sizes)
+        self._operations.append(operation)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        kept = tensor.detach().to(torch.float32).contiguous()
+        self._kept.append(kept)
+        return kept
+
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        return None if tensor is None else self._keep(tensor).data_ptr()
+
+
+def tile_bytes(format: Format, inputs: int) -> int:
+    """As in program.h."""
+    groups = inputs // GROUP
+    scales = {Format.CHANNEL8: 64, Format.GROUP8: (groups + 1) // 2 * 64, Format.GROUP4: groups * 64}
+    return scales[format] + inputs * LANES // (2 if format == Format.GROUP4 else 1)
+
+
+def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:
+    """Scales and minimums as packing wants them: float [n, 1], or fp16 [n, groups]."""
+    dtype = torch.float32 if format == Format.CHANNEL8 else torch.float16
+    scale, minimum = weight.scale.to(dtype).contiguous(), weight.minimum.to(dtype).contiguous()
+    return scale, minimum
+
+
+def _side_by_side(parts: Sequence[Packed]) -> list[Packed]:
+    placed, column = [], 0
+    for part in parts:
+        placed.append(replace(part, column=column))
+        column += part.outputs
+    return placed

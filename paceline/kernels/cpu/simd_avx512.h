@@ -1,0 +1,74 @@
+/* Vectors of 16 lanes for AVX-512 (F, BW, DQ, VL, VNNI). See simd.h for what each function means. */
+#include <immintrin.h>
+
+typedef __m512 vf;
+typedef __m512i vi;
+
+#define MAX_KERNEL_ROWS 8 /* rows one pass over a weight tile serves from registers */
+#define SCORE_QUERIES 8
+#define SCORE_PAGES 2
+#define VALUE_QUERIES 4
+
+static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
+static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+static inline vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vf vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline void vf_store_half(uint16_t *p, vf x) {
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline unsigned vf_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+static inline vf vf_select(unsigned mask, vf yes, vf no) { return _mm512_mask_blend_ps((__mmask16)mask, no, yes); }
+static inline float vf_top(vf a) { return _mm512_reduce_max_ps(a); }
+static inline vi vf_to_int(vf a) { return _mm512_cvtps_epi32(a); }
+static inline vf vi_to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+static inline vi vf_bits(vf a) { return _mm512_castps_si512(a); }
+static inline vf vi_as_float(vi a) { return _mm512_castsi512_ps(a); }
+
+static inline vi vi_zero(void) { return _mm512_setzero_si512(); }
+static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
+static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+#define vi_shl(a, n) _mm512_slli_epi32(a, n)
+#define vi_shr(a, n) _mm512_srli_epi32(a, n)
+#define vi_sar(a, n) _mm512_srai_epi32(a, n)
+static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+static inline void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
+static inline void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+
+/* Weights of 16 outputs × 4 inputs as they lie in a tile, ready for dot(). */
+typedef __m512i vw;
+typedef __m512i dot8;
+typedef __m512i dot4;
+static inline vw weights8(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+    const __m512i nibbles = _mm512_loadu_si512(p), low = _mm512_set1_epi8(15);
+    *even = _mm512_and_si512(nibbles, low);
+    *odd = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
+}
+static inline __m512i broadcast4(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
+}
+static inline dot8 dot8_begin(const int32_t *offset) { return _mm512_set1_epi32(*offset); }
+static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline vi dot8_end(dot8 sum) { return sum; }
+static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
+static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline vi dot4_end(dot4 sum) { return sum; }
+
+static inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+static inline void pause_cpu(void) { _mm_pause(); }

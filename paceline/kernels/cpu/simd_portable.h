@@ -1,0 +1,123 @@
+/* Vectors of 16 lanes in plain C for any machine; the compiler vectorises what it can. See simd.h. */
+#include <math.h>
+
+typedef struct { float v[16]; } vf;
+typedef struct { int32_t v[16]; } vi;
+
+#define MAX_KERNEL_ROWS 1
+#define SCORE_QUERIES 1
+#define SCORE_PAGES 1
+#define VALUE_QUERIES 1
+#define LANES for (int i = 0; i < 16; i++)
+#define MAP(type, expression) { type r; LANES r.v[i] = (expression); return r; }
+
+static inline float half_to_float(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
+    uint32_t bits;
+    float x;
+    if (exponent == 0) {
+        x = (float)fraction * 0x1p-24f;
+        memcpy(&bits, &x, 4);
+        bits |= sign;
+    } else {
+        bits = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | fraction << 13;
+    }
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint16_t float_to_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const uint32_t size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return sign | 0x7e00;      /* NaN */
+    if (size >= 0x477ff000) return sign | 0x7c00;     /* rounds to infinity */
+    if (size < 0x38800000) {                          /* subnormal: let one addition round to multiples of 2^-24 */
+        float positive;
+        memcpy(&positive, &size, 4);
+        positive += 0.5f;
+        memcpy(&bits, &positive, 4);
+        return sign | (uint16_t)(bits - 0x3f000000);
+    }
+    return sign | (uint16_t)((size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
+}
+
+static inline vf vf_set1(float x) MAP(vf, x)
+static inline vf vf_load(const float *p) MAP(vf, p[i])
+static inline void vf_store(float *p, vf x) { LANES p[i] = x.v[i]; }
+static inline vf vf_add(vf a, vf b) MAP(vf, a.v[i] + b.v[i])
+static inline vf vf_sub(vf a, vf b) MAP(vf, a.v[i] - b.v[i])
+static inline vf vf_mul(vf a, vf b) MAP(vf, a.v[i] * b.v[i])
+static inline vf vf_div(vf a, vf b) MAP(vf, a.v[i] / b.v[i])
+static inline vf vf_fma(vf a, vf b, vf c) MAP(vf, a.v[i] * b.v[i] + c.v[i])
+static inline vf vf_max(vf a, vf b) MAP(vf, a.v[i] > b.v[i] ? a.v[i] : b.v[i])
+static inline vf vf_min(vf a, vf b) MAP(vf, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
+static inline vf vf_abs(vf a) MAP(vf, fabsf(a.v[i]))
+static inline vf vf_round(vf a) MAP(vf, rintf(a.v[i]))
+static inline vf vf_load_half(const uint16_t *p) MAP(vf, half_to_float(p[i]))
+static inline void vf_store_half(uint16_t *p, vf x) { LANES p[i] = float_to_half(x.v[i]); }
+static inline unsigned vf_ge(vf a, vf b) {
+    unsigned mask = 0;
+    LANES mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
+    return mask;
+}
+static inline vf vf_select(unsigned mask, vf yes, vf no) MAP(vf, mask >> i & 1 ? yes.v[i] : no.v[i])
+static inline float vf_top(vf a) {
+    float top = a.v[0];
+    LANES top = a.v[i] > top ? a.v[i] : top;
+    return top;
+}
+static inline int32_t nearest_int(float x) { return x >= -0x1p31f && x < 0x1p31f ? (int32_t)rintf(x) : INT32_MIN; }
+static inline vi vf_to_int(vf a) MAP(vi, nearest_int(a.v[i]))
+static inline vf vi_to_float(vi a) MAP(vf, (float)a.v[i])
+static inline vi vf_bits(vf a) { vi r; memcpy(&r, &a, sizeof r); return r; }
+static inline vf vi_as_float(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
+
+static inline vi vi_zero(void) MAP(vi, 0)
+static inline vi vi_set1(int32_t x) MAP(vi, x)
+static inline vi vi_load(const int32_t *p) MAP(vi, p[i])
+static inline vi vi_add(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]))
+static inline vi vi_sub(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]))
+static inline vi vi_mul(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] * (uint32_t)b.v[i]))
+static inline vi vi_and(vi a, vi b) MAP(vi, a.v[i] & b.v[i])
+static inline vi vi_xor(vi a, vi b) MAP(vi, a.v[i] ^ b.v[i])
+static inline vi vi_shl(vi a, int n) MAP(vi, (int32_t)((uint32_t)a.v[i] << n))
+static inline vi vi_shr(vi a, int n) MAP(vi, (int32_t)((uint32_t)a.v[i] >> n))
+static inline vi vi_sar(vi a, int n) MAP(vi, a.v[i] >> n)
+static inline int32_t vi_sum(vi a) {
+    int32_t sum = 0;
+    LANES sum += a.v[i];
+    return sum;
+}
+static inline void vi_store_bytes(int8_t *p, vi a) {
+    LANES p[i] = (int8_t)(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);
+}
+static inline void vi_store(int32_t *p, vi a) { LANES p[i] = a.v[i]; }
+
+typedef struct { uint8_t v[64]; } vw;
+typedef vi dot8;
+typedef vi dot4;
+static inline vw weights8(const uint8_t *p) { vw r; memcpy(&r, p, 64); return r; }
+static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+    for (int i = 0; i < 64; i++) {
+        even->v[i] = p[i] & 15;
+        odd->v[i] = p[i] >> 4;
+    }
+}
+static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
+static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
+    LANES {
+        const uint8_t *q = w.v + 4 * i;
+        sum.v[i] += q[0] * x[0] + q[1] * x[1] + q[2] * x[2] + q[3] * x[3];
+    }
+    return sum;
+}
+static inline vi dot8_end(dot8 sum) { return sum; }
+static inline dot4 dot4_begin(void) { return vi_zero(); }
+static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
+static inline vi dot4_end(dot4 sum) { return sum; }
+
+static inline void prefetch(const void *p) { __builtin_prefetch(p); }
+static inline void pause_cpu(void) {}
+#undef MAP
+#undef LANES

@@ -1,0 +1,208 @@
+"""A model as one compiled program: the Forward for quantised weights on a CPU.
+
+Bitwise: a row's logits and its keys and values are the same bits whatever rows ride along, however many threads run,
+and whether its context came as a prefill, token by token, or through accepted drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UnsupportedModel
+from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
+from paceline.kernels.cpu import team
+from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.kv import CpuKV, page_bytes
+from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Epilogue, Pass, Shape
+from paceline.kernels.cpu.program import Packed, Program
+from paceline.kernels.quant import GROUP, Quantised, quantise
+from paceline.models.config import ModelConfig
+from paceline.models.rope import layer_rope, rope_tables
+
+Weights = MutableMapping[str, Tensor | Quantised]
+Progress = Callable[[str], None]
+"""Told the name of each weight when it has been packed."""
+
+
+class CompiledForward:
+    """Implements Forward. `weights` is emptied while it is packed, so that a model is never in memory twice."""
+
+    bitwise = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        num_pages: int,
+        threads: int | None = None,
+        max_context: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        check_supported(config)
+        self.vocab_size = config.vocab_size
+        self.threads = threads or team.default_threads()
+        self._library = load_library()
+        shape = _shape(config, num_pages, min(max_context or config.max_context, num_pages * PAGE_SIZE))
+        self.kv: KVMemory = CpuKV(self._library, shape)
+        self._program = Program(self._library, shape, threads=self.threads)
+        _Assembly(config, weights, self._program, positions=shape.positions, progress=progress).assemble()
+        self._program.finish()
+        self._pass = Pass()
+        self._logits, self._argmax = self._outputs(1)
+
+    def __call__(self, batch: Batch) -> Output:
+        outs = len(batch.logit_rows)
+        if outs > len(self._logits):
+            self._logits, self._argmax = self._outputs(outs)
+        self._point(batch, outs)
+        self._program.run(self._pass)
+        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs])
+
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        return team.pick(self._library, self.threads, logits, scales, keys)
+
+    def _outputs(self, outs: int) -> tuple[Tensor, Tensor]:
+        return torch.empty((outs, self.vocab_size)), torch.empty(outs, dtype=torch.int32)
+
+    def _point(self, batch: Batch, outs: int) -> None:
+        to = self._pass
+        to.tokens = batch.tokens.data_ptr()
+        to.positions = batch.positions.data_ptr()
+        to.slots = batch.slots.data_ptr()
+        to.row_starts = batch.row_starts.data_ptr()
+        to.bases = batch.bases.data_ptr()
+        to.page_table = batch.page_table.data_ptr()
+        to.logit_rows = batch.logit_rows.data_ptr()
+        to.logits, to.argmax = self._logits.data_ptr(), self._argmax.data_ptr()
+        to.rows, to.outs, to.sequences = len(batch.tokens), outs, len(batch.bases)
+        to.table_width = batch.page_table.shape[1]
+        to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])
+
+
+def kv_bytes_per_page(config: ModelConfig) -> int:
+    return page_bytes(layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raises UnsupportedModel for shapes the kernels do not have."""
+    widths = {
+        "hidden size": config.hidden_size,
+        "intermediate size": config.intermediate_size,
+        "width of attention": config.num_heads * config.head_dim,
+    }
+    for what, width in widths.items():
+        if width % GROUP:
+            raise UnsupportedModel(f"{what} {width}; the CPU kernels need a multiple of {GROUP}: use format fp32")
+    if config.head_dim % LANES or config.head_dim > HEAD_DIM_MAX:
+        raise UnsupportedModel(
+            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {LANES} up to {HEAD_DIM_MAX}: "
+            "use format fp32"
+        )
+    if config.num_heads // config.num_kv_heads > QUERY_BLOCK:
+        raise UnsupportedModel(
+            f"{config.num_heads} heads on {config.num_kv_heads} key/value heads; the CPU kernels let at most "
+            f"{QUERY_BLOCK} share one: use format fp32"
+        )
+
+
+def _shape(config: ModelConfig, pages: int, positions: int) -> Shape:
+    return Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        layers=config.num_layers,
+        pages=pages,
+        positions=positions,
+    )
+
+
+class _Assembly:
+    """Turns named weights into the operations of a decoder, taking each out of `weights` as it is packed."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, program: Program, *, positions: int, progress: Progress | None
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.program = program
+        self.positions = positions
+        self.progress = progress
+        self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def assemble(self) -> None:
+        config = self.config
+        embed = self._pack("embed")[0]
+        self.program.embed(embed, scale=config.embedding_scale)
+        for layer in range(config.num_layers):
+            self._attention(layer, f"layers.{layer}.")
+            self._mlp(f"layers.{layer}.")
+        head = [embed] if config.tied_head else self._pack("head")
+        norm = self._vector("norm")
+        self.program.linear(head, source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps)
+
+    def _attention(self, layer: int, prefix: str) -> None:
+        config, program = self.config, self.program
+        norm = self._vector(prefix + "attn_norm")
+        parts = self._pack(prefix + "q", prefix + "k", prefix + "v")
+        program.linear(parts, source=Buffer.RESIDUAL, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
+        norms = (self._vector(prefix + "q_norm"), self._vector(prefix + "k_norm")) if config.qk_norm else None
+        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)
+        program.attend(layer, window=config.windows[layer] if config.windows else 0)
+        self._branch(prefix + "o", prefix + "post_attn_norm", source=Buffer.ATTENDED)
+
+    def _mlp(self, prefix: str) -> None:
+        gate = Epilogue.SILU_GATE if self.config.activation == "silu" else Epilogue.GELU_GATE
+        norm = self._vector(prefix + "mlp_norm")
+        parts = self._pack(prefix + "gate", prefix + "up")
+        self.program.linear(
+            parts,
+            source=Buffer.RESIDUAL,
+            target=Buffer.GATED,
+            epilogue=gate,
+            norm=norm,
+            epsilon=self.config.norm_eps,
+        )
+        self._branch(prefix + "down", prefix + "post_mlp_norm", source=Buffer.GATED)
+
+    def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
+        """The product that ends a branch and its way back into the residual stream."""
+        parts = self._pack(name)
+        if not self.config.post_norms:
+            self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
+            return
+        self.program.linear(parts, source=source, target=Buffer.BRANCH)
+        self.program.add_norm(self._vector(norm), epsilon=self.config.norm_eps)
+
+    def _rope(self, layer: int) -> tuple[Tensor, Tensor]:
+        key = layer_rope(self.config, layer)
+        if key not in self.ropes:
+            self.ropes[key] = rope_tables(self.config, *key, self.positions)
+        return self.ropes[key]
+
+    def _pack(self, *names: str) -> list[Packed]:
+        return [self._pack_one(name) for name in names]
+
+    def _pack_one(self, name: str) -> Packed:
+        """A float matrix (a tensor its file did not quantise) becomes 8 bits in groups."""
+        weight = self.weights.pop(name)
+        matrix = weight if isinstance(weight, Quantised) else quantise(weight, bits=8, group=GROUP)
+        packed = self.program.pack(matrix, bias=self._bias(name))
+        if self.progress:
+            self.progress(name)
+        return packed
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self._vector(name + ".bias") if name + ".bias" in self.weights else None
+
+    def _vector(self, name: str) -> Tensor:
+        vector = self.weights.pop(name)
+        assert isinstance(vector, Tensor), f"{name} is quantised"
+        return vector
