@@ -209,6 +209,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return render
 
+    def literals(self, source: str) -> frozenset[str]:
+        """Every string that the template writes between quotes."""
+        constants = self.parse(source).find_all(nodes.Const)
+        return frozenset(constant.value for constant in constants if isinstance(constant.value, str))
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return made(self.binop_table[operator](left, right))
 

@@ -25,7 +25,7 @@ def test_arguments_of_tool_calls_become_objects(arguments: Any, expected: Any) -
 
 
 def test_what_is_null_is_left_out() -> None:
-    message = {"role": "assistant", "content": "x", "tool_calls": [], "name": None, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": [], "name": None, "refusal": None}
     assert check_messages([message]) == [{"role": "assistant", "content": "x"}]
 
 

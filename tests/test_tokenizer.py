@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,12 +17,12 @@ CASES = json.loads((Path(__file__).parent / "data" / "smollm2_tokens.json").read
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ascii(case["text"])[:24])
-def test_smollm2_gives_the_ids_of_its_original_tokenizer(case: dict[str, list[int]]) -> None:
+def test_smollm2_gives_the_ids_of_its_original_tokenizer(case: dict[str, Any]) -> None:
     assert smollm2().encode(case["text"]) == case["ids"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ascii(case["text"])[:24])
-def test_smollm2_decodes_what_it_encoded(case: dict[str, str]) -> None:
+def test_smollm2_decodes_what_it_encoded(case: dict[str, Any]) -> None:
     assert smollm2().decode(smollm2().encode(case["text"])) == case["text"]
 
 
