@@ -179,6 +179,9 @@ class Engine:
         if verdict is None:
             return
         kept, text = emission.keep(sequence, tokens)
+        logprobs = emission.score(
+            work, verdict, kept, output
+        )  # before the tokens grow: the work speaks of those it had
         sequence.tokens += kept
         sequence.sampler.advance(kept)
         self._learn(work, verdict, len(kept))
@@ -188,7 +191,7 @@ class Engine:
             tokens=tuple(kept),
             origins=emission.origins(work, verdict, len(kept)),
             text=text,
-            logprobs=emission.score(work, verdict, kept, output),
+            logprobs=logprobs,
         )
         self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 

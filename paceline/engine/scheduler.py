@@ -78,8 +78,7 @@ class Scheduler:
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
-        gone = set(map(id, plan.preempted))
-        plan.works = [work for work in plan.works if id(work.sequence) not in gone]
+        plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later one may have preempted it
         return plan
 
     def leave(self, sequence: Sequence) -> None:

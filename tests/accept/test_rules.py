@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.accept.coupled import accept_coupled
 from paceline.accept.rejection import accept_rejection
 from paceline.accept.rows import Rows, walk
+from paceline.draft import Draft
 from tests.accept import by_hand
 from tests.accept.checks import CHECKS, Code
 
@@ -42,7 +43,7 @@ def test_a_row_is_alive_if_it_and_all_above_it_are_right(seed: int, length: int,
 
 def test_probabilities_decide_with_the_coin() -> None:
     """p/q = 1/2: a coin below it accepts, one above it rejects and takes the token that p has more of."""
-    rows = Rows(**by_hand.lay_out([by_hand.Draft(tokens=(0,))]).tensors(), depth=1)
+    rows = Rows(**by_hand.lay_out([Draft(tokens=(0,))]).tensors(), depth=1)
     p, q = torch.tensor([[0.4, 0.6], [0.5, 0.5]]), torch.tensor([[0.0, 0.0], [0.8, 0.2]])
     noise = torch.zeros(1, 2)
     accepted = accept_rejection(rows, p, q, torch.tensor([0.0, 0.49]), noise)

@@ -9,7 +9,7 @@ LEAST = 5.0  # expected counts below this are thrown together
 
 
 def p_value(counts: Tensor, expected: Tensor) -> float:
-    """Of Pearson's statistic for counts [cells] where `expected` [cells] were expected; a count where none can be: 0."""
+    """Of Pearson's statistic for counts [cells] where `expected` [cells] were; 0 for a count where none can be."""
     if bool((counts[expected == 0] > 0).any()):
         return 0.0
     counts, expected = counts[expected > 0].double(), expected[expected > 0].double()

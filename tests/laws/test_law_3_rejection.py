@@ -1,14 +1,15 @@
 """Law 3: `rejection` leaves the distribution unchanged.
 
-The joint distribution of the first three tokens is known exactly; χ² compares it with what comes out, by the rule alone
-(many thousand sequences in one call) and by the whole engine. Seeds are fixed. Each statistic is also shown rules with a
-planted bug, and must object.
+The joint distribution of the first three tokens is known exactly; χ² compares it with what comes out, by the rule
+alone (many thousand sequences in one call) and by the whole engine. Seeds are fixed. Each statistic is also shown
+rules with a planted bug, and must object.
 """
 
 from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,6 @@ def engine_exact(params: SamplingParams) -> Tensor:
 
 
 def engine_texts(params: SamplingParams, drafter: Model, *, requests: int) -> Tensor:
-    limits = {"max_sequences": 128, "max_step_tokens": 512, "max_draft_tokens": 512, "max_draft_batch": 128}
     rig = build(
         "toy",
         {"model": model_drafter(drafter)},
@@ -157,7 +157,10 @@ def engine_texts(params: SamplingParams, drafter: Model, *, requests: int) -> Te
         max_context=32,
         min_acceptance=0.0,
         prefix_cache=False,
-        **limits,
+        max_sequences=128,
+        max_step_tokens=512,
+        max_draft_tokens=512,
+        max_draft_batch=128,
     )
     asked = [
         Request(
@@ -173,7 +176,7 @@ def engine_texts(params: SamplingParams, drafter: Model, *, requests: int) -> Te
     return torch.tensor([each.tokens for each in told.values()])
 
 
-def _fields(params: SamplingParams) -> dict[str, object]:
+def _fields(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.__slots__}
 
 

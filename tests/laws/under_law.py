@@ -45,4 +45,8 @@ def made(name: str, backend: str, law: str, count: int = 9) -> Made:
     asked = {request.id: request for request in requests(law, (Rule.COUPLED,), count=count)}
     answers = plain_answers(backend, law, count).items()
     scripts = [[*asked[request_id].prompt, *told.tokens] for (request_id, _), told in answers]
+    return scripted(name, scripts)
+
+
+def scripted(name: str, scripts: Sequence[Sequence[int]]) -> Made:
     return always(Scripted(scripts, **SCRIPTED[name]))
