@@ -92,7 +92,8 @@ def _run(command: list[str]) -> str:
         ) from None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise NoCompiler(f"the C compiler {command[0]!r} failed ({lines[0]}); set $CC to gcc or clang")
+        reason = next((line for line in lines if "error" in line), lines[0])
+        raise NoCompiler(f"the C compiler {command[0]!r} failed ({reason}); set $CC to gcc or clang")
     return done.stdout
 
 

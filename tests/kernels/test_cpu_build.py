@@ -1,0 +1,86 @@
+"""Compiling: which variant, where it lands, and what is said where it cannot be done."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paceline.errors import UnknownOption
+from paceline.kernels.cpu import build
+from paceline.kernels.cpu.team import default_threads
+
+
+def test_the_widest_variant_is_chosen_unless_another_is_named(monkeypatch):
+    monkeypatch.delenv("PACELINE_CPU_VARIANT", raising=False)
+    every = build.NEEDS["avx512"] | {"sse2"}
+    for features, wanted in ((every, "avx512"), (every - {"avx512_vnni"}, "avx2"), (set(), "portable")):
+        monkeypatch.setattr(build, "cpu_features", lambda features=features: frozenset(features))
+        assert build.choose_variant() == wanted
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", "portable")
+    assert build.choose_variant() == "portable"
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", "avx51")
+    with pytest.raises(UnknownOption, match="avx512"):
+        build.choose_variant()
+
+
+def test_no_flag_binds_the_library_to_this_machine():
+    flags = [*build.FLAGS, *(flag for flags in build.VARIANTS.values() for flag in flags)]
+    assert not [flag for flag in flags if "native" in flag or "amx" in flag or "fast-math" in flag]
+    assert "-ffp-contract=off" in flags
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """A cache of its own and one tiny source, so that compiling takes no time."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_text("int one(void) { return 1; }\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "SOURCES", sources)
+    return sources
+
+
+def test_a_library_is_compiled_once_and_anew_when_a_source_changes(quick):
+    first = build.library_path("portable")
+    stamp = first.stat().st_mtime_ns
+    assert first.parent.name == "paceline"
+    assert build.library_path("portable") == first
+    assert first.stat().st_mtime_ns == stamp
+    (quick / "one.c").write_text("int one(void) { return 2; }\n")
+    assert build.library_path("portable") != first
+    assert [path.suffix for path in first.parent.iterdir()] == [".so", ".so"]
+
+
+def test_several_may_compile_at_once(quick):
+    with ThreadPoolExecutor(3) as workers:
+        paths = list(workers.map(build.library_path, ["portable"] * 3))
+    assert len(set(paths)) == 1
+    assert list(paths[0].parent.iterdir()) == [paths[0]]
+
+
+@pytest.mark.parametrize(("cc", "said"), [("/nowhere/cc", "cannot be run"), ("false", "failed")])
+def test_a_compiler_that_does_not_work_is_named(quick, monkeypatch, cc, said):
+    monkeypatch.setenv("CC", cc)
+    with pytest.raises(build.NoCompiler, match=said) as error:
+        build.library_path("portable")
+    assert cc in str(error.value)
+
+
+def test_a_source_that_does_not_compile_says_why_and_leaves_nothing(quick):
+    (quick / "one.c").write_text("int one(void) { return }\n")
+    with pytest.raises(build.NoCompiler, match="error"):
+        build.library_path("portable")
+    assert list(build.cache_folder().iterdir()) == []
+
+
+def test_no_compiler_at_all(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(build.NoCompiler, match="install gcc or clang"):
+        build.compiler()
+
+
+def test_threads_are_the_cores_this_process_may_use():
+    assert 1 <= default_threads() <= (os.cpu_count() or 1)

@@ -1,0 +1,49 @@
+"""Sampling in C has the bits of sampling in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.kernels import noise
+from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.team import pick
+from tests.kernels.tiny_forward import RUNNABLE
+
+KEYS = torch.randint(0, 2**32, (9, 2), generator=torch.Generator().manual_seed(1))
+KEYS[0] = torch.tensor([0, 0])
+KEYS[1] = torch.tensor([2**32 - 1, 2**32 - 1])
+
+
+@pytest.fixture(params=RUNNABLE)
+def library(request, monkeypatch):
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", request.param)
+    return load_library()
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 16, 49152, 50001])
+def test_noise_is_the_same_bits(library, vocab):
+    got = torch.empty(len(KEYS), vocab)
+    for row, (first, second) in enumerate(KEYS.tolist()):
+        library.paceline_gumbel(first, second, vocab, got[row].data_ptr())
+    assert torch.equal(got, noise.gumbel_noise(KEYS, vocab))
+
+
+@pytest.mark.parametrize(("rows", "vocab", "threads"), [(1, 49152, 2), (9, 5000, 2), (3, 17, 1), (2, 1, 3)])
+def test_tokens_are_the_same(library, rows, vocab, threads):
+    logits = torch.randn(rows + 2, vocab, generator=torch.Generator().manual_seed(vocab))[1:-1] * 3
+    scales = torch.linspace(0.2, 3.0, rows)
+    got = pick(library, threads, logits, scales, KEYS[:rows])
+    assert got.dtype == torch.int64
+    assert torch.equal(got, noise.pick(logits, scales, KEYS[:rows]))
+
+
+def test_rows_may_lie_apart_and_tokens_may_be_forbidden(library):
+    logits = torch.full((4, 20000), -torch.inf)
+    logits[::2, 12345] = -3.0
+    logits[::2, 17] = torch.nan
+    assert pick(library, 2, logits[::2], torch.ones(2), KEYS[:2]).tolist() == [12345, 12345]
+
+
+def test_nothing_to_pick(library):
+    assert pick(library, 2, torch.empty(0, 100), torch.empty(0), KEYS[:0]).tolist() == []
