@@ -5,7 +5,6 @@ Every getter says in its error which file, which field, what was found and what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None, *, low: float = 1e-12, high: float = 1e12) -> float:
         value = self._present(key, default, f"a number from {low:g} to {high:g}")
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN is never
             raise self.error(key, f"is {value!r:.100}; allowed: a number from {low:g} to {high:g}")
         return float(value)
 

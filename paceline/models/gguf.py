@@ -10,7 +10,6 @@ What the tensors mean is not known here.
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -24,28 +23,11 @@ from torch import Tensor
 from paceline.errors import ModelFileError, UnsupportedModel
 from paceline.kernels.quant import Quantised
 from paceline.models.gguf_blocks import float_rows, native_rows
+from paceline.models.gguf_values import MAX_NAME, Cursor, metadata_at
 from paceline.models.naming import GGUF, Dialect
 
 MAX_TENSORS = 1 << 16
-MAX_KEYS = 1 << 16
-MAX_NAME = 1 << 12  # bytes of a key or a tensor's name
-MAX_ARRAY = 1 << 22  # elements; vocabularies have up to 2**18 tokens
-MAX_DEPTH = 4  # arrays in arrays
 MAX_ALIGNMENT = 1 << 20
-STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "<u1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +50,9 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._data = _map(path)
-        cursor = _Cursor(self._data, str(path))
+        cursor = Cursor(self._data, str(path))
         tensor_count = _header(cursor)
-        self.metadata = _metadata(cursor)
+        self.metadata = metadata_at(cursor)
         self.tensors = _tensor_infos(cursor, tensor_count, self.metadata)
         self.quantised = any(GGML_QUANT_SIZES[info.type][0] > 1 for info in self.tensors.values())
 
@@ -116,44 +98,7 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
 
 
-class _Cursor:
-    """Walks over the file's bytes and never past their end."""
-
-    def __init__(self, data: mmap.mmap, source: str) -> None:
-        self.data = data
-        self.size = len(data)
-        self.at = 0
-        self.source = source
-
-    def fail(self, what: str) -> ModelFileError:
-        return ModelFileError(f"{self.source}: {what} (at byte {self.at} of {self.size}); fetch the file again")
-
-    def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes; returns where they start."""
-        if count > self.size - self.at:
-            raise self.fail(f"truncated: {what} needs {count} bytes")
-        start = self.at
-        self.at += count
-        return start
-
-    def u32(self, what: str) -> int:
-        return int(struct.unpack_from("<I", self.data, self.take(4, what))[0])
-
-    def u64(self, what: str) -> int:
-        return int(struct.unpack_from("<Q", self.data, self.take(8, what))[0])
-
-    def text(self, what: str, limit: int | None = None) -> str:
-        length = self.u64(what)
-        if limit is not None and length > limit:
-            raise self.fail(f"{what} of {length} bytes where at most {limit} are allowed")
-        start = self.take(length, what)
-        try:
-            return self.data[start : self.at].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.fail(f"{what} is not UTF-8") from error
-
-
-def _header(cursor: _Cursor) -> int:
+def _header(cursor: Cursor) -> int:
     start = cursor.take(4, "the magic number")
     if cursor.data[start : cursor.at] != b"GGUF":
         raise ModelFileError(f"{cursor.source}: not a GGUF file (it does not start with 'GGUF')")
@@ -168,64 +113,7 @@ def _header(cursor: _Cursor) -> int:
     return count
 
 
-def _metadata(cursor: _Cursor) -> dict[str, Any]:
-    count = cursor.u64("the number of metadata keys")
-    if count > MAX_KEYS:
-        raise cursor.fail(f"claims {count} metadata keys, more than {MAX_KEYS}")
-    metadata: dict[str, Any] = {}
-    for _ in range(count):
-        key = cursor.text("a metadata key", MAX_NAME)
-        if key in metadata:
-            raise cursor.fail(f"metadata key {key!r} stands twice")
-        metadata[key] = _value(cursor, cursor.u32(f"the type of {key!r}"), key, 0)
-    return metadata
-
-
-def _value(cursor: _Cursor, kind: int, key: str, depth: int) -> Any:
-    if kind in SCALARS:
-        return _scalars(cursor, kind, key, 1)[0]
-    if kind == STRING:
-        return cursor.text(f"metadata {key!r}")
-    if kind != ARRAY:
-        raise cursor.fail(f"metadata {key!r} has the unknown type {kind}")
-    if depth == MAX_DEPTH:
-        raise cursor.fail(f"metadata {key!r} nests more than {MAX_DEPTH} arrays")
-    inner = cursor.u32(f"the element type of {key!r}")
-    count = cursor.u64(f"the length of {key!r}")
-    if count > MAX_ARRAY:
-        raise cursor.fail(f"metadata {key!r} claims {count} elements, more than {MAX_ARRAY}")
-    if inner in SCALARS:
-        return _scalars(cursor, inner, key, count)
-    if inner == STRING:
-        return _texts(cursor, key, count)
-    return [_value(cursor, inner, key, depth + 1) for _ in range(count)]
-
-
-def _texts(cursor: _Cursor, key: str, count: int) -> list[str]:
-    """What `cursor.text` would give `count` times, for vocabularies of some hundred thousand tokens."""
-    data, size, at, spans = cursor.data, cursor.size, cursor.at, []
-    length_at = struct.Struct("<Q").unpack_from
-    for _ in range(count):
-        end = at + 8 + (length_at(data, at)[0] if at + 8 <= size else size)
-        if end > size:
-            raise cursor.fail(f"truncated: a text of metadata {key!r} ends at byte {end}")
-        spans.append(data[at + 8 : end])
-        at = end
-    cursor.at = at
-    try:
-        return [span.decode("utf-8") for span in spans]
-    except UnicodeDecodeError as error:
-        raise cursor.fail(f"metadata {key!r} is not UTF-8") from error
-
-
-def _scalars(cursor: _Cursor, kind: int, key: str, count: int) -> list[Any]:
-    dtype = np.dtype(SCALARS[kind])
-    start = cursor.take(count * dtype.itemsize, f"metadata {key!r}")
-    values = np.frombuffer(cursor.data, dtype, count, start)
-    return [bool(value) for value in values] if kind == BOOL else list(values.tolist())
-
-
-def _tensor_infos(cursor: _Cursor, count: int, metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
+def _tensor_infos(cursor: Cursor, count: int, metadata: Mapping[str, Any]) -> dict[str, TensorInfo]:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise cursor.fail(f"general.alignment is {alignment!r:.50}; allowed: a power of two up to {MAX_ALIGNMENT}")
@@ -241,7 +129,7 @@ def _tensor_infos(cursor: _Cursor, count: int, metadata: Mapping[str, Any]) -> d
     return infos
 
 
-def _tensor_info(cursor: _Cursor, alignment: int) -> tuple[str, Callable[[int], TensorInfo]]:
+def _tensor_info(cursor: Cursor, alignment: int) -> tuple[str, Callable[[int], TensorInfo]]:
     """A tensor's name, and its info once the start of the data is known."""
     name = cursor.text("a tensor name", MAX_NAME)
     rank = cursor.u32(f"the rank of {name!r}")
@@ -263,7 +151,7 @@ def _tensor_info(cursor: _Cursor, alignment: int) -> tuple[str, Callable[[int], 
     return name, lambda base: TensorInfo(name, shape, kind, base + offset, size)
 
 
-def _check_places(cursor: _Cursor, infos: Mapping[str, TensorInfo]) -> None:
+def _check_places(cursor: Cursor, infos: Mapping[str, TensorInfo]) -> None:
     end, before = 0, ""
     for info in sorted(infos.values(), key=lambda info: info.start):
         if info.start + info.size > cursor.size:

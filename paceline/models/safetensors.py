@@ -101,7 +101,7 @@ def _shards(directory: Path) -> dict[str, Path]:
     if others:
         raise UnsupportedModel(
             f"{directory}: weights only as {others[0]}, which can run code when opened; convert them to safetensors "
-            "(in transformers: `model.save_pretrained(directory, safe_serialization=True)`)"
+            "(in transformers: `model.save_pretrained(directory)`)"
         )
     raise ModelFileError(f"{directory}: neither {SINGLE} nor {INDEX}")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.errors import ModelError, ModelFileError, UnsupportedModel
 from paceline.models.config import RopeScaling
@@ -160,6 +163,25 @@ def test_broken_json_is_a_model_file_error(text, tmp_path):
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelFileError, match=r"config\.json"):
         load_model(str(tmp_path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(LLAMA3)), inner, max_size=5),
+    max_leaves=9,
+)
+KEYS = sorted({*GEMMA, "rope_scaling", "rope_theta", "rope_parameters", "layer_types", "eos_token_id", "rms_norm_eps"})
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    base=st.sampled_from([LLAMA, GEMMA]), change=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3)
+)
+def test_any_config_is_refused_or_makes_sense(base, change):
+    with contextlib.suppress(ModelError):
+        config = parse(base | change)
+        assert config.num_heads % config.num_kv_heads == 0
+        assert rope_frequencies(config.head_dim, *layer_rope(config, 0)).isfinite().all()
 
 
 def test_json_without_end_is_not_read(tmp_path, monkeypatch):

@@ -41,6 +41,15 @@ def test_gguf_logits_equal_those_of_transformers(family, kind, tmp_path):
     torch.testing.assert_close(run(forward, TOKENS, (33, 7)), logits_of(model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "gemma3"])
+@pytest.mark.parametrize("format", ["native", "int8", "int4"])
+def test_quantised_formats_stay_near_fp32(family, format, tmp_path):
+    write_gguf(build_tiny(family), tmp_path / "tiny.gguf", kind=Kind.Q8_0)
+    exact = run(load_eager(tmp_path, format="fp32"), TOKENS, (40,))
+    rough = run(load_eager(tmp_path, format=format), TOKENS, (40,))
+    assert 0 < (exact - rough).std() < (0.3 if format == "int4" else 0.05) * exact.std()
+
+
 def test_ends_of_a_gguf_are_named_and_known_ones(tmp_path):
     write_gguf(build_tiny("llama2"), tmp_path / "tiny.gguf")
     config = load_model(str(tmp_path)).config

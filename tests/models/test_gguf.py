@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from paceline.errors import ModelError, ModelFileError, UnsupportedModel
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import embed
-from paceline.models.gguf import MAX_ARRAY, GgufFile, read_metadata
+from paceline.models.gguf import GgufFile, read_metadata
 from paceline.models.gguf_blocks import float_rows, native_rows
 from paceline.models.gguf_config import config_from_gguf
+from paceline.models.gguf_values import MAX_ARRAY
 from paceline.models.load import load_model, open_model
 from tests.models import broken
 from tests.models.broken import METADATA, build, tensors, text
@@ -159,6 +160,14 @@ LIES = {
     ),
     "a key twice": (build(key_count=len(METADATA) + 1, raw_metadata=text("general.architecture")), "twice"),
     "no UTF-8": (build(metadata={}, key_count=1, raw_metadata=struct.pack("<Q", 2) + b"\xff\xfe"), "UTF-8"),
+    "a list with no UTF-8": (
+        build(metadata={}, key_count=1, raw_metadata=text("a") + struct.pack("<IIQQ", broken.ARRAY, 8, 1, 1) + b"\xff"),
+        "'a' is not UTF-8",
+    ),
+    "a list longer than the file": (
+        build(metadata={}, key_count=1, raw_metadata=text("a") + struct.pack("<IIQ", broken.ARRAY, 8, 4000)),
+        "truncated",
+    ),
     "a tensor twice": (build(infos=[*tensors(), tensors()[0]]), "twice"),
     "five dimensions": (build(infos=[("a", (1,) * 5, 0, None)]), "dimensions"),
     "no extent": (build(infos=[("a", (0, 4), 0, None)]), "shape"),
@@ -176,6 +185,18 @@ LIES = {
     "an unknown architecture": (build(metadata={"general.architecture": "mamba"}), "supported: llama"),
     "experts": (build(metadata=METADATA | {"llama.expert_count": 8}), "experts"),
     "yarn": (build(metadata=METADATA | {"llama.rope.scaling.type": "yarn"}), "yarn"),
+    "two ways to scale": (
+        build(
+            metadata=METADATA | {"llama.rope.scaling.type": "linear"},
+            infos=[*tensors(), ("rope_freqs.weight", (4,), 0, None)],
+        ),
+        "together with rope_freqs",
+    ),
+    "values of another width": (
+        build(metadata=METADATA | {"llama.attention.key_length": 8, "llama.attention.value_length": 4}),
+        "different widths",
+    ),
+    "no embedding": (build(infos=tensors()[1:]), "token_embd"),
     "partial rotation": (build(metadata=METADATA | {"llama.rope.dimension_count": 4}), "rotates 4 of 8"),
     "a part of a split model": (build(metadata=METADATA | {"split.count": 3}), "merge"),
     "no heads": (build(metadata=METADATA | {"llama.attention.head_count": 0}), "head_count"),

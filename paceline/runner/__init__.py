@@ -1,0 +1,1 @@
+"""From a plan to logits: batches, and the forwards that run them."""
