@@ -87,6 +87,11 @@ class StopChecker:
                 return self._cut(self._held + text[: offset + 1], stop)
         return self._release(text)
 
+    def skip(self, text: str) -> str:
+        """Text at the beginning in which no stop string is looked for."""
+        self._seen += len(text)
+        return text
+
     def flush(self) -> str:
         """The text still held back, when no more follows."""
         held, self._held = self._held, ""
@@ -148,8 +153,8 @@ class TextStream:
             if self.match:
                 break
             self.tokens += 1
-            decoded = self._decoder.push(token_id)
-            text.append(decoded if self.tokens <= self._stops_from else self._checker.push(decoded))
+            check = self._checker.push if self.tokens > self._stops_from else self._checker.skip
+            text.append(check(self._decoder.push(token_id)))
         return "".join(text)
 
     def flush(self) -> str:

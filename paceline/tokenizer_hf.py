@@ -29,14 +29,20 @@ def read_parts(path: Path) -> TokenizerParts:
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
     encoder = _read_encoder(path / "tokenizer.json")
     frame = _post_processor_frame(encoder)
+    encoder.post_processor = None  # from here on framing is ours
     _add_missing_tokens(encoder, config)
     names = {name: text for name in _NAMES if (text := _content(config.get(name), name)) is not None}
     ids = {name: encoder.token_to_id(text) for name, text in names.items()}
     control = _control_tokens(encoder, names)
     encoder.encode_special_tokens = True
     prefix, suffix = _frame(config, frame, ids)
+    vocabulary = _vocabulary(encoder, control)
+    if not all(token_id < len(vocabulary) for token_id in prefix + suffix):
+        raise ModelFileError(
+            f"tokenizer.json frames text by the tokens {prefix + suffix}, but has only {len(vocabulary)}"
+        )
     return TokenizerParts(
-        vocabulary=_vocabulary(encoder, control),
+        vocabulary=vocabulary,
         encoder=encoder,
         inner_encoder=_inner_encoder(encoder),
         control=control,
@@ -164,11 +170,25 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
     """What tokenizer.json itself puts before and after a text."""
-    plain, framed = (encoder.encode("a", add_special_tokens=flag).ids for flag in (False, True))
-    for start in range(len(framed) - len(plain) + 1):
-        if framed[start : start + len(plain)] == plain:
-            return tuple(framed[:start]), tuple(framed[start + len(plain) :])
+    for step in _components(encoder.post_processor, "processors"):
+        if step["type"] in ("BertProcessing", "RobertaProcessing"):
+            return (step["cls"][1],), (step["sep"][1],)
+        if step["type"] == "TemplateProcessing":
+            return _template_frame(step["single"], step["special_tokens"])
     return (), ()
+
+
+def _template_frame(pieces: list[Json], tokens: Json) -> Frame:
+    """`pieces` are special tokens by name, and somewhere among them the text."""
+    sides: list[list[int]] = [[]]
+    for piece in pieces:
+        if "Sequence" in piece:
+            sides.append([])
+        elif (name := piece["SpecialToken"]["id"]) in tokens:
+            sides[-1] += tokens[name]["ids"]
+        else:
+            raise ModelFileError(f"the post-processor in tokenizer.json uses {name!r:.60}, which it does not define")
+    return tuple(sides[0]), tuple(sides[-1]) if len(sides) > 1 else ()
 
 
 def _frame(config: Json, frame: Frame, ids: Mapping[str, int | None]) -> Frame:

@@ -90,14 +90,14 @@ CHATS = [
 def test_templates_render_as_in_transformers(name: str, messages: list[dict[str, Any]]) -> None:
     tools = TOOLS if len(messages) == 4 and messages[1].get("tool_calls") else None
     names: dict[str, Any] = dict(byte_level_tokenizer().token_names)
-    rendered, _ = render_jinja_template(
+    rendered = render_jinja_template(
         [messages],
         chat_template=REAL[name],
         tools=tools,
         add_generation_prompt=True,
-        **byte_level_tokenizer().token_names,
+        **names,
     )
-    theirs = rendered[0]
+    theirs = rendered[0][0]
     assert template(REAL[name]).render(messages, tools=tools) == theirs
     assert (
         byte_level_tokenizer().decode(template(REAL[name]).encode(messages, tools=tools), skip_special=False) == theirs

@@ -191,3 +191,11 @@ def test_a_stop_can_be_completed_by_the_end() -> None:
     assert stream.push(tokenizer.encode("a🦙")[:2]) == "a"
     assert stream.flush() == ""
     assert stream.match == StopMatch("\ufffd", 1, 2)
+
+
+def test_stops_are_looked_for_after_the_first_tokens_only() -> None:
+    tokenizer = byte_level_tokenizer()
+    ids = tokenizer.encode("hello world hello world")
+    stream = TextStream(tokenizer, stops=["o w"], stops_from=2)
+    assert stream.push(ids) == "hello world hell"
+    assert stream.match == StopMatch("o w", 16, 19)

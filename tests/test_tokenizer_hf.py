@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import json
+import operator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from paceline.chat import ChatTemplate
@@ -83,6 +91,31 @@ def _stripping(text: str) -> Any:
 def test_tokenizer_json_decides_on_bos_where_it_says_something(tmp_path: Path) -> None:
     path = save(tmp_path, sentencepiece_json("legacy"), **SPM_CONFIG, add_bos_token=False)
     assert Tokenizer.from_directory(path).encode("") == AutoTokenizer.from_pretrained(path)("").input_ids == [1]
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (processors.TemplateProcessing(single="$A", special_tokens=[]), []),
+        (processors.TemplateProcessing(single="x y $A x", special_tokens=[("x", 1), ("y", 2)]), [1, 2, 1]),
+        (processors.Sequence([processors.ByteLevel(), processors.BertProcessing(("s", 2), ("c", 1))]), [1, 2]),
+        (processors.ByteLevel(), []),
+    ],
+)
+def test_what_post_processors_add(tmp_path: Path, processor: Any, expected: list[int]) -> None:
+    made = byte_level_json()
+    made.post_processor = processor
+    path = save(tmp_path, made)
+    assert Tokenizer.from_directory(path).encode("") == AutoTokenizer.from_pretrained(path)("").input_ids == expected
+
+
+def test_a_post_processor_with_a_token_it_does_not_define(tmp_path: Path) -> None:
+    path = save(tmp_path, sentencepiece_json("legacy"))
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"] = {}
+    write(path, "tokenizer.json", content)
+    with pytest.raises(ModelFileError, match="uses '<s>', which it does not define"):
+        Tokenizer.from_directory(path)
 
 
 def test_tokenizer_config_decides_on_bos_otherwise(tmp_path: Path) -> None:
@@ -187,3 +220,41 @@ def test_ids_beyond_any_vocabulary_are_refused(byte_level: Path, token_id: int) 
     write(byte_level, "tokenizer.json", content)
     with pytest.raises(ModelError, match="ids up to"):
         Tokenizer.from_directory(byte_level)
+
+
+# ── any damage ──
+
+Place = tuple[str | int, ...]
+
+
+def places(value: Any, place: Place = ()) -> Iterator[Place]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+BASES = [
+    json.loads(made.to_str()) for made in (byte_level_json(), sentencepiece_json("first"), sentencepiece_json("legacy"))
+]
+PLACES = [[place for place in places(base) if place[:2] != ("model", "vocab")] for base in BASES]
+VALUES: list[Any] = [None, True, 0, -1, 2**31, 2**64, 1.5, "", "x", "\x00", "(", [], {}, [[]], {"type": "Sequence"}]
+
+
+@given(st.integers(0, 2), st.lists(st.tuples(st.integers(0), st.sampled_from(VALUES)), min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None)
+def test_damaged_tokenizers_load_whole_or_not_at_all(kind: int, damage: list[tuple[int, Any]]) -> None:
+    content = copy.deepcopy(BASES[kind])
+    for at, value in damage:
+        *path, last = PLACES[kind][at % len(PLACES[kind])]
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
+            functools.reduce(operator.getitem, path, content)[last] = value
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), "tokenizer.json", content)
+        try:
+            tokenizer = Tokenizer.from_directory(folder)
+        except ModelError:
+            return
+    ids = tokenizer.encode("hello <|im_end|> wörld", special=True)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    tokenizer.decode(range(tokenizer.vocab_size), skip_special=False)
