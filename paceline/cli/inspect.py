@@ -205,10 +205,11 @@ def _runs_lines(runs: Facts) -> list[str]:
 
 
 def _memory_lines(memory: Facts) -> list[str]:
+    token, target = memory["kv_bytes_per_token"], memory["target_kv_bytes_per_token"]
     return [
         f"weights {_size(memory['weight_bytes'])}",
         f"KV cache {_size(memory['kv_bytes'])} at most, for {memory['kv_tokens']} tokens",
-        f"{memory['kv_bytes_per_token']} bytes of KV a token, of which the target {memory['target_kv_bytes_per_token']}",
+        f"{token} bytes of KV a token" + (f", {target} of them the target's" if token != target else ""),
         f"longest sequence {memory['max_context']} tokens",
     ]
 

@@ -75,7 +75,7 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         help="ngram, ngram:min_ngram=1, or a model; may be given several times, the first one drafts (default: ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
-    parser.add_argument("--threads", type=_count, metavar="N", help="(default: one a core)")
+    parser.add_argument("--threads", type=count, metavar="N", help="(default: one a core)")
     _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP)
 
 
@@ -137,7 +137,7 @@ def _described(field: Field[Any], text: str) -> str:
     return f"{text} (default: {default})"
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
     return int(text)
