@@ -69,7 +69,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     )
     if architecture == "gemma3":
         config = _gemma(config, fields)
-    _check_rotation(config, fields)
+    _check_heads(config, fields)
     return config.checked(file.label)
 
 
@@ -95,11 +95,11 @@ def _refuse(file: GgufFile, fields: Fields) -> None:
         raise UnsupportedModel(f"{file.label}: a model that attends to later tokens cannot generate text")
     if file.metadata.get("split.count", 0) not in (0, 1):
         raise UnsupportedModel(f"{file.label}: one part of a split model; join them with `llama-gguf-split --merge`")
-    if fields.get("attention.value_length") not in (None, fields.get("attention.key_length")):
-        raise UnsupportedModel(f"{file.label}: keys and values of different widths, which Paceline does not know")
 
 
-def _check_rotation(config: ModelConfig, fields: Fields) -> None:
+def _check_heads(config: ModelConfig, fields: Fields) -> None:
+    if fields.integer("attention.value_length", config.head_dim) != config.head_dim:
+        raise UnsupportedModel(f"{fields.source}: keys and values of different widths, which Paceline does not know")
     rotated = fields.integer("rope.dimension_count", config.head_dim)
     if rotated != config.head_dim:
         raise UnsupportedModel(
@@ -151,9 +151,8 @@ def _ends(general: Fields) -> Iterator[int]:
             yield token
     tokens, types = general.get("tokenizer.ggml.tokens"), general.get("tokenizer.ggml.token_type")
     if isinstance(tokens, list) and isinstance(types, list):
-        wanted = frozenset(ENDS)
         pairs = enumerate(zip(tokens, types, strict=False))
-        yield from (index for index, (token, kind) in pairs if kind == CONTROL and token in wanted)
+        yield from (index for index, (token, kind) in pairs if kind == CONTROL and token in ENDS)
 
 
 def _bos(general: Fields) -> int | None:

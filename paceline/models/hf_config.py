@@ -148,7 +148,7 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
     types = fields.get("layer_types")
     if types is None:
         local = [_is_local(fields, family, index) for index in range(layers)]
-    elif isinstance(types, list) and set(types) <= {"sliding_attention", "full_attention"}:
+    elif isinstance(types, list) and all(kind in ("sliding_attention", "full_attention") for kind in types):
         local = [kind == "sliding_attention" for kind in types]
     else:
         raise UnsupportedModel(f"{fields.source}: layer_types other than sliding_attention and full_attention")

@@ -275,6 +275,15 @@ def test_windows_and_sampling_of_the_metadata(put):
     assert model.generation == {"temperature": 0.5}
 
 
+def test_tokens_that_are_no_texts_end_nothing(put):
+    tokens = struct.pack("<IIQ", broken.ARRAY, broken.ARRAY, 1) + struct.pack("<IQI", broken.U32, 1, 7)
+    types = struct.pack("<IIQI", broken.ARRAY, broken.U32, 1, 3)
+    raw = text("tokenizer.ggml.tokens") + tokens + text("tokenizer.ggml.token_type") + types
+    metadata = {key: item for key, item in METADATA.items() if key != "tokenizer.ggml.tokens"}
+    path = put(build(metadata=metadata, key_count=len(metadata) + 2, raw_metadata=raw))
+    assert open_model(path).config.eos_ids == (2,)
+
+
 def test_the_config_reads_rotary_factors_off_their_tensor(put, tmp_path):
     put(build(infos=[*tensors(), ("rope_freqs.weight", (4,), 0, None)]))
     with pytest.raises(ModelFileError, match="not positive"):  # the noise has negative ones
