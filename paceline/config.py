@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from paceline.errors import InvalidRequest, UnknownOption
+from paceline.errors import UnknownOption
+from paceline.types import check_flag, check_integer, check_number
+
+MOST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,13 @@ class EngineConfig:
         return cls(**options)
 
     def __post_init__(self) -> None:
-        positive = ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens"):
+            check_integer(name, getattr(self, name), 1, MOST)
         for name in ("max_draft_tokens", "max_draft_batch", "max_draft_context"):
-            if getattr(self, name) < 0:
-                raise InvalidRequest(f"{name} must not be negative, not {getattr(self, name)}")
-        if not 0 <= self.min_acceptance <= 1:
-            raise InvalidRequest(f"min_acceptance must be in [0, 1], not {self.min_acceptance}")
+            check_integer(name, getattr(self, name), 0, MOST)
+        for name, least in (("max_context", 2), ("kv_memory", 1)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least, MOST)
+        check_number("min_acceptance", self.min_acceptance, 0, 1)
+        check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
+        check_flag("prefix_cache", self.prefix_cache)

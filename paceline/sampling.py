@@ -56,7 +56,7 @@ def uniforms(seed: int, positions: np.ndarray, stream: Stream) -> Tensor:
 
 def sample_seed(seed: int, sample: int) -> int:
     """The seed of the sample-th of n answers; the first keeps the request's own."""
-    return seed if sample == 0 else int(mix(seed, np.array([2**62 + sample]), Stream.TOKEN)[0])
+    return seed if sample == 0 else int(mix(seed, np.array([2**61 + sample]), Stream.TOKEN)[0])
 
 
 def _finalise(bits: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob
     values = torch.log_softmax(logits, dim=-1)
     chosen = values.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])  # [rows, 1]
     ranks = (values > chosen).sum(-1).tolist()
-    best = torch.topk(values, max(top, 1), dim=-1)
+    best = torch.topk(values, min(max(top, 1), values.shape[-1]), dim=-1)
     alternatives = [
         tuple(zip(ids, scores, strict=True))[:top]
         for ids, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -6,7 +6,7 @@ All frozen, all validated where they are made: an object of these types is a val
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
@@ -16,6 +16,7 @@ from paceline.errors import InvalidRequest, UnknownOption
 MAX_LOGPROBS = 100
 MAX_SAMPLES = 128
 MAX_STOPS = 64
+MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
 
 
 class Rule(StrEnum):
@@ -50,7 +51,8 @@ def _known_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
             raise UnknownOption(f"{cls.__name__} option", name, known)
 
 
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise InvalidRequest unless `value` is a finite number in [low, high], or in (low, high] if `open_low`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
     if value < low or value > high or (open_low and value == low):
@@ -58,11 +60,23 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
         raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], not {value!r}")
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Raise InvalidRequest unless `value` is an integer in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} must be an integer, not {value!r}")
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be True or False, not {value!r}")
+
+
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} must be a list, not {value!r}")
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +110,42 @@ class SamplingParams:
         return cls(**options)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
+        object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids))
+        if self.allowed_tokens is not None:
+            object.__setattr__(self, "allowed_tokens", _tuple("allowed_tokens", self.allowed_tokens))
         self._check_numbers()
         self._check_integers()
         self._check_collections()
+        check_flag("include_stop", self.include_stop)
+        check_flag("ignore_eos", self.ignore_eos)
 
     def _check_numbers(self) -> None:
-        _number("temperature", self.temperature, 0, 100)
-        _number("top_p", self.top_p, 0, 1, open_low=True)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -100, 100)
-        _number("frequency_penalty", self.frequency_penalty, -100, 100)
+        check_number("temperature", self.temperature, 0, 100)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise InvalidRequest(
+                f"temperature must be 0 (always the most likely token) or at least {MIN_TEMPERATURE:g}, "
+                f"not {self.temperature!r}"
+            )
+        check_number("top_p", self.top_p, 0, 1, open_low=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        check_number("presence_penalty", self.presence_penalty, -100, 100)
+        check_number("frequency_penalty", self.frequency_penalty, -100, 100)
 
     def _check_integers(self) -> None:
-        _integer("top_k", self.top_k, 0, 2**31)
-        _integer("min_tokens", self.min_tokens, 0, 2**31)
-        _integer("n", self.n, 1, MAX_SAMPLES)
+        check_integer("top_k", self.top_k, 0, 2**31)
+        check_integer("min_tokens", self.min_tokens, 0, 2**31)
+        check_integer("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31)
+            check_integer("max_tokens", self.max_tokens, 1, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
         if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, 0, 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+                check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
 
     def _check_collections(self) -> None:
         if len(self.stop) > MAX_STOPS:
@@ -131,16 +154,18 @@ class SamplingParams:
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(f"a stop string must be a non-empty text, not {text!r}")
         for token in self.stop_ids:
-            _integer("a stop id", token, 0, 2**31)
+            check_integer("a stop id", token, 0, 2**31)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias must be a mapping from token id to number, not {self.logit_bias!r}")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
-            _integer("a logit_bias key", token, 0, 2**31)
-            _number("a logit_bias value", bias, -1000, 1000)
+            check_integer("a logit_bias key", token, 0, 2**31)
+            check_number("a logit_bias value", bias, -1000, 1000)
         if self.allowed_tokens is not None:
-            object.__setattr__(self, "allowed_tokens", tuple(self.allowed_tokens))
             if not self.allowed_tokens:
                 raise InvalidRequest("allowed_tokens must name at least one token, or be None for all")
             for token in self.allowed_tokens:
-                _integer("an allowed token", token, 0, 2**31)
+                check_integer("an allowed token", token, 0, 2**31)
 
     @property
     def greedy(self) -> bool:
@@ -178,11 +203,14 @@ class Speculation:
         return cls(**options)
 
     def __post_init__(self) -> None:
+        check_flag("enabled", self.enabled)
+        if self.drafter is not None and not isinstance(self.drafter, str):
+            raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}")
         if self.rule not in list(Rule):
             raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule])
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
-            _integer("max_draft", self.max_draft, 1, 1024)
+            check_integer("max_draft", self.max_draft, 1, 1024)
 
 
 OFF = Speculation(enabled=False)
@@ -200,13 +228,18 @@ class Request:
     deadline: float | None = None  # seconds from submission
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prompt, tuple):
+            raise InvalidRequest(f"a prompt is a tuple of token ids, not {type(self.prompt).__name__}")
         if not self.prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         for token in self.prompt:
             if type(token) is not int:
                 raise InvalidRequest(f"a prompt is made of integer token ids, not {token!r}")
         if self.deadline is not None:
-            _number("deadline", self.deadline, 0, 1e9)
+            check_number("deadline", self.deadline, 0, 1e9)
+        for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
+            if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
+                raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}")
 
 
 @dataclass(frozen=True, slots=True)

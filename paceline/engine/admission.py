@@ -14,7 +14,7 @@ from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
 from paceline.sampling import Sampler, sample_seed
 from paceline.tokenizer import Tokenizer
-from paceline.types import Request
+from paceline.types import Request, SamplingParams
 
 
 @dataclass(slots=True)
@@ -80,14 +80,14 @@ class Admission:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")
-        if (
-            params.min_tokens
-            and params.allowed_tokens
-            and self.eos_ids.union(params.stop_ids) >= set(params.allowed_tokens)
-        ):
-            raise InvalidRequest("allowed_tokens are all stop tokens, which min_tokens forbids: allow one more token")
+        if params.min_tokens and self._allows_only_stops(params):
+            raise InvalidRequest("every allowed token is a stop token, which min_tokens forbids: allow one more")
         if name is not None and name not in self.drafters:
             raise UnknownOption("drafter", name, self.drafters)
+
+    def _allows_only_stops(self, params: SamplingParams) -> bool:
+        stops = self.eos_ids.union(params.stop_ids)
+        return len(stops) == self.vocab_size if params.allowed_tokens is None else stops >= set(params.allowed_tokens)
 
     def _check_tokens(self, what: str, tokens: Iterable[int]) -> None:
         for token in tokens:

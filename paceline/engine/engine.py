@@ -24,7 +24,7 @@ from paceline.engine.judge import judge
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats
-from paceline.errors import EngineDead
+from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
 from paceline.runner.batch import Share, build_batch
@@ -68,12 +68,16 @@ class Engine:
         self._governor = Governor(config, self.drafters)
         self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor)
         self._events: list[TokenEvent] = []  # not yet handed out
+        self._open: dict[str, int] = {}  # request id → sequences that have not ended
 
     def submit(self, request: Request) -> None:
         """Queue a request; its events come out of later steps. Raises InvalidRequest if no step could serve it."""
         if self.dead is not None:
             raise EngineDead(f"the engine stopped after an error ({self.dead}); start it anew")
+        if request.id in self._open:
+            raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
+        self._open[request.id] = request.sampling.n
 
     def abort(self, request_id: str) -> None:
         """End every sequence of the request; one that is not known has already ended."""
@@ -211,6 +215,9 @@ class Engine:
         if sequence.lane >= 0 and sequence.drafter is not None:
             self.drafters[sequence.drafter].stop(sequence.key)
         self._scheduler.leave(sequence)
+        self._open[sequence.request.id] -= 1
+        if not self._open[sequence.request.id]:
+            del self._open[sequence.request.id]
         self.stats.finished += 1
         if event is None:
             held = "" if sequence.stream is None else sequence.stream.flush()

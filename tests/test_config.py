@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.errors import InvalidRequest, UnknownOption
+
+OPTIONAL = ("max_context", "kv_memory")
+FLAGS = ("prefix_cache",)
+REALS = ("min_acceptance", "drafter_timeout")
+INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS))
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, *OPTIONAL])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "8", math.nan])
+def test_integers(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        EngineConfig.of(**{name: value})
+
+
+@pytest.mark.parametrize("name", REALS)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, True, "1", None])
+def test_numbers(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        EngineConfig.of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_sequences": 0},
+        {"max_step_tokens": 0},
+        {"max_draft": 0},
+        {"min_acceptance": 1.5},
+        {"drafter_timeout": 0},
+        {"max_context": 1},
+        {"kv_memory": 0},
+        {"prefix_cache": "no"},
+    ],
+)
+def test_out_of_range(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(given))):
+        EngineConfig.of(**given)
+
+
+def test_speculation_can_be_limited_to_nothing() -> None:
+    config = EngineConfig.of(max_draft_tokens=0, max_draft_batch=0, max_draft_context=0)
+    assert config.max_draft_tokens == 0
+
+
+def test_a_misspelt_option() -> None:
+    with pytest.raises(UnknownOption, match="unknown engine option 'max_drafts'; did you mean 'max_draft'"):
+        EngineConfig.of(max_drafts=3)
