@@ -39,7 +39,7 @@ fmt: $(READY_TO_DEVELOP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(READY_TO_DEVELOP) $(READY_TO_COMPARE)
+bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 	$(BIN)/python -m bench.peers --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
 
 clean:

@@ -110,7 +110,7 @@ def version(kind: str) -> str:
     try:
         return importlib.metadata.version(PACKAGES[kind])
     except importlib.metadata.PackageNotFoundError:
-        return "not installed as a package"
+        return "of the working tree"
 
 
 def claim_stdout() -> TextIO:
