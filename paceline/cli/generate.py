@@ -57,7 +57,7 @@ def run(args: Namespace) -> int:
     answers = llm.generate(tokens, sampling, speculation=speculation_of(args))
     if args.json:
         for prompt, answer in zip(prompts, answers, strict=True):
-            print(json.dumps(_record(prompt, answer), ensure_ascii=False))
+            print(json.dumps(_record(prompt, answer)))
     else:
         _print(answers)
     return 0
@@ -73,8 +73,8 @@ def _prompts(args: Namespace) -> list[str]:
     if args.file is None and sys.stdin.isatty():
         raise InvalidRequest("no prompt; give one as an argument, with --file, or on standard input")
     source, text = _read(args.file)
-    lines = text.splitlines()
-    if not lines:
+    lines = text.removesuffix("\n").split("\n")
+    if not text:
         raise InvalidRequest(f"{source} holds no prompt; write one a line")
     for number, line in enumerate(lines, start=1):
         if not line.strip():

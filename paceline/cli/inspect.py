@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     facts = _facts(args, engine_config(args))
     if args.json:
-        print(json.dumps(facts, ensure_ascii=False))
+        print(json.dumps(facts))
     else:
         _print(facts)
     return 0

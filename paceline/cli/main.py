@@ -13,6 +13,7 @@ module imports torch before the command runs: help is instant.
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import re
@@ -51,9 +52,10 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return status
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here, where a reader that went away is no surprise
     except PacelineError as error:
         print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
         return 1 if isinstance(error, EngineDead) else 2
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser, parsers = _parsers()
+    parser, parsers = build_parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         raise UnknownOption("command", argv[0], COMMANDS)
     args, unknown = parser.parse_known_args(argv)
@@ -74,11 +76,12 @@ def _run(argv: list[str]) -> int:
         return 0
     if unknown:
         raise _unknown(unknown[0], parsers[args.command])
+    _accept_any_text()
     _start_log(verbose=args.verbose)
     return COMMANDS[args.command].run(args)
 
 
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
+def build_parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(prog="paceline", description="Exact speculative decoding for LLMs: same text, never slower.")
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
@@ -119,8 +122,13 @@ def _start_log(*, verbose: bool) -> None:
     handler.setFormatter(formatter("paceline: %(message)s"))
     logger = logging.getLogger("paceline")
     logger.handlers = [handler]
-    logger.propagate = False
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+def _accept_any_text() -> None:
+    """A model may say what the terminal's encoding cannot: that is shown as a question mark, not as a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,0 +1,98 @@
+"""Every field of the engine and of sampling is an option, and what is given arrives."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from paceline.cli.main import build_parsers
+from paceline.cli.options import FORMATS, engine_config, sampling_of, speculation_of
+from paceline.config import EngineConfig
+from paceline.models.weights import Format
+from paceline.types import Rule, SamplingParams
+
+ENGINE: dict[str, tuple[str, Any]] = {
+    "max_sequences": ("3", 3),
+    "max_step_tokens": ("48", 48),
+    "max_context": ("77", 77),
+    "kv_memory": ("1.5G", 3 << 29),
+    "prefix_cache": ("", False),
+    "max_draft": ("5", 5),
+    "max_draft_tokens": ("9", 9),
+    "max_draft_batch": ("2", 2),
+    "max_draft_context": ("100", 100),
+    "min_acceptance": ("0.25", 0.25),
+    "acceptance_window": ("10", 10),
+    "pause_tokens": ("7", 7),
+    "drafter_timeout": ("0.5", 0.5),
+}
+SAMPLING: dict[str, tuple[str, Any]] = {
+    "temperature": ("0.3", 0.3),
+    "top_k": ("4", 4),
+    "top_p": ("0.9", 0.9),
+    "min_p": ("0.1", 0.1),
+    "repetition_penalty": ("1.5", 1.5),
+    "presence_penalty": ("-0.5", -0.5),
+    "frequency_penalty": ("0.25", 0.25),
+    "logit_bias": ("5=-1.5,7=2", {5: -1.5, 7: 2.0}),
+    "allowed_tokens": ("1,2,3", (1, 2, 3)),
+    "min_tokens": ("2", 2),
+    "max_tokens": ("11", 11),
+    "stop": ("END", ("END",)),
+    "stop_ids": ("8,9", (8, 9)),
+    "include_stop": ("", True),
+    "ignore_eos": ("", True),
+    "seed": ("42", 42),
+    "n": ("2", 2),
+    "logprobs": ("1", 1),
+    "prompt_logprobs": ("0", 0),
+}
+
+
+def parse(*argv: str) -> Namespace:
+    return build_parsers()[0].parse_args(["generate", "m", "p", *argv])
+
+
+def words(name: str, text: str) -> list[str]:
+    option = f"--no-{name}" if name == "prefix_cache" else f"--{name}"
+    return [option.replace("_", "-"), *([text] if text else [])]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
+def test_engine_options(name: str) -> None:
+    text, value = ENGINE[name]
+    assert engine_config(parse(*words(name, text))) == EngineConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_sampling_options(name: str) -> None:
+    text, value = SAMPLING[name]
+    args = parse("--max-tokens", "11", *words(name, text))
+    advised = SamplingParams(temperature=0.6, top_p=0.8)
+    given = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 11} | {name: value}
+    assert sampling_of(args, advised) == SamplingParams(**given)
+
+
+def test_stop_strings_add_up() -> None:
+    assert sampling_of(parse("--stop", "a", "--stop", "b"), SamplingParams()).stop == ("a", "b")
+
+
+def test_speculation_options() -> None:
+    assert speculation_of(parse()).enabled
+    assert not speculation_of(parse("--no-speculation")).enabled
+    assert speculation_of(parse("--rule", "rejection")).rule is Rule.REJECTION
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("4k", 4096), ("4KB", 4096), ("512M", 512 << 20), ("2GiB", 2 << 30), ("1T", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert engine_config(parse("--kv-memory", text)).kv_memory == size
+
+
+def test_help_names_every_format() -> None:
+    assert get_args(Format) == FORMATS

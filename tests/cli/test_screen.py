@@ -1,0 +1,86 @@
+"""Colours, progress and runs of tokens."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from paceline.cli.progress import CLEAR_LINE, progress_bar
+from paceline.cli.screen import Runs
+from paceline.cli.style import GREEN_BOLD, RESET, Style, wants_colour
+from paceline.llm import LLM
+from paceline.types import Origin, TokenEvent
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "wishes", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (True, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_who_gets_colours(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, wishes: dict[str, str], expected: bool
+) -> None:
+    for name, value in wishes.items():
+        monkeypatch.setenv(name, value)
+    assert wants_colour(Terminal() if terminal else io.StringIO()) is expected
+
+
+def test_text_of_a_model_cannot_steer_a_terminal() -> None:
+    nasty = "a\x1b]0;title\x07b\n\tc\x9b"
+    assert Style(Terminal()).token(nasty, Origin.PLAIN) == "a\\x1b]0;title\\x07b\n\tc\\x9b"
+    assert Style(io.StringIO()).token(nasty, Origin.PLAIN) == nasty, "a file gets what the model said"
+    assert Style(Terminal()).token("x", Origin.ACCEPTED) == f"{GREEN_BOLD}x{RESET}"
+
+
+def test_a_bar_is_drawn_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress_bar("loading m") as progress:
+        assert progress is not None
+        for done in (0, 1 << 20, 2 << 20):
+            progress(done, 2 << 20)
+    drawn = sys.stderr.getvalue()
+    assert "loading m" in drawn
+    assert "1 of 2 MiB" in drawn
+    assert drawn.endswith(CLEAR_LINE)
+
+
+def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress_bar("loading m") as progress:
+        assert progress is None
+    assert sys.stderr.getvalue() == ""
+
+
+def test_runs_follow_the_tokens_also_where_text_is_held_back(tiny: str) -> None:
+    llm = LLM(tiny, format="fp32")
+    a, b, c, e1, e2 = llm.encode("abcé")
+    accepted, bonus = Origin.ACCEPTED, Origin.BONUS
+    runs = Runs(llm)
+
+    def event(tokens: list[int], origins: list[Origin], text: str) -> TokenEvent:
+        return TokenEvent(request_id="0", sample=0, tokens=tuple(tokens), origins=tuple(origins), text=text)
+
+    assert list(runs.of(event([a, b], [accepted, bonus], "a"))) == [("a", accepted)]
+    assert list(runs.of(event([c, e1], [accepted, accepted], "bc"))) == [("b", bonus), ("c", accepted)]
+    assert list(runs.of(event([e2], [bonus], "é"))) == [("é", bonus)]
+    assert list(runs.of(event([], [], "\ufffd"))) == [("\ufffd", Origin.PLAIN)]
