@@ -5,9 +5,11 @@
 #include "program.h"
 #include "vmath.h"
 
-#define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a barrier */
+#define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
-#define AHEAD 2048                  /* bytes between what is used and what is fetched */
+#ifndef AHEAD
+#define AHEAD 2048 /* bytes between what is used and what is fetched */
+#endif
 
 /* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
 INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q) {
@@ -198,25 +200,29 @@ static int count_tiles(const operation *o) {
     return tiles;
 }
 
-/* Quantised inputs of all rows: its own where rows are few, else shared out. */
-static const quantised *prepare(member *self, program *p, const operation *o, int rows) {
-    scratch *own = &p->scratch[self->index];
-    if (rows <= OWN_ROWS) {
-        for (int row = 0; row < rows; row++) prepare_row(p, o, &own->inputs, own->row, row);
-        return &own->inputs;
-    }
+/* Quantised inputs of all rows, shared out. */
+static void prepare_together(member *self, program *p, const operation *o, int rows) {
     work_begin(self, rows);
-    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, &p->shared, own->row, row);
-    barrier(self);
-    return &p->shared;
+    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, &p->shared, p->scratch[self->index].row, row);
+    work_end(self);
+}
+
+/* Quantised inputs of all rows, of this member's own. Where the work is over others may already write to the inputs:
+   then what is read is nonsense, but no unit is left to use it. */
+static void prepare_alone(member *self, program *p, const operation *o, int rows) {
+    scratch *own = &p->scratch[self->index];
+    for (int row = 0; row < rows && !work_over(self); row++) prepare_row(p, o, &own->inputs, own->row, row);
 }
 
 void run_linear(member *self, program *p, const operation *o) {
     const int rows = o->epilogue == LOGITS ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
-    const quantised *in = prepare(self, p, o, rows);
+    const int alone = rows <= OWN_ROWS;
+    const quantised *in = alone ? &p->scratch[self->index].inputs : &p->shared;
     int slice = CACHED_INPUT_BYTES / o->part[0].inputs / BLOCK * BLOCK;
     slice = slice < BLOCK ? BLOCK : slice;
+    if (!alone) prepare_together(self, p, o, rows);
     work_begin(self, tiles * ((rows + slice - 1) / slice));
+    if (alone) prepare_alone(self, p, o, rows);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit / tiles * slice, to = from + slice < rows ? from + slice : rows;
         run_tile(self, p, o, in, unit % tiles, from, to);

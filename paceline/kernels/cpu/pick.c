@@ -60,6 +60,7 @@ static void pick_all(member *self, void *argument) {
         const int from = unit % w->slices * SLICE, to = from + SLICE < w->vocab ? from + SLICE : w->vocab;
         w->best[unit] = pick_slice(w, unit / w->slices, from, to);
     }
+    work_end(self);
 }
 
 /* tokens[row]: the lowest index among equals, 0 where all is NaN. Non-zero: out of memory. */

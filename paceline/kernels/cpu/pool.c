@@ -10,24 +10,28 @@
 #include "simd.h"
 
 #define CACHE_LINE 64
-#define COUNTER_SETS 3 /* one in use, one being left, one being cleared */
-#define SPINS_BEFORE_YIELD 4096
+#define COUNTER_SETS 4 /* works take turns with them */
+#define SPINS_BEFORE_YIELD 2048
+#define YIELDS_BEFORE_NAP 64
+#define NAP_NANOSECONDS 20000
 #define SPIN_NANOSECONDS 150000
 
+/* The number of a work above, how many of its units below: a set is never cleared, a newer number makes it new. */
 typedef struct {
-    _Alignas(CACHE_LINE) atomic_int next;
+    _Alignas(CACHE_LINE) _Atomic uint64_t value;
 } counter;
 
 struct pool {
-    _Alignas(CACHE_LINE) atomic_int arrived;
-    _Alignas(CACHE_LINE) atomic_uint turn;      /* barriers passed */
     _Alignas(CACHE_LINE) atomic_uint generation; /* runs begun */
+    _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
+    atomic_int open;                             /* whether they still may enter */
     _Alignas(CACHE_LINE) int threads;
+    unsigned works; /* begun in all runs before */
     atomic_int sleepers, stopping;
     pid_t owner; /* a forked child has the memory but not the threads */
     team_function *function;
     void *argument;
-    counter *counters; /* [COUNTER_SETS][threads] */
+    counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, units finished */
     pthread_t *helpers;
     pthread_mutex_t lock, running;
     pthread_cond_t wake;
@@ -46,55 +50,90 @@ static int64_t nanoseconds(void) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
-void barrier(member *self) {
-    pool *p = self->pool;
-    if (self->count == 1) return;
-    const unsigned turn = atomic_load_explicit(&p->turn, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == self->count) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->turn, turn + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&p->turn, memory_order_acquire) == turn; spins++) {
-        if (spins < SPINS_BEFORE_YIELD) pause_cpu();
-        else sched_yield();
-    }
+static void wait_a_little(int *spins) {
+    const struct timespec nap = {0, NAP_NANOSECONDS};
+    const int n = (*spins)++;
+    if (n < SPINS_BEFORE_YIELD) pause_cpu();
+    else if (n < SPINS_BEFORE_YIELD + YIELDS_BEFORE_NAP) sched_yield();
+    else nanosleep(&nap, NULL); /* whoever is waited for was put aside: leave it this core */
 }
 
-static counter *counter_of(const member *self, int phase, int index) {
-    return &self->pool->counters[phase % COUNTER_SETS * self->count + index];
+static counter *counter_of(const member *self, int share) {
+    return &self->pool->counters[self->work % COUNTER_SETS * (unsigned)(self->count + 1) + (unsigned)share];
 }
+
+/* The counter as it stands for this work; -1: a later work uses it, this one is long over. */
+static int64_t count_in(const member *self, uint64_t value) {
+    const int32_t later = (int32_t)((uint32_t)(value >> 32) - self->work);
+    return later > 0 ? -1 : later < 0 ? 0 : (int64_t)(uint32_t)value;
+}
+
+static uint64_t counted(const member *self, int64_t count) { return (uint64_t)self->work << 32 | (uint64_t)count; }
 
 void work_begin(member *self, int units) {
-    self->phase++;
+    self->work++;
     self->units = units;
     self->victim = self->index;
-    /* Nobody is in the set of the next work any more (it was used two works ago), nobody is in it yet. */
-    atomic_store_explicit(&counter_of(self, self->phase + 1, self->index)->next, 0, memory_order_relaxed);
+    self->done = 0;
+}
+
+/* Take a unit of one share; -1: none is left. */
+static int take(member *self, int share) {
+    const int first = (int)((int64_t)self->units * share / self->count);
+    const int last = (int)((int64_t)self->units * (share + 1) / self->count);
+    counter *c = counter_of(self, share);
+    uint64_t value = atomic_load_explicit(&c->value, memory_order_relaxed);
+    for (;;) {
+        const int64_t taken = count_in(self, value);
+        if (taken < 0 || first + taken >= last) return -1;
+        if (atomic_compare_exchange_weak_explicit(&c->value, &value, counted(self, taken + 1), memory_order_relaxed,
+                                                  memory_order_relaxed))
+            return first + (int)taken;
+    }
 }
 
 int work_next(member *self) {
     for (int tried = 0; tried < self->count; tried++) {
-        const int v = self->victim;
-        const int first = (int)((int64_t)self->units * v / self->count);
-        const int last = (int)((int64_t)self->units * (v + 1) / self->count);
-        counter *c = counter_of(self, self->phase, v);
-        if (first + atomic_load_explicit(&c->next, memory_order_relaxed) < last) {
-            const int unit = first + atomic_fetch_add_explicit(&c->next, 1, memory_order_relaxed);
-            if (unit < last) return unit;
+        const int unit = take(self, self->victim);
+        if (unit >= 0) {
+            self->done++;
+            return unit;
         }
-        self->victim = v + 1 == self->count ? 0 : v + 1;
+        self->victim = self->victim + 1 == self->count ? 0 : self->victim + 1;
     }
     return -1;
 }
 
-static void take_part(pool *p, int index) {
-    member self = {p, index, p->threads, 0, 0, 0};
-    p->function(&self, p->argument);
-    barrier(&self);
+int work_over(const member *self) {
+    const uint64_t value = atomic_load_explicit(&counter_of(self, self->count)->value, memory_order_acquire);
+    const int64_t done = count_in(self, value);
+    return done < 0 || done >= self->units;
 }
 
-/* Spin, then sleep, until there is a run after `seen`. */
+void work_end(member *self) {
+    counter *c = counter_of(self, self->count);
+    uint64_t value = atomic_load_explicit(&c->value, memory_order_relaxed);
+    while (self->done && !atomic_compare_exchange_weak_explicit(
+                             &c->value, &value, counted(self, count_in(self, value) + self->done),
+                             memory_order_acq_rel, memory_order_relaxed)) {
+    }
+    for (int spins = 0; !work_over(self);) wait_a_little(&spins);
+}
+
+static unsigned take_part(pool *p, int index) {
+    member self = {p, index, p->threads, p->works, 0, 0, 0};
+    p->function(&self, p->argument);
+    return self.work;
+}
+
+/* Nobody enters a run that is closed, and a run is not over before all who entered have left. */
+static void join_run(pool *p, int index) {
+    atomic_fetch_add(&p->inside, 1);
+    if (atomic_load(&p->open)) take_part(p, index);
+    atomic_fetch_sub(&p->inside, 1);
+}
+
+/* Spin, then sleep, until there is a run after `seen`; the number of the latest. */
 static unsigned await_run(pool *p, unsigned seen) {
     const int64_t patience = nanoseconds() + SPIN_NANOSECONDS;
     for (int spins = 1; atomic_load(&p->generation) == seen && (spins & 255 || nanoseconds() < patience); spins++)
@@ -106,14 +145,14 @@ static unsigned await_run(pool *p, unsigned seen) {
         atomic_fetch_sub(&p->sleepers, 1);
         pthread_mutex_unlock(&p->lock);
     }
-    return seen + 1;
+    return atomic_load(&p->generation);
 }
 
 static void *helper(void *argument) {
     const birth b = *(birth *)argument;
     free(argument);
     for (unsigned seen = await_run(b.pool, 0); !atomic_load(&b.pool->stopping); seen = await_run(b.pool, seen))
-        take_part(b.pool, b.index);
+        join_run(b.pool, b.index);
     return NULL;
 }
 
@@ -134,9 +173,14 @@ void pool_run(pool *p, team_function *function, void *argument) {
     pthread_mutex_lock(&p->running);
     p->function = function;
     p->argument = argument;
-    for (int i = 0; i < COUNTER_SETS * p->threads; i++) atomic_store(&p->counters[i].next, 0);
-    if (p->threads > 1) begin_generation(p);
-    take_part(p, 0);
+    if (p->threads > 1) {
+        atomic_store(&p->open, 1);
+        begin_generation(p);
+    }
+    const unsigned works = take_part(p, 0);
+    atomic_store(&p->open, 0);
+    for (int spins = 0; p->threads > 1 && atomic_load(&p->inside);) wait_a_little(&spins);
+    p->works = works; /* now that nobody reads it */
     pthread_mutex_unlock(&p->running);
 }
 
@@ -154,7 +198,9 @@ pool *paceline_pool_new(int threads) {
     if (!p) return NULL;
     memset(p, 0, sizeof *p);
     p->owner = getpid();
-    p->counters = aligned_alloc(CACHE_LINE, sizeof(counter) * COUNTER_SETS * (size_t)threads);
+    const size_t counters = sizeof(counter) * COUNTER_SETS * (size_t)(threads + 1);
+    p->counters = aligned_alloc(CACHE_LINE, counters);
+    if (p->counters) memset(p->counters, 0, counters);
     p->helpers = calloc((size_t)threads, sizeof *p->helpers);
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->running, NULL);

@@ -1,8 +1,9 @@
-/* A team of threads that runs one function together, with barriers and shared-out work inside it.
+/* A team of threads that runs one function together, sharing out the work inside it.
 
    The caller is member 0. Helpers spin for a moment after a run, because the next forward usually follows at once,
-   then sleep. Which member does which unit of work is decided while running (machines are noisy), so no result may
-   depend on it. */
+   then sleep. Machines are noisy: which member does which unit of work is decided while running, so no result may
+   depend on it, and nobody waits for a member, only for the units it has taken. A helper that the system put aside
+   catches up when it is back: the works it finds over cost it nothing. */
 #ifndef PACELINE_POOL_H
 #define PACELINE_POOL_H
 
@@ -15,9 +16,10 @@ typedef struct pool pool;
 typedef struct {
     pool *pool;
     int index, count; /* this member, members */
-    int phase;        /* work_begin calls so far: which set of counters is in use */
+    unsigned work;    /* number of the current work, the same for all members */
     int units;        /* of the current work */
     int victim;       /* whose share is being taken from */
+    int done;         /* units this member has finished */
 } member;
 
 typedef void team_function(member *self, void *argument);
@@ -27,12 +29,14 @@ EXPORT void paceline_pool_free(pool *);
 void pool_run(pool *, team_function *, void *argument);
 int pool_threads(const pool *);
 
-/* Wait until every member is here; what they wrote before is visible after. */
-void barrier(member *);
-/* Units 0 … units-1 are shared out: each member begins with its own contiguous share and then takes from others.
-   Between the work_begin calls of two works of a run must lie a barrier. */
+/* A work: every member calls work_begin, work_next until it gives -1, work_end, with the same number of units.
+   Units 0 … units-1 are shared out: each member begins with its own contiguous share and then takes from others. */
 void work_begin(member *, int units);
 /* The next unit, or -1. */
 int work_next(member *);
+/* Wait until all units are finished; what was written in them is visible after. */
+void work_end(member *);
+/* True when there is nothing left to take: what would only prepare for it can be left out. */
+int work_over(const member *);
 
 #endif

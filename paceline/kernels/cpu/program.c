@@ -1,4 +1,4 @@
-/* A forward pass: the list of operations, run by all threads together with a barrier after each. */
+/* A forward pass: the list of operations, run by all threads together, each when the one before is finished. */
 #include "program.h"
 
 #include <math.h>
@@ -164,11 +164,16 @@ static void run_operation(member *self, program *p, const operation *o) {
 
 static void forward(member *self, void *argument) {
     program *p = argument;
-    for (int i = 0; i < p->batch->outs; i++) p->scratch[self->index].best[i] = (best){-INFINITY, INT32_MAX};
     for (int i = 0; i < p->count; i++) {
         run_operation(self, p, &p->operations[i]);
-        barrier(self);
+        work_end(self);
     }
+}
+
+/* For all members: one that comes too late for the run must not leave the best of an earlier one. */
+static void clear_best(program *p) {
+    for (int t = 0; t < p->shape.threads; t++)
+        for (int i = 0; i < p->batch->outs; i++) p->scratch[t].best[i] = (best){-INFINITY, INT32_MAX};
 }
 
 static void gather_argmax(const program *p, int threads) {
@@ -189,6 +194,7 @@ EXPORT int paceline_program_run(program *p, const batch *b) {
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
     p->batch = b;
     if (plan_attention(p)) return OUT_OF_MEMORY;
+    clear_best(p);
     pool_run(p->pool, forward, p);
     gather_argmax(p, pool_threads(p->pool));
     return FINE;
