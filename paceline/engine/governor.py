@@ -19,26 +19,33 @@ class Governor:
         self._config = config
         self._drafters = drafters
 
-    def draft_lengths(self, sequences: Seq[Sequence], *, running: int) -> list[int]:
-        """Longest draft worth asking for, one a sequence; leaves the reason in `off_reason` where it is 0."""
+    def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
+        """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
+        `off_reason` where it is 0."""
         wishes = [self._wish(sequence, running) for sequence in sequences]
-        return fair_split(wishes, self._config.max_draft_tokens)
+        total = min(rows, self._config.max_draft_tokens)
+        lengths = fair_split(wishes, total)
+        for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
+            if wish and not length:
+                sequence.off_reason = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
+        return lengths
 
     def learn(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
         output = len(sequence.tokens) - sequence.prompt_length
         sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
 
     def _wish(self, sequence: Sequence, running: int) -> int:
-        if sequence.drafter is None:
+        # A round gives one token more than it accepts: the last token allowed never needs a draft.
+        useful = sequence.max_length - len(sequence.tokens) - 1
+        if sequence.drafter is None or not useful:
             return 0
         sequence.off_reason = self._reason_against(sequence, running)
         if sequence.off_reason is not None:
             return 0
-        limits = [self._config.max_draft, self._drafters[sequence.drafter].max_draft, sequence.pace.length]
+        limits = [useful, self._config.max_draft, self._drafters[sequence.drafter].max_draft, sequence.pace.length]
         if sequence.request.speculation.max_draft is not None:
             limits.append(sequence.request.speculation.max_draft)
-        # A round gives one token more than it accepts: the last token allowed never needs a draft.
-        return min(*limits, sequence.max_length - len(sequence.tokens) - 1)
+        return min(limits)
 
     def _reason_against(self, sequence: Sequence, running: int) -> str | None:
         config, drafter = self._config, self._drafters[sequence.drafter or ""]

@@ -1,9 +1,9 @@
 """Which sequences compute how many tokens in the next step. No phases: prefill, decoding and verification are all
 "compute tokens [a, b) of this sequence", and share one budget of rows.
 
-Order of the budget: one row for each decoding sequence, then drafts, then prefill chunks, split fairly so that a short
-prompt is not stuck behind a long one. When pages run out, drafts are dropped first; then the sequence that came last
-gives its pages up and is computed again later.
+Order of the budget: one row for each decoding sequence; then drafts and prefill chunks, each sure of half of what is
+left, and split fairly so that a short prompt is not stuck behind a long one. When pages run out, drafts are dropped
+first; then the sequence that came last gives its pages up and is computed again later.
 """
 
 from __future__ import annotations
@@ -121,17 +121,18 @@ class Scheduler:
         """Works in order of admission. Rows are counted as if every draft came out as long as allowed."""
         room = self._config.max_step_tokens
         decoding = [sequence for sequence in self.running if sequence.todo == 1]
-        if len(decoding) > room:  # take turns
-            self._turn = (self._turn + room) % len(decoding)
-            decoding = (decoding[self._turn :] + decoding[: self._turn])[:room]
-        room -= len(decoding)
-        drafts = self._governor.draft_lengths(decoding, running=len(self.running))
-        drafts = fair_split(drafts, room)
-        works = [Work(s, start=len(s.tokens) - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
-        return works + self._divide_prefill(room - sum(drafts))
-
-    def _divide_prefill(self, room: int) -> list[Work]:
         prefilling = [sequence for sequence in self.running if sequence.todo > 1]
+        seats = max(room - bool(prefilling), 1)
+        if len(decoding) > seats:  # take turns
+            self._turn = (self._turn + seats) % len(decoding)
+            decoding = (decoding[self._turn :] + decoding[: self._turn])[:seats]
+        room -= len(decoding)
+        prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2)
+        drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
+        works = [Work(s, start=len(s.tokens) - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
+        return works + self._divide_prefill(prefilling, room - sum(drafts))
+
+    def _divide_prefill(self, prefilling: list[Sequence], room: int) -> list[Work]:
         counts = fair_split([sequence.todo for sequence in prefilling], room)
         works = []
         for sequence, count in zip(prefilling, counts, strict=True):
@@ -144,8 +145,8 @@ class Scheduler:
         """Pages for the work, if need be without its draft or at the cost of the latest sequence. False: none left."""
         sequence, end = work.sequence, work.start + work.count
         assert sequence.span is not None
-        if not self._cache.can_reserve(sequence.span, end + work.max_draft):
-            work.max_draft = 0
+        if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
+            work.max_draft, sequence.off_reason = 0, "no page was free for a draft"
         while not self._cache.can_reserve(sequence.span, end):
             victim = self.running[-1]
             self._preempt(victim, plan)

@@ -1,0 +1,148 @@
+"""What leaves the engine: log-probabilities on the right rows, origins, text, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.kernels.base import PAGE_SIZE
+from paceline.types import Origin, Request, SamplingParams
+from tests.odd_drafters import Scripted
+from tests.rig import RIGS, VOCAB, Made, Run, Told, always, build, prompt, run, tiny_tokenizer
+from tests.toy import ToyForward
+
+PROMPT = prompt(40, seed=2)
+DRAFTERS: Mapping[str, Mapping[str, Made]] = {"plain": {}, "noisy": {"noisy": RIGS["model"]["noisy"]}}
+both = pytest.mark.parametrize("drafters", DRAFTERS.values(), ids=DRAFTERS)
+
+
+def tell(drafters: Mapping[str, Made], **params: object) -> Told:
+    sampling = SamplingParams(**{"max_tokens": 25, "seed": 1, **params})  # type: ignore[arg-type]
+    rig = build("toy", drafters, tokenizer=tiny_tokenizer())
+    return run(rig, [Request(id="a", prompt=PROMPT, sampling=sampling)])["a", 0]
+
+
+def scores(context: list[int]) -> torch.Tensor:
+    forward = ToyForward(num_pages=1)
+    return torch.from_numpy(forward.logits_after(np.array(context))).log_softmax(-1)
+
+
+@both
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_logprobs_are_the_target_s_own(drafters: Mapping[str, Made], temperature: float) -> None:
+    """Before bias and temperature, of the token at hand and of the best."""
+    told = tell(drafters, temperature=temperature, logprobs=3, logit_bias={7: 1.5})
+    assert len(told.logprobs) == len(told.tokens)
+    for i, each in enumerate(told.logprobs):
+        expected = scores([*PROMPT, *told.tokens[:i]])
+        assert each.token == told.tokens[i]
+        assert each.logprob == pytest.approx(float(expected[each.token]), abs=1e-5)
+        assert each.rank == int((expected > expected[each.token]).sum())
+        best = expected.topk(3)
+        assert [token for token, _ in each.top] == best.indices.tolist()
+        assert [score for _, score in each.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+@both
+@pytest.mark.parametrize("rows", [5, 32, 256])
+def test_prompt_logprobs(drafters: Mapping[str, Made], rows: int) -> None:
+    """One for each token of the prompt but the first, however it was cut into chunks, also when all of it is cached."""
+    sampling = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=2)
+    rig = build("toy", drafters, max_step_tokens=rows)
+    for name in "ab":
+        told = run(rig, [Request(id=name, prompt=PROMPT, sampling=sampling)])[name, 0]
+        assert told.prompt_logprobs is not None
+        assert told.prompt_logprobs[0] is None
+        assert len(told.prompt_logprobs) == len(PROMPT)
+        for i, each in enumerate(told.prompt_logprobs[1:], start=1):
+            assert each is not None
+            expected = scores(list(PROMPT[:i]))
+            assert each.token == PROMPT[i]
+            assert each.logprob == pytest.approx(float(expected[PROMPT[i]]), abs=1e-5)
+            assert len(each.top) == 2
+
+
+def test_prompt_logprobs_survive_a_preemption() -> None:
+    rig = build("toy", num_pages=11, max_step_tokens=16)
+    sampling = SamplingParams(max_tokens=50, temperature=0, prompt_logprobs=0)
+    requests = [Request(id=str(i), prompt=prompt(50, seed=i), sampling=sampling) for i in range(4)]
+    told = run(rig, requests)
+    assert rig.engine.stats.preemptions > 0
+    for request in requests:
+        scored = told[request.id, 0].prompt_logprobs
+        assert scored is not None
+        assert [each.token for each in scored[1:] if each is not None] == list(request.prompt[1:])
+
+
+def test_more_logprobs_than_tokens() -> None:
+    told = tell({}, logprobs=100)
+    assert all(len(each.top) == VOCAB for each in told.logprobs)
+
+
+def test_none_unless_asked_for() -> None:
+    told = tell({})
+    assert told.logprobs == []
+    assert told.prompt_logprobs is None
+
+
+def test_origins() -> None:
+    plain = tell({}, temperature=0)
+    assert set(plain.origins) == {Origin.PLAIN}
+    drafter = Scripted([[*PROMPT, *plain.tokens]], wrong=0.0)
+    told = tell({"scripted": always(drafter)}, temperature=0)
+    accepted = told.origins.count(Origin.ACCEPTED)
+    assert accepted == told.stats.accepted > 0
+    assert told.origins.count(Origin.BONUS) == told.stats.rounds
+    assert told.origins.count(Origin.PLAIN) == told.stats.steps - told.stats.rounds
+
+
+@both
+def test_statistics_add_up(drafters: Mapping[str, Made]) -> None:
+    rig = build("toy", drafters, tokenizer=tiny_tokenizer())
+    requests = [
+        Request(id=str(i), prompt=prompt(20 + i, seed=0), sampling=SamplingParams(seed=i, max_tokens=20, n=2))
+        for i in range(4)
+    ]
+    told = run(rig, requests)
+    for (request_id, _), each in told.items():
+        stats = each.stats
+        assert stats.prompt_tokens == 20 + int(request_id)
+        assert stats.output_tokens == len(each.tokens) == 20
+        assert stats.steps >= stats.rounds
+        assert stats.drafted >= stats.accepted == sum(stats.accepted_by_position)
+        assert list(stats.accepted_by_position) == sorted(stats.accepted_by_position, reverse=True)
+        assert stats.tokens_per_round == 20 / stats.steps
+        assert stats.cached_tokens % PAGE_SIZE == 0
+        assert 0 < stats.time_to_first <= stats.time_total
+    engine = rig.engine.stats
+    assert engine.output_tokens == 160
+    assert engine.finished == 8
+    assert engine.drafted == sum(each.stats.drafted for each in told.values())
+    assert engine.accepted == sum(each.stats.accepted for each in told.values())
+    assert bool(drafters) == bool(engine.accepted)
+    shared = sum(each.stats.time_verify for each in told.values())
+    assert shared == pytest.approx(engine.time_verify)
+
+
+def test_time_is_that_of_the_clock() -> None:
+    times = iter(range(10_000))
+    rig = build("toy", clock=lambda: float(next(times)))
+    going = Run(rig)
+    going.submit([Request(id="a", prompt=(1, 2), sampling=SamplingParams(max_tokens=3))])
+    stats = going.finish()["a", 0].stats
+    assert stats.time_to_first == 6.0  # five looks at the clock in the first step, then the token's
+    assert stats.time_total > stats.time_to_first
+    engine = rig.engine.stats
+    assert engine.time_host == engine.time_plan + engine.time_accept + engine.time_emit
+    assert engine.time_draft == engine.steps == 3
+
+
+def test_text_is_never_half_a_character() -> None:
+    """Halves of an é come as one character or, at the very end, as a replacement for each."""
+    tokenizer = tiny_tokenizer()
+    told = tell(DRAFTERS["noisy"], allowed_tokens=(28, 29, 3), temperature=3.0, max_tokens=60)
+    assert "é" in told.text
+    assert told.text == tokenizer.decode(told.tokens, continuation=True)
