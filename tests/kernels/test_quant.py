@@ -64,7 +64,8 @@ def test_a_product_is_near_the_float_one(bits, group):
     weight, bias = quantise(weights(), bits=bits, group=group), torch.linspace(-1, 1, 24)
     wanted = x @ dequantise(weight).T + bias
     error = (quantised_linear(x, weight, bias) - wanted).std(dim=0) / wanted.std(dim=0)  # of each output
-    assert (error < 0.02).all()
+    assert error.median() < 0.01
+    assert error.max() < 0.05
 
 
 @pytest.mark.parametrize(("bits", "group"), FORMATS)

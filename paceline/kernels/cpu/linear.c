@@ -67,33 +67,31 @@ INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *ou
     for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
 }
 
-INLINE void tile_group8(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 512, next_group(&in)) {
-        const vf scale = vf_load_half((const uint16_t *)scales + g * LANES);
+    for (int g = 0; g < groups; g++, w += 544, next_group(&in)) {
         group8(w, &in, rows, sum);
+        const vf scale = vf_load_half((const uint16_t *)(w + 512));
         for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
     for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
 }
 
-INLINE void tile_channel8(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 512, next_group(&in)) {
         group8(w, &in, rows, sum);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)scales)));
+    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)w)));
 }
 
-INLINE void tile_group4(const uint8_t *scales, const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 256, next_group(&in)) {
-        const vf scale = vf_load_half((const uint16_t *)scales + 2 * g * LANES);
-        const vf minimum = vf_load_half((const uint16_t *)scales + (2 * g + 1) * LANES);
+    for (int g = 0; g < groups; g++, w += 320, next_group(&in)) {
         dot4 sum[MAX_KERNEL_ROWS];
         for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
 #pragma GCC unroll 4
@@ -104,6 +102,7 @@ INLINE void tile_group4(const uint8_t *scales, const uint8_t *w, int groups, qua
             for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 8 * BLOCK * b + 4 * r);
             for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 8 * BLOCK * b + 4 * BLOCK + 4 * r);
         }
+        const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
         for (int r = 0; r < rows; r++) {
             total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
             total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
@@ -113,9 +112,9 @@ INLINE void tile_group4(const uint8_t *scales, const uint8_t *w, int groups, qua
 }
 
 /* One kernel a number of rows, so that sums stay in registers. */
-#define ROWS_CASE(n, kernel) case n: kernel(scales, w, groups, in, n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS, out); break;
+#define ROWS_CASE(n, kernel) case n: kernel(w, groups, in, n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS, out); break;
 #define DISPATCH(kernel)                                                                                               \
-    static void kernel##_rows(const uint8_t *scales, const uint8_t *w, int groups, quantised in, int rows, float *out) { \
+    static void kernel##_rows(const uint8_t *w, int groups, quantised in, int rows, float *out) {                      \
         switch (rows) {                                                                                                \
             ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                        \
             ROWS_CASE(5, kernel) ROWS_CASE(6, kernel) ROWS_CASE(7, kernel) ROWS_CASE(8, kernel)                        \
@@ -127,17 +126,16 @@ DISPATCH(tile_channel8)
 
 /* Outputs of one tile for the rows of one block: out [rows][16]. */
 static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, int rows, float *out) {
-    const uint8_t *scales = m->data + tile * tile_bytes(m->format, m->inputs);
-    const uint8_t *w = scales + scale_bytes(m->format, m->inputs);
+    const uint8_t *w = m->data + tile * tile_bytes(m->format, m->inputs);
     const int groups = m->inputs / GROUP;
     for (int r = 0; r < rows; r += MAX_KERNEL_ROWS) {
         const int64_t at = (int64_t)block * BLOCK * groups + r;
         const quantised in = {inputs->q + (int64_t)block * BLOCK * m->inputs + 4 * r, inputs->scale + at,
                               inputs->shift + at, inputs->offset + at};
         const int some = rows - r < MAX_KERNEL_ROWS ? rows - r : MAX_KERNEL_ROWS;
-        if (m->format == GROUP8) tile_group8_rows(scales, w, groups, in, some, out + r * LANES);
-        else if (m->format == GROUP4) tile_group4_rows(scales, w, groups, in, some, out + r * LANES);
-        else tile_channel8_rows(scales, w, groups, in, some, out + r * LANES);
+        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, out + r * LANES);
+        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, out + r * LANES);
+        else tile_channel8_rows(w, groups, in, some, out + r * LANES);
     }
     if (m->bias)
         for (int r = 0; r < rows; r++)

@@ -111,14 +111,11 @@ static inline uint16_t *values_of(const shape *s, int layer, int64_t page, int h
     return keys_of(s, layer, page, head) + PAGE * s->head_dim;
 }
 
-/* A tile: its scales, then its weights. */
-static inline int64_t scale_bytes(int format, int inputs) {
-    const int64_t groups = inputs / GROUP;
-    return format == CHANNEL8 ? 64 : format == GROUP8 ? (groups + 1) / 2 * 64 : groups * 64;
-}
+/* Bytes of GROUP inputs of a tile: weights, then their scales. */
+static inline int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
 
 static inline int64_t tile_bytes(int format, int inputs) {
-    return scale_bytes(format, inputs) + (int64_t)inputs * LANES / (format == GROUP4 ? 2 : 1);
+    return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
 }
 
 #endif

@@ -156,9 +156,8 @@ class Program:
 
 def tile_bytes(format: Format, inputs: int) -> int:
     """As in program.h."""
-    groups = inputs // GROUP
-    scales = {Format.CHANNEL8: 64, Format.GROUP8: (groups + 1) // 2 * 64, Format.GROUP4: groups * 64}
-    return scales[format] + inputs * LANES // (2 if format == Format.GROUP4 else 1)
+    group = {Format.CHANNEL8: 512, Format.GROUP8: 512 + 32, Format.GROUP4: 256 + 64}[format]
+    return inputs // GROUP * group + (64 if format == Format.CHANNEL8 else 0)
 
 
 def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:
