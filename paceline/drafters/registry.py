@@ -3,6 +3,7 @@
     ngram                          lookup in prompt and output
     ngram:min_ngram=1,max_ngram=3  with options
     model:NAME, or just NAME       a model with the target's vocabulary
+    mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
 A drafter is made in two steps, because KV memory is shared out only once all models are known: a `Recipe` says what a
 page costs it, `build` makes the drafter in the engine's setting.
@@ -11,7 +12,7 @@ page costs it, `build` makes the drafter in the engine's setting.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.drafters.base import Drafter
@@ -38,10 +39,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    name: str
+    name: str  # what requests and statistics call the drafter
     build: Callable[[Setting], Drafter]
     page_bytes: int = 0
     model: ReadyModel | None = None
+
+
+Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
+"""(what stands after the colon, the target, told of loading) → a recipe."""
 
 
 def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
@@ -73,7 +78,16 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     return Recipe(name="model", build=build, page_bytes=ready.page_bytes, model=ready)
 
 
-REGISTRY: Mapping[str, Callable[[str, ReadyModel, Progress | None], Recipe]] = {"ngram": _ngram, "model": _model}
+REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model}
+
+
+def register(name: str, kind: Kind) -> None:
+    """From now on `LLM(…, drafter=name)` asks `kind` for a recipe. A name means one kind for good."""
+    if not name.isidentifier():
+        raise InvalidRequest(f"a kind of drafter is named with letters, digits and underscores, not {name!r}")
+    if name in REGISTRY:
+        raise InvalidRequest(f"there is already a kind of drafter named {name!r}; choose another name")
+    REGISTRY[name] = kind
 
 
 def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) -> Recipe:
