@@ -1,0 +1,65 @@
+"""From a user's words to a drafter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.drafters import registry
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
+from tests.rig import tiny_tokenizer
+
+TARGET: Any = SimpleNamespace(name="target", tokenizer=tiny_tokenizer())
+
+
+def test_ngram_with_options() -> None:
+    recipe = registry.recipe("ngram:min_ngram=2,max_ngram=5", TARGET)
+    drafter = recipe.build(None)  # type: ignore[arg-type]
+    assert isinstance(drafter, NgramDrafter)
+    assert list(drafter._sizes) == [5, 4, 3, 2]
+    assert (recipe.name, recipe.page_bytes, recipe.model) == ("ngram", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("ngram:min_ngrm=2", UnknownOption, "unknown option of the ngram drafter 'min_ngrm'; did you mean 'min_ngram'"),
+        ("ngram:min_ngram=x", InvalidRequest, "ngram:min_ngram must be a whole number, not 'x'"),
+        ("ngram:min_ngram=-1", InvalidRequest, "must be a whole number"),
+        ("ngram:min_ngram", InvalidRequest, "must be a whole number"),
+        ("ngram:min_ngram=9,max_ngram=3", InvalidRequest, "1 <= min_ngram <= max_ngram <= 64 is needed"),
+    ],
+)
+def test_bad_options(words: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        registry.recipe(words, TARGET)
+
+
+def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, **_: Any) -> Any:
+        raise ModelNotFound(name)
+
+    monkeypatch.setattr(registry, "read_model", missing)
+    with pytest.raises(UnknownOption, match="unknown drafter 'ngrm'; did you mean 'ngram'"):
+        registry.recipe("ngrm", TARGET)
+    with pytest.raises(ModelNotFound):
+        registry.recipe("model:nowhere", TARGET)
+
+
+def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
+    monkeypatch.setattr(registry, "read_model", lambda name, **_: SimpleNamespace(tokenizer=tokenizer))
+    target: Any = SimpleNamespace(name="target", tokenizer=tokenizer)
+    with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
+        registry.recipe("model:small", target)
+
+
+def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready: Any = SimpleNamespace(tokenizer=tiny_tokenizer(), page_bytes=77)
+    monkeypatch.setattr(registry, "read_model", lambda name, **_: ready)
+    for words in ("small", "model:small"):
+        recipe = registry.recipe(words, TARGET)
+        assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
