@@ -1,7 +1,7 @@
 """From a model's name to something that runs: which Forward, and why that one.
 
-Quantised weights run as one compiled program; where no compiler can be had they run in torch, to the same text but
-slower. Float weights (fp32, bf16) always run in torch.
+Quantised weights run as one compiled program; where no compiler can be had, or the kernels do not know the shape, they
+are dequantised and run in torch. Float weights (fp32, bf16) always run in torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from paceline.errors import OutOfMemory, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.weights import Format, Progress
 from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
@@ -48,8 +48,14 @@ class ReadyModel:
         config, weights = self.model.config, self.model.weights
         try:
             if self.compiled:
+                # What torch does between passes is small, and its idle threads would spin on the kernels' cores.
+                torch.set_num_threads(1)
                 return CompiledForward(config, weights, num_pages=num_pages, threads=threads, max_context=max_context)
-            return EagerForward(config, weights, num_pages=num_pages, dtype=_dtype(self.model))
+            torch.set_num_threads(threads or torch.get_num_threads())
+            dtype = _dtype(self.model)
+            for name, weight in weights.items():
+                weights[name] = dequantise(weight) if isinstance(weight, Quantised) else weight
+            return EagerForward(config, weights, num_pages=num_pages, dtype=dtype)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error):
                 raise
@@ -75,8 +81,8 @@ def _choose(model: LoadedModel) -> tuple[bool, str]:
         check_supported(model.config)
         variant = load_library().variant
     except (NoCompiler, UnsupportedModel) as error:
-        logger.warning("running in torch, which is slower: %s", error)
-        return False, f"torch: {error}"
+        logger.warning("running in torch with float32 weights, which is slower: %s", error)
+        return False, f"torch, float32: {error}"
     return True, f"compiled: quantised weights, {variant} kernels"
 
 
