@@ -100,7 +100,9 @@ def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineCo
     """Pages for the KV memory given, or for as much as all sequences could ever use."""
     page_bytes = target.page_bytes + sum(made.page_bytes for made in recipes)
     model_context = target.model.config.max_context
-    wanted = min(config.max_context or model_context, model_context)
+    wanted = config.max_context or model_context
+    if wanted > model_context:
+        raise InvalidRequest(f"max_context {wanted} is more than the {model_context} tokens that {target.name} knows")
     budget = config.kv_memory if config.kv_memory is not None else min(DEFAULT_KV_MEMORY, _available() // 4)
     useful = config.max_sequences * -(-(wanted + config.max_draft + 1) // PAGE_SIZE)
     num_pages = min(budget // page_bytes, useful)

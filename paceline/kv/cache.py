@@ -45,11 +45,6 @@ class KVCache:
         self._share_prefixes = share_prefixes
         self._spans: dict[int, Span] = {}
 
-    @property
-    def capacity(self) -> int:
-        """Slots in all pages."""
-        return self.pool.num_pages * PAGE_SIZE
-
     def open(self, tokens: np.ndarray, *, salt: str, reuse: bool = True) -> Span:
         """A span for a sequence of these tokens, starting with the pages of the longest known prefix.
 

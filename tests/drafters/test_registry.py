@@ -10,6 +10,7 @@ import pytest
 from paceline.drafters import registry
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
+from tests.odd_drafters import Silent
 from tests.rig import tiny_tokenizer
 
 TARGET: Any = SimpleNamespace(name="target", tokenizer=tiny_tokenizer())
@@ -55,6 +56,16 @@ def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = SimpleNamespace(name="target", tokenizer=tokenizer)
     with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
         registry.recipe("model:small", target)
+
+
+def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+    registry.register("mine", lambda words, target, progress: registry.Recipe(name=words, build=lambda _: Silent()))
+    assert registry.recipe("mine:with words", TARGET).name == "with words"
+    with pytest.raises(InvalidRequest, match="already a kind of drafter named 'mine'"):
+        registry.register("mine", registry.REGISTRY["ngram"])
+    with pytest.raises(InvalidRequest, match="named with letters, digits and underscores, not 'my:kind'"):
+        registry.register("my:kind", registry.REGISTRY["ngram"])
 
 
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
 from tests.rig import GREEDY, RIGS, SAMPLED, Key, Made, Told, always, build, mixed_requests, plain, run
 
-REGISTERED: Mapping[str, Made] = {name: made for kind in REGISTRY for name, made in RIGS.get(kind, {}).items()}
+KINDS = tuple(REGISTRY)  # Paceline's own, before any test registers one
+REGISTERED: Mapping[str, Made] = {name: made for kind in KINDS for name, made in RIGS.get(kind, {}).items()}
 SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "chain": {"wrong": 0.3},
     "right-chain": {"wrong": 0.0},

@@ -1,0 +1,119 @@
+"""From names to an engine: memory is shared out, and what does not fit says what would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.drafters import registry
+from paceline.engine import assemble as module
+from paceline.engine.assemble import assemble, share_memory
+from paceline.errors import InvalidRequest, OutOfMemory
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.quant import quantise
+from paceline.models.load import LoadedModel
+from paceline.runner.load import ReadyModel
+from paceline.types import OFF, Request, SamplingParams
+from tests.rig import NOISY, TARGET, Model, prompt, tiny_tokenizer
+
+MODELS = {"target": TARGET, "small": NOISY}
+
+
+def ready(name: str, *, model: Model | None = None, **_: Any) -> ReadyModel:
+    model = model or MODELS[name]
+    weights = {key: quantise(w) if w.dim() == 2 else w for key, w in model.weights.items()}
+    loaded = LoadedModel("gguf", Path(name), model.config, dict(weights), {}, {})
+    return ReadyModel(name=name, model=loaded, tokenizer=tiny_tokenizer(), compiled=True, why="a test")
+
+
+@pytest.fixture(autouse=True)
+def _models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_model", ready)
+    monkeypatch.setattr(registry, "read_model", ready)
+
+
+def config(**options: Any) -> EngineConfig:
+    return EngineConfig.of(**{"max_sequences": 4, "max_context": 100, "max_draft": 7, **options})
+
+
+def test_an_engine_with_both_drafters() -> None:
+    parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config())
+    assert parts.bitwise
+    assert [*parts.engine.drafters] == ["ngram", "model"]
+    assert parts.memory.num_pages == 4 * -(-(100 + 7 + 1) // PAGE_SIZE)
+    assert parts.memory.max_context == 100
+    assert parts.memory.page_bytes == parts.target.page_bytes * 2
+    told: dict[str, list[int]] = {"off": [], "ngram": [], "model": []}
+    for name in told:
+        speculation = OFF if name == "off" else type(OFF)(drafter=name)
+        sampling = SamplingParams(temperature=0, max_tokens=20)
+        request = Request(id=name, prompt=prompt(20, seed=1), sampling=sampling, speculation=speculation)
+        parts.engine.submit(request)
+    while parts.engine.has_work:
+        for event in parts.engine.step():
+            told[event.request_id] += event.tokens
+            assert event.finish is None or event.stats is not None
+    assert told["off"] == told["ngram"] == told["model"]
+    assert parts.engine.stats.accepted > 0
+    parts.engine.check()
+
+
+def test_the_tokenizer_s_end_of_sequence_ends_a_text() -> None:
+    parts = assemble("target", threads=1, config=config())
+    sampling = SamplingParams(max_tokens=50, logit_bias={0: 100.0})
+    parts.engine.submit(Request(id="a", prompt=(1,), sampling=sampling))
+    (event,) = parts.engine.step()
+    assert event.stop == 0
+
+
+def test_two_of_a_kind() -> None:
+    with pytest.raises(InvalidRequest, match="two drafters of the kind 'ngram'"):
+        assemble("target", drafters=["ngram", "ngram:max_ngram=3"], config=config())
+
+
+def test_memory_for_all_that_could_run_and_no_more() -> None:
+    target = ready("target")
+    memory = share_memory(target, [], config(max_context=None, kv_memory=1 << 40))
+    assert memory.max_context == TARGET.config.max_context
+    assert memory.num_pages == 4 * -(-(1024 + 7 + 1) // PAGE_SIZE)
+
+
+def test_less_memory_means_a_shorter_context() -> None:
+    target = ready("target")
+    memory = share_memory(target, [], config(max_context=None, kv_memory=10 * target.page_bytes + 5))
+    assert memory.num_pages == 10
+    assert memory.max_context == 10 * PAGE_SIZE - 7 - 1
+
+
+def test_drafters_take_their_share() -> None:
+    target = ready("target")
+    small = registry.recipe("small", target)
+    memory = share_memory(target, [small], config(max_context=None, kv_memory=10 * target.page_bytes))
+    assert memory.num_pages == 5
+
+
+@pytest.mark.parametrize("options", [{"kv_memory": 1}, {"max_context": None, "kv_memory": 100}])
+def test_no_memory_for_the_cache(options: dict[str, Any]) -> None:
+    with pytest.raises(OutOfMemory, match=r"MiB are needed: raise kv_memory or lower max_context"):
+        share_memory(ready("target"), [], config(**options))
+
+
+def test_a_context_that_was_asked_for_must_fit() -> None:
+    target = ready("target")
+    need = -(-(100 + 7 + 1) // PAGE_SIZE)
+    assert share_memory(target, [], config(kv_memory=need * target.page_bytes)).max_context == 100
+    with pytest.raises(OutOfMemory, match="holds 88 tokens of one sequence"):
+        share_memory(target, [], config(kv_memory=(need - 1) * target.page_bytes))
+
+
+def test_a_context_beyond_the_model_s() -> None:
+    with pytest.raises(InvalidRequest, match="max_context 2000 is more than the 1024 tokens that target knows"):
+        share_memory(ready("target"), [], config(max_context=2000))
+
+
+def test_memory_is_measured_where_none_is_given() -> None:
+    assert module._available() > 1 << 20
+    assert share_memory(ready("target"), [], config()).max_context == 100
