@@ -78,12 +78,15 @@ def llamacpp(
     return generate
 
 
-def openvino(*, model: str, threads: int, drafter: str | None = None, max_draft: int = 5) -> Generate:
-    """`drafter`: `ngram` for prompt lookup, or none. Dynamic quantisation is off: it was slower at batch 1."""
+def openvino(
+    *, model: str, threads: int, drafter: str | None = None, max_draft: int = 5, dynamic: bool = False
+) -> Generate:
+    """`drafter`: `ngram` for prompt lookup, or none. `dynamic`: quantise activations, OpenVINO's own default."""
     import openvino_genai
 
-    lookup = {"prompt_lookup": True} if drafter == "ngram" else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    pipeline = openvino_genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, **lookup)
+    group = {} if dynamic else {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    lookup = {"prompt_lookup": True} if drafter == "ngram" else {}
+    pipeline = openvino_genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads, **group, **lookup)
 
     def generate(prompt: str, tokens: int) -> dict[str, Any]:
         config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, apply_chat_template=False)
