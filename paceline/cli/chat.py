@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from paceline.llm import LLM, Sample
 
 
+MAX_TOKENS = 1024  # of an answer, where the user says nothing: a small model may never stop by itself
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_speculation_options(parser)
     add_sampling_options(parser)
+    parser.set_defaults(max_tokens=MAX_TOKENS)
 
 
 def run(args: Namespace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import add_model_options, engine_config
@@ -50,7 +50,7 @@ def _facts(args: Namespace, config: EngineConfig) -> Facts:
     for words in args.drafter or ["ngram"]:
         with progress_bar(f"loading {words}") as progress:
             recipes.append(recipe(words, target, progress=progress))
-    weights = _weights(target.model.weights)  # counted first: a Forward takes them over
+    weights = _weights(target)  # counted first: a Forward takes them over
     drafters = [_drafter(made) for made in recipes]
     memory = share_memory(target, recipes, config)
     return {
@@ -84,11 +84,11 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
     }
 
 
-def _weights(weights: Mapping[str, Weight]) -> list[Facts]:
-    """Tensors, parameters and bytes by format, the largest first."""
+def _weights(ready: ReadyModel) -> list[Facts]:
+    """Tensors, parameters and bytes in memory by format, the largest first."""
     parts: dict[str, Facts] = {}
-    for weight in weights.values():
-        name, parameters, size = _measure(weight)
+    for weight in ready.model.weights.values():
+        name, parameters, size = _measure(weight, compiled=ready.compiled)
         part = parts.setdefault(name, {"format": name, "tensors": 0, "parameters": 0, "bytes": 0})
         part["tensors"] += 1
         part["parameters"] += parameters
@@ -96,7 +96,7 @@ def _weights(weights: Mapping[str, Weight]) -> list[Facts]:
     return sorted(parts.values(), key=lambda part: -part["bytes"])
 
 
-def _measure(weight: Weight) -> tuple[str, int, int]:
+def _measure(weight: Weight, *, compiled: bool) -> tuple[str, int, int]:
     """Format, parameters and bytes of one tensor; scales and minimums count 2 bytes each in groups, 4 in channels."""
     from paceline.kernels.quant import GROUP, Quantised
 
@@ -104,6 +104,8 @@ def _measure(weight: Weight) -> tuple[str, int, int]:
         return str(weight.dtype).removeprefix("torch."), weight.numel(), weight.numel() * weight.itemsize
     scales = weight.scale.numel() * (4 if weight.grouped else 8)
     name = f"{weight.bits}-bit, groups of {GROUP}" if weight.grouped else f"{weight.bits}-bit, by channel"
+    if not compiled:
+        return f"{name}, as float32", weight.q.numel(), weight.q.numel() * 4
     return name, weight.q.numel(), weight.q.numel() * weight.bits // 8 + scales
 
 
@@ -149,7 +151,7 @@ def _tokenizer(ready: ReadyModel) -> Facts:
 
 
 def _drafter(made: Recipe) -> Facts:
-    weights = _weights(made.model.model.weights) if made.model else []
+    weights = _weights(made.model) if made.model else []
     return {
         "name": made.name,
         "model": made.model.name if made.model else None,

@@ -47,7 +47,7 @@ SAMPLING_HELP = {
     "logit_bias": "added to logits, such as 198=-5,11=2.5",
     "allowed_tokens": "nothing but these token ids, such as 11,198",
     "min_tokens": "no stop before",
-    "max_tokens": "longest answer",
+    "max_tokens": "longest answer (default: %(default)s)",
     "stop": "end before this text; may be given several times",
     "stop_ids": "end at these token ids, such as 0,2",
     "include_stop": "keep the stop string in the text",

@@ -21,7 +21,8 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
     def draw(done: int, total: int) -> None:
         nonlocal drawn
         filled = WIDTH * done // max(total, 1)
-        line = f"{label} {'█' * filled}{'░' * (WIDTH - filled)} {done / 2**20:.0f} of {total / 2**20:.0f} MiB"
+        part = f"{100 * done // max(total, 1):3}% of {total / 2**20:.0f} MiB"
+        line = f"{label} {'█' * filled}{'░' * (WIDTH - filled)} {part}"
         if line != drawn:
             drawn = line
             print(f"\r{line}", end="", file=sys.stderr, flush=True)

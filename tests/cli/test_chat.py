@@ -90,7 +90,7 @@ def test_a_conversation_that_does_not_fit(talk: Any, conversations: list[list[di
 
 
 def test_an_answer_that_fills_the_context(talk: Any) -> None:
-    flags = ("--format", "fp32", "--temperature", "0", "--ignore-eos")
+    flags = ("--format", "fp32", "--temperature", "0", "--ignore-eos")  # 1024 tokens are allowed, 256 fit
     assert "cut: the context is full. /forget" in talk("x" * 200, flags=flags)
 
 
@@ -116,3 +116,17 @@ def test_bad_requests(cli: Cli, tiny: str, tmp_path: Path) -> None:
     bare = write_model(tmp_path, template=None)
     assert "has no chat template: it continues text; use `paceline generate`" in cli("chat", bare)[2]
     assert "leave --n at 1" in cli("chat", tiny, "--n", "2")[2]
+
+
+def test_a_template_that_refuses_does_not_end_the_chat(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one question only') }}{% endif %}{{ messages[0].content }}"
+    )
+    model = write_model(tmp_path, template=template)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n"))
+    status, out, err = cli("chat", model, *FLAGS)
+    assert (status, err) == (0, "")
+    assert out.count("not asked: ") == 1
+    assert "one question only" in out

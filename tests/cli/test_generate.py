@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,25 @@ def test_a_file_that_is_not_there(cli: Cli, tiny: str, tmp_path: Path) -> None:
     assert "cannot be read" in err
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xfd")
     assert "cannot be read" in cli("generate", tiny, "--file", tmp_path / "binary")[2]
+
+
+def test_at_a_terminal_statistics_follow_the_answer(
+    cli: Cli, tiny: str, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, out, err = cli("generate", tiny, PROMPT, *GREEDY)
+    assert out == texts[PROMPT] + "\n"
+    assert f"loading {tiny}" in err
+    assert "[40 tokens · " in err
+    assert "drafted tokens accepted (" in err
+    assert "cut: see --max-tokens" in err
+    _, _, err = cli("generate", tiny, PROMPT, "hello", *GREEDY, "--no-speculation")
+    assert err.count("plain: ") == 2
+
+
+def test_a_prompt_must_come_from_somewhere(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    status, _, err = cli("generate", tiny)
+    assert status == 2
+    assert "no prompt; give one as an argument, with --file, or on standard input" in err

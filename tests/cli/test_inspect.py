@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.build import NoCompiler
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import CONTEXT, HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, write_model
 
@@ -38,7 +39,7 @@ def test_what_will_run_and_why(cli: Cli, tiny: str) -> None:
     assert "torch: " in floats["runs"]["why"]
     assert integers["runs"]["bitwise"] == integers["runs"]["compiled"]
     assert integers["runs"]["threads"] == 1
-    assert integers["weights"][0]["format"] == "8-bit, by channel"
+    assert integers["weights"][0]["format"].startswith("8-bit, by channel")
     assert integers["model"]["parameters"] == floats["model"]["parameters"]
 
 
@@ -97,3 +98,19 @@ def test_a_broken_model_is_named(cli: Cli, tmp_path: Path) -> None:
     assert status == 2
     assert "model.safetensors" in err
     assert err.count("\n") == 1
+
+
+def test_without_a_compiler_torch_runs_and_says_so(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler() -> None:
+        raise NoCompiler("no C compiler found")
+
+    monkeypatch.setattr("paceline.runner.load.load_library", no_compiler)
+    status, out, err = cli("inspect", tiny, "--format", "int8", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert err.count("\n") == 1
+    assert "no C compiler found" in err
+    assert "no C compiler found" in found["runs"]["why"]
+    assert not found["runs"]["bitwise"]
+    assert found["weights"][0]["format"] == "8-bit, by channel, as float32"
+    assert found["memory"]["weight_bytes"] == 4 * found["model"]["parameters"]

@@ -60,7 +60,7 @@ def test_a_bar_is_drawn_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
             progress(done, 2 << 20)
     drawn = sys.stderr.getvalue()
     assert "loading m" in drawn
-    assert "1 of 2 MiB" in drawn
+    assert "50% of 2 MiB" in drawn
     assert drawn.endswith(CLEAR_LINE)
 
 
