@@ -138,6 +138,7 @@ def model_drafter(model: Model, *, name: str = "model", chunk: int | None = None
             pool=setting.pool,
             vocab_size=setting.vocab_size,
             chunk=chunk or setting.max_step_tokens,
+            min_confidence=0,  # random models believe in nothing
         )
 
     return make

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
+from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Forward, Output
 from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
@@ -44,6 +45,11 @@ class _Drawing:
     ask: Ask
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
+    confidence: float = 1.0  # the drafter's own, that all tokens so far are right
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tokens) == self.ask.max_draft
 
     @property
     def position(self) -> int:
@@ -55,13 +61,26 @@ class _Drawing:
 
 
 class ModelDrafter:
-    max_draft = 8
     prompt = True
 
     def __init__(
-        self, forward: Forward, *, name: str, lanes: Lanes, pool: PagePool, vocab_size: int, chunk: int
+        self,
+        forward: Forward,
+        *,
+        name: str,
+        lanes: Lanes,
+        pool: PagePool,
+        vocab_size: int,
+        chunk: int,
+        max_draft: int = 8,
+        min_confidence: float = 0.4,
     ) -> None:
+        """A draft ends early once the drafter believes in all of it with less than `min_confidence`."""
+        if max_draft < 1 or not 0 <= min_confidence <= 1:
+            raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.name = name
+        self.max_draft = max_draft
+        self._min_confidence = min_confidence
         self._forward = forward
         self._lanes = lanes
         self._pool = pool
@@ -83,7 +102,7 @@ class ModelDrafter:
         drawing = drawings
         while drawing:
             self._draw(drawing, output)
-            drawing = [d for d in drawing if len(d.tokens) < d.ask.max_draft]
+            drawing = [d for d in drawing if not d.complete and d.confidence >= self._min_confidence]
             if drawing:
                 shares = [Share(lane=d.ask.lane, start=d.position - 1, count=1) for d in drawing]
                 output = self._compute(shares)
@@ -141,6 +160,8 @@ class ModelDrafter:
             token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
             self._lanes.tokens_np[d.ask.lane, d.position] = token
             d.tokens.append(token)
+            if self._min_confidence and not d.complete:
+                d.confidence *= float(torch.exp(logits[i, token] - torch.logsumexp(logits[i], dim=0)))
 
     def _draw_freely(self, d: _Drawing, logits: Tensor) -> int:
         """With noise of the drafter's own, and the distribution kept for the rejection rule."""

@@ -3,6 +3,7 @@
     ngram                          lookup in prompt and output
     ngram:min_ngram=1,max_ngram=3  with options
     model:NAME, or just NAME       a model with the target's vocabulary
+    model:NAME,format=native       with options: weight format, max_draft, min_confidence
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
 A drafter is made in two steps, because KV memory is shared out only once all models are known: a `Recipe` says what a
@@ -11,16 +12,16 @@ page costs it, `build` makes the drafter in the engine's setting.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
 from paceline.kv.pages import PagePool
-from paceline.models.weights import Progress
+from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.load import ReadyModel, read_model
 
@@ -50,16 +51,18 @@ Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
 
 
 def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    drafter = NgramDrafter(**_integers("ngram", options, NgramDrafter))
+    drafter = NgramDrafter(**_parse("ngram", options, {"min_ngram": int, "max_ngram": int}))
     return Recipe(name="ngram", build=lambda setting: drafter)
 
 
 def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    ready = read_model(options, progress=progress)
+    name, _, rest = options.partition(",")
+    given = _parse("model", rest, {"format": str, "max_draft": int, "min_confidence": float})
+    ready = read_model(name, format=given.pop("format", _drafting_format(target)), progress=progress)
     difference = target.tokenizer.same_vocabulary(ready.tokenizer)
     if difference is not None:
         raise VocabularyMismatch(
-            f"{options} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
+            f"{name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
         )
 
     def build(setting: Setting) -> Drafter:
@@ -73,6 +76,7 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             pool=setting.pool,
             vocab_size=setting.vocab_size,
             chunk=setting.max_step_tokens,
+            **given,
         )
 
     return Recipe(name="model", build=build, page_bytes=ready.page_bytes, model=ready)
@@ -101,14 +105,20 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
         raise UnknownOption("drafter", words, [*REGISTRY, "or a model's name"]) from error
 
 
-def _integers(kind: str, options: str, cls: type) -> dict[str, int]:
-    known = list(inspect.signature(cls).parameters)
+def _drafting_format(target: ReadyModel) -> Format:
+    """A draft need not be exact: where there are kernels for it, four bits are the fastest."""
+    return "int4" if target.compiled else "auto"
+
+
+def _parse(kind: str, options: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
     values = {}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
         if name not in known:
             raise UnknownOption(f"option of the {kind} drafter", name, known)
-        if not value.isdecimal():
-            raise InvalidRequest(f"{kind}:{name} must be a whole number, not {value!r}")
-        values[name] = int(value)
+        try:
+            values[name] = known[name](value)
+        except ValueError:
+            wanted = "a whole number" if known[name] is int else "a number"
+            raise InvalidRequest(f"{kind}:{name} must be {wanted}, not {value!r}") from None
     return values

@@ -54,6 +54,7 @@ class Lookout:
             pool=setting.pool,
             vocab_size=setting.vocab_size,
             chunk=self.chunk,
+            min_confidence=0,  # full drafts, whatever the toy believes
         )
         return self.drafter
 
@@ -175,7 +176,7 @@ def ask(lanes: Lanes, rule: Rule, *, key: int = 0, longest: int = 3, **params: A
     return Ask(key=key, lane=key, tokens=lanes.tokens_np[key, :length], max_draft=longest, sampler=sampler, rule=rule)
 
 
-def alone(**options: Any) -> tuple[ModelDrafter, Lanes, ToyForward]:
+def alone(*, min_confidence: float = 0, **options: Any) -> tuple[ModelDrafter, Lanes, ToyForward]:
     lanes = Lanes(count=2, max_context=60, max_draft=8)
     lanes.tokens_np[:] = np.arange(lanes.tokens_np.size).reshape(lanes.tokens_np.shape) % 50
     lanes.lengths_np[:] = 20
@@ -183,7 +184,9 @@ def alone(**options: Any) -> tuple[ModelDrafter, Lanes, ToyForward]:
     for lane in range(2):
         lanes.pages_np[lane, :3] = pool.take(3)
     forward = ToyForward(num_pages=10, **options)
-    drafter = ModelDrafter(forward, name="model", lanes=lanes, pool=pool, vocab_size=97, chunk=64)
+    drafter = ModelDrafter(
+        forward, name="model", lanes=lanes, pool=pool, vocab_size=97, chunk=64, min_confidence=min_confidence
+    )
     for key in range(2):
         drafter.start(key, key, lanes.tokens_np[key, :20])
     return drafter, lanes, forward
@@ -232,3 +235,18 @@ def test_parameters_act_along_the_draft() -> None:
     assert len(set(draft.tokens)) == 8
     draft = drafter.propose([ask(lanes, Rule.COUPLED, key=1, allowed_tokens=(3, 4), longest=8)])[0]
     assert set(draft.tokens) <= {3, 4}
+
+
+def test_a_draft_ends_where_its_drafter_stops_believing_in_it() -> None:
+    """The threshold lies between what it believes of the first token and of the first two: the third is not drawn."""
+    drafter, lanes, forward = alone()
+    full = drafter.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
+    beliefs, tokens = [], lanes.tokens_np[0, :20].tolist()
+    for token in full.tokens:
+        logits = torch.from_numpy(forward.logits_after(np.array(tokens)))
+        beliefs.append(float(torch.softmax(logits, dim=0)[token]))
+        tokens.append(token)
+    hesitant, lanes, _ = alone(min_confidence=(beliefs[0] + beliefs[0] * beliefs[1]) / 2)
+    draft = hesitant.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
+    assert len(full) == 3
+    assert draft.tokens == full.tokens[:2]

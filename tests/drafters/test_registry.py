@@ -13,7 +13,7 @@ from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, Vocabu
 from tests.odd_drafters import Silent
 from tests.rig import tiny_tokenizer
 
-TARGET: Any = SimpleNamespace(name="target", tokenizer=tiny_tokenizer())
+TARGET: Any = SimpleNamespace(name="target", tokenizer=tiny_tokenizer(), compiled=True)
 
 
 def test_ngram_with_options() -> None:
@@ -29,7 +29,10 @@ def test_ngram_with_options() -> None:
     [
         ("ngram:min_ngrm=2", UnknownOption, "unknown option of the ngram drafter 'min_ngrm'; did you mean 'min_ngram'"),
         ("ngram:min_ngram=x", InvalidRequest, "ngram:min_ngram must be a whole number, not 'x'"),
-        ("ngram:min_ngram=-1", InvalidRequest, "must be a whole number"),
+        ("ngram:min_ngram=-1", InvalidRequest, "1 <= min_ngram <= max_ngram <= 64 is needed"),
+        ("model:small,max_draft=x", InvalidRequest, "model:max_draft must be a whole number, not 'x'"),
+        ("model:small,min_confidence=x", InvalidRequest, "model:min_confidence must be a number, not 'x'"),
+        ("model:small,form=int8", UnknownOption, "option of the model drafter 'form'; did you mean 'format'"),
         ("ngram:min_ngram", InvalidRequest, "must be a whole number"),
         ("ngram:min_ngram=9,max_ngram=3", InvalidRequest, "1 <= min_ngram <= max_ngram <= 64 is needed"),
     ],
@@ -53,7 +56,7 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
     monkeypatch.setattr(registry, "read_model", lambda name, **_: SimpleNamespace(tokenizer=tokenizer))
-    target: Any = SimpleNamespace(name="target", tokenizer=tokenizer)
+    target: Any = SimpleNamespace(name="target", tokenizer=tokenizer, compiled=True)
     with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
         registry.recipe("model:small", target)
 
@@ -70,7 +73,10 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ready: Any = SimpleNamespace(tokenizer=tiny_tokenizer(), page_bytes=77)
-    monkeypatch.setattr(registry, "read_model", lambda name, **_: ready)
-    for words in ("small", "model:small"):
+    read = []
+    monkeypatch.setattr(registry, "read_model", lambda name, format, **_: read.append((name, format)) or ready)
+    for words in ("small", "model:small", "model:small,format=native,max_draft=3"):
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
+    registry.recipe("small", SimpleNamespace(name="target", tokenizer=tiny_tokenizer(), compiled=False))  # type: ignore[arg-type]
+    assert read == [("small", "int4"), ("small", "int4"), ("small", "native"), ("small", "auto")]
