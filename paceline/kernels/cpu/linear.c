@@ -7,29 +7,31 @@
 
 #define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
-#ifndef AHEAD
-#define AHEAD 2048 /* bytes between what is used and what is fetched */
-#endif
+#define AHEAD 4096                  /* bytes between what is used and what is fetched */
+
+static int block_rows(const quantised *in, int block) {
+    return in->rows - block * BLOCK < BLOCK ? in->rows - block * BLOCK : BLOCK;
+}
 
 /* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
-INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q) {
+INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q, int width) {
     int32_t four[GROUP / 4];
     const vi low = vf_to_int(vf_mul(vf_load(x), factor)), high = vf_to_int(vf_mul(vf_load(x + LANES), factor));
     vi_store_bytes((int8_t *)four, low);
     vi_store_bytes((int8_t *)four + LANES, high);
-    for (int b = 0; b < GROUP / 4; b++) memcpy(q + b * 4 * BLOCK, &four[b], 4);
+    for (int b = 0; b < GROUP / 4; b++) memcpy(q + b * 4 * width, &four[b], 4);
     return vi_sum(vi_add(low, high));
 }
 
 INLINE float group_top(const float *x) { return vf_top(vf_max(vf_abs(vf_load(x)), vf_abs(vf_load(x + LANES)))); }
 
 static void quantise_row(const quantised *in, int row, const float *x, int k) {
-    const int64_t block = row / BLOCK, lane = row % BLOCK, groups = k / GROUP;
-    for (int64_t g = 0; g < groups; g++) {
-        const float top = group_top(x + g * GROUP);
-        const vf factor = vf_set1(top > 0.0f ? 127.0f / top : 0.0f);
-        const int64_t at = (block * groups + g) * BLOCK + lane;
-        const int32_t sum = quantise_group(x + g * GROUP, factor, in->q + (block * k + g * GROUP) * BLOCK + lane * 4);
+    const int block = row / BLOCK, lane = row % BLOCK, width = block_rows(in, block);
+    int8_t *q = in->q + (int64_t)block * BLOCK * k + lane * 4;
+    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + lane;
+    for (int j = 0; j < k; j += GROUP, q += GROUP * width, at += width) {
+        const float top = group_top(x + j);
+        const int32_t sum = quantise_group(x + j, vf_set1(top > 0.0f ? 127.0f / top : 0.0f), q, width);
         in->scale[at] = top * (1.0f / 127.0f);
         in->shift[at] = in->scale[at] * (float)sum;
         in->offset[at] = -128 * sum;
@@ -47,62 +49,67 @@ static void prepare_row(program *p, const operation *o, const quantised *in, flo
     quantise_row(in, row, x, k);
 }
 
-INLINE void next_group(quantised *in) {
-    in->q += GROUP * BLOCK;
-    in->scale += BLOCK;
-    in->shift += BLOCK;
-    in->offset += BLOCK;
+INLINE void next_group(quantised *in, const int width) {
+    in->q += GROUP * width;
+    in->scale += width;
+    in->shift += width;
+    in->offset += width;
 }
 
+/* With few rows the memory sets the pace and the hardware fetches best alone; with many it needs to be told. */
+#define fetch_ahead(w, rows)                                                                                           \
+    if ((rows) > 4) prefetch((w) + AHEAD)
+
 /* One group of 8-bit weights with each row. */
-INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *out) {
+INLINE void group8(const uint8_t *w, const quantised *in, const int rows, const int width, vf *out) {
     dot8 sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
 #pragma GCC unroll 8
     for (int b = 0; b < 8; b++) {
         const vw weights = weights8(w + 64 * b);
-        prefetch(w + 64 * b + AHEAD);
-        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q + 4 * BLOCK * b + 4 * r);
+        fetch_ahead(w + 64 * b, rows);
+        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q + 4 * (width * b + r));
     }
     for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
 }
 
-INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
     vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 544, next_group(&in)) {
-        group8(w, &in, rows, sum);
+    for (int g = 0; g < groups; g++, w += 544, next_group(&in, width)) {
+        group8(w, &in, rows, width, sum);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
         for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
     for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
 }
 
-INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
     vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 512, next_group(&in)) {
-        group8(w, &in, rows, sum);
+    for (int g = 0; g < groups; g++, w += 512, next_group(&in, width)) {
+        group8(w, &in, rows, width, sum);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
     for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)w)));
 }
 
-INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
     vf total[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 320, next_group(&in)) {
+    for (int g = 0; g < groups; g++, w += 320, next_group(&in, width)) {
         dot4 sum[MAX_KERNEL_ROWS];
         for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
 #pragma GCC unroll 4
         for (int b = 0; b < 4; b++) {
             vw even, odd;
             weights4(w + 64 * b, &even, &odd);
-            prefetch(w + 64 * b + AHEAD);
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 8 * BLOCK * b + 4 * r);
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 8 * BLOCK * b + 4 * BLOCK + 4 * r);
+            fetch_ahead(w + 64 * b, rows);
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (width * 2 * b + r));
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (width * (2 * b + 1) + r));
         }
         const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
+        fetch_ahead(w + 256, rows);
         for (int r = 0; r < rows; r++) {
             total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
             total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
@@ -111,10 +118,17 @@ INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
 }
 
-/* One kernel a number of rows, so that sums stay in registers. */
-#define ROWS_CASE(n, kernel) case n: kernel(w, groups, in, n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS, out); break;
+/* One kernel a number of rows, so that sums stay in registers and, where a kernel takes whole blocks, so that the
+   distance between inputs is known. */
+#define ROWS_CASE(n, kernel)                                                                                           \
+    case n: {                                                                                                          \
+        const int some = n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS;                                                    \
+        kernel(w, groups, in, some, MAX_KERNEL_ROWS == BLOCK ? some : width, out);                                     \
+        break;                                                                                                         \
+    }
 #define DISPATCH(kernel)                                                                                               \
-    static void kernel##_rows(const uint8_t *w, int groups, quantised in, int rows, float *out) {                      \
+    static void kernel##_rows(const uint8_t *w, int groups, quantised in, int rows, int width, float *out) {           \
+        (void)width;                                                                                                   \
         switch (rows) {                                                                                                \
             ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                        \
             ROWS_CASE(5, kernel) ROWS_CASE(6, kernel) ROWS_CASE(7, kernel) ROWS_CASE(8, kernel)                        \
@@ -125,17 +139,17 @@ DISPATCH(tile_group4)
 DISPATCH(tile_channel8)
 
 /* Outputs of one tile for the rows of one block: out [rows][16]. */
-static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, int rows, float *out) {
+static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, float *out) {
     const uint8_t *w = m->data + tile * tile_bytes(m->format, m->inputs);
-    const int groups = m->inputs / GROUP;
+    const int groups = m->inputs / GROUP, rows = block_rows(inputs, block);
     for (int r = 0; r < rows; r += MAX_KERNEL_ROWS) {
         const int64_t at = (int64_t)block * BLOCK * groups + r;
         const quantised in = {inputs->q + (int64_t)block * BLOCK * m->inputs + 4 * r, inputs->scale + at,
-                              inputs->shift + at, inputs->offset + at};
+                              inputs->shift + at, inputs->offset + at, rows};
         const int some = rows - r < MAX_KERNEL_ROWS ? rows - r : MAX_KERNEL_ROWS;
-        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, out + r * LANES);
-        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, out + r * LANES);
-        else tile_channel8_rows(w, groups, in, some, out + r * LANES);
+        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, rows, out + r * LANES);
+        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, rows, out + r * LANES);
+        else tile_channel8_rows(w, groups, in, some, rows, out + r * LANES);
     }
     if (m->bias)
         for (int r = 0; r < rows; r++)
@@ -153,7 +167,9 @@ static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int f
     const int first = tile * LANES, count = m->outputs - first < LANES ? m->outputs - first : LANES;
     for (int r = 0; r < rows; r++) {
         const float *values = tile_out + r * LANES;
-        memcpy(p->batch->logits + (int64_t)(first_row + r) * m->outputs + first, values, sizeof(float) * (size_t)count);
+        float *to = p->batch->logits + (int64_t)(first_row + r) * m->outputs + first;
+        if (count == LANES) vf_store(to, vf_load(values));
+        else memcpy(to, values, sizeof(float) * (size_t)count);
         note_best(&s->best[first_row + r], values, first, count);
     }
 }
@@ -181,9 +197,9 @@ static void run_tile(member *self, program *p, const operation *o, const quantis
     while (!gated && tile * LANES >= m->outputs) tile -= (m++->outputs + LANES - 1) / LANES;
     for (int first = from; first < to; first += BLOCK) {
         const int rows = to - first < BLOCK ? to - first : BLOCK;
-        tile_product(m, tile, in, first / BLOCK, rows, out);
+        tile_product(m, tile, in, first / BLOCK, out);
         if (gated) {
-            tile_product(m + 1, tile, in, first / BLOCK, rows, up);
+            tile_product(m + 1, tile, in, first / BLOCK, up);
             emit_gated(out, up, rows, o->epilogue);
         }
         if (o->epilogue == LOGITS) emit_logits(p, &p->scratch[self->index], m, tile, first, rows, out);
@@ -199,31 +215,32 @@ static int count_tiles(const operation *o) {
 }
 
 /* Quantised inputs of all rows, shared out. */
-static void prepare_together(member *self, program *p, const operation *o, int rows) {
-    work_begin(self, rows);
-    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, &p->shared, p->scratch[self->index].row, row);
+static void prepare_together(member *self, program *p, const operation *o, const quantised *in) {
+    work_begin(self, in->rows);
+    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, in, p->scratch[self->index].row, row);
     work_end(self);
 }
 
 /* Quantised inputs of all rows, of this member's own. Where the work is over others may already write to the inputs:
    then what is read is nonsense, but no unit is left to use it. */
-static void prepare_alone(member *self, program *p, const operation *o, int rows) {
-    scratch *own = &p->scratch[self->index];
-    for (int row = 0; row < rows && !work_over(self); row++) prepare_row(p, o, &own->inputs, own->row, row);
+static void prepare_alone(member *self, program *p, const operation *o, const quantised *in) {
+    for (int row = 0; row < in->rows && !work_over(self); row++)
+        prepare_row(p, o, in, p->scratch[self->index].row, row);
 }
 
 void run_linear(member *self, program *p, const operation *o) {
     const int rows = o->epilogue == LOGITS ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
     const int alone = rows <= OWN_ROWS;
-    const quantised *in = alone ? &p->scratch[self->index].inputs : &p->shared;
+    quantised in = alone ? p->scratch[self->index].inputs : p->shared;
+    in.rows = rows;
     int slice = CACHED_INPUT_BYTES / o->part[0].inputs / BLOCK * BLOCK;
     slice = slice < BLOCK ? BLOCK : slice;
-    if (!alone) prepare_together(self, p, o, rows);
+    if (!alone) prepare_together(self, p, o, &in);
     work_begin(self, tiles * ((rows + slice - 1) / slice));
-    if (alone) prepare_alone(self, p, o, rows);
+    if (alone) prepare_alone(self, p, o, &in);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit / tiles * slice, to = from + slice < rows ? from + slice : rows;
-        run_tile(self, p, o, in, unit % tiles, from, to);
+        run_tile(self, p, o, &in, unit % tiles, from, to);
     }
 }
 

@@ -46,12 +46,14 @@ typedef struct {
     int32_t rows, sequences, table_width, outs, depth;
 } batch;
 
-/* Rows quantised to int8 with a scale for each group of 32, BLOCK rows interleaved so that one pointer walks all of
-   them: q [blocks][k / 4][BLOCK][4]; scale, shift (= scale * sum) and offset (= -128 * sum) [blocks][groups][BLOCK]. */
+/* Rows quantised to int8 with a scale for each group of 32. BLOCK rows (the last block: what is left) lie interleaved
+   so that one pointer walks all of them: q [k / 4][rows of the block][4], and scale, shift (= scale * sum) and offset
+   (= -128 * sum) [groups][rows of the block]. */
 typedef struct {
     int8_t *q;
     float *scale, *shift;
     int32_t *offset;
+    int32_t rows;
 } quantised;
 
 typedef struct {

@@ -129,6 +129,6 @@ static inline vi dot4_end(dot4 sum) {
     return r;
 }
 
-static inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
 static inline void pause_cpu(void) { _mm_pause(); }
 #undef BOTH

@@ -70,5 +70,5 @@ static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-static inline void prefetch(const void *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
+#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
 static inline void pause_cpu(void) { _mm_pause(); }

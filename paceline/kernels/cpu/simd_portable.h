@@ -117,7 +117,7 @@ static inline dot4 dot4_begin(void) { return vi_zero(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-static inline void prefetch(const void *p) { __builtin_prefetch(p); }
+#define prefetch(p) __builtin_prefetch(p)
 static inline void pause_cpu(void) {}
 #undef MAP
 #undef LANES
