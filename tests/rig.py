@@ -62,6 +62,7 @@ class Model:
     noise: float = 0.0
     vocab_size: int = VOCAB
     sharpness: float = 3.0  # of the toy's distributions
+    window: int = 0  # of the first layer's attention, where it is a real model
 
     def forward(self, backend: str, *, num_pages: int) -> Forward:
         if backend == "toy":
@@ -91,6 +92,7 @@ class Model:
             max_context=1024,
             norm_eps=1e-5,
             rope_theta=1e4,
+            windows=(self.window, 0) if self.window else (),
         )
 
     @functools.cached_property

@@ -220,6 +220,8 @@ def test_no_speculation_beyond_a_context() -> None:
     assert 0 < stats.drafted < 25
     assert stats.off_reason is not None
     assert stats.off_reason.endswith("tokens of context, more than max_draft_context 30")
+    asked = allowed([ask("a", 10, tokens=40)], Greedy(1), max_draft_context=30)
+    assert [length for ((length, _),) in asked] == list(range(11, 31))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import BACKENDS, RIGS, build, run, tokens_of
+from tests.rig import BACKENDS, RIGS, Made, Model, Rig, build, model_drafter, run, tokens_of
 
 RULES = tuple(Rule)
 HARD = {"bad", "narrow", "wide"}  # drafters that are hardly ever right
@@ -37,6 +37,25 @@ def test_each_drafter(name: str, backend: str) -> None:
     assert rig.engine.drafters[name].out is None
     assert rig.engine.stats.drafted > 0
     assert rig.engine.stats.accepted > 0 or name in HARD
+
+
+@pytest.mark.parametrize("backend", ["compiled", "eager"])
+@pytest.mark.parametrize("name", ["tree", "noisy"])
+def test_sliding_windows(name: str, backend: str) -> None:
+    """A window that a draft is longer than: nodes of a tree count by depth, not by row."""
+    windowed = Model(window=6)
+    asked = under_law.requests("greedy", (Rule.COUPLED,), count=6)
+
+    def engine(drafters: Mapping[str, Made]) -> Rig:
+        return build(backend, drafters, forward=windowed.forward(backend, num_pages=160), max_draft=16)
+
+    expected = tokens_of(run(engine({}), asked))
+    assert expected != tokens_of(under_law.plain_answers(backend, "greedy", 6)), "the window does not show"
+    scripts = [[*request.prompt, *expected[request.id, 0]] for request in asked]
+    made = under_law.scripted("tree", scripts) if name == "tree" else model_drafter(replace(windowed, noise=0.05))
+    rig = engine({name: made})
+    assert tokens_of(run(rig, asked)) == expected
+    assert rig.engine.stats.accepted > 10
 
 
 @pytest.mark.parametrize(("backend", "mix"), [("toy", mix) for mix in MIXES] + [(b, "usual") for b in BACKENDS[1:]])

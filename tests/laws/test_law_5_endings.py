@@ -78,6 +78,23 @@ def test_stop_strings(drafters: Mapping[str, Made]) -> None:
 
 
 @both
+def test_what_stops_a_text_is_part_of_it_only_if_asked_for(drafters: Mapping[str, Made]) -> None:
+    tokenizer = tiny_tokenizer()
+    whole = alone({}, ask(), tokenizer=tokenizer)
+    for place in (0, 4, 9):
+        ids = (whole.tokens[place],)
+        upto = whole.tokens[: whole.tokens.index(ids[0]) + 1]
+        for include, shown in ((False, upto[:-1]), (True, upto)):
+            told = alone(drafters, ask(stop_ids=ids, include_stop=include), tokenizer=tokenizer)
+            assert (told.tokens, told.text) == (upto, tokenizer.decode(shown, continuation=True))
+    stop = whole.text[5:8]
+    end = whole.text.index(stop)
+    for include in (False, True):
+        told = alone(drafters, ask(stop=stop, include_stop=include), tokenizer=tokenizer)
+        assert told.text == whole.text[: end + 3 * include]
+
+
+@both
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "running"])
 def test_abort(drafters: Mapping[str, Made], when: str) -> None:
     rig = build("toy", drafters, max_sequences=3)
