@@ -17,6 +17,7 @@ from torch import Tensor
 
 GROUP = 32
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # 4 bits: how much of a group's range to cover; outliers may be worth clipping
+CACHED = 1 << 17  # weights quantised at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +43,48 @@ def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quan
     assert (bits, group) in ((8, None), (8, GROUP), (4, GROUP)), f"no kernel for {bits} bits in groups of {group}"
     assert group is None or weight.shape[1] % GROUP == 0, f"{weight.shape[1]} inputs are not a multiple of {GROUP}"
     n, k = weight.shape
-    blocks = weight.float().view(n, -1, group or k)  # [n, groups, size]
-    if bits == 8:
-        return _symmetric(blocks, half=group is not None)
-    return _best_of([_asymmetric(blocks, shrink=shrink) for shrink in SHRINKS])
+    rows = max(1, CACHED // k)  # at a time: torch goes over them many times
+    make = _asymmetric if bits == 4 else _symmetric
+    pieces = [
+        make(piece.float().view(len(piece), -1, group or k), half=group is not None)
+        for piece in torch.split(weight, rows)
+    ]
+    q, scale, minimum = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return Quantised(q=q.view(n, k), scale=scale, minimum=minimum, bits=bits)
 
 
-def _symmetric(blocks: Tensor, *, half: bool) -> Quantised:
+def _symmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks [n, groups, size] in 8 bits: q, scale, minimum."""
     scale = blocks.abs().amax(dim=-1) / 127
     if half:
         scale = scale.half().float()
-    step = torch.where(scale > 0, scale, 1.0)[..., None]
-    q = (blocks / step).round_().clamp_(-127, 127) + 128
-    return Quantised(q=q.to(torch.uint8).flatten(1), scale=scale, minimum=-128 * scale, bits=8)
+    q = (blocks / _step(scale)).round_().clamp_(-127, 127) + 128
+    return q.to(torch.uint8), scale, -128 * scale
 
 
-def _asymmetric(blocks: Tensor, *, shrink: float) -> tuple[Quantised, Tensor]:
-    """Blocks in the 16 steps that `shrink` of their range gives, and their squared errors [n, groups]."""
-    low, high = blocks.amin(dim=-1), blocks.amax(dim=-1)
-    middle, reach = (low + high) / 2, (high - low) / 2 * shrink
+def _asymmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks in 4 bits, each with the part of its range that leaves the smallest squared error."""
+    low, high = blocks.aminmax(dim=-1)
+    middle, reach = (low + high) / 2, (high - low) / 2
+    shrink = torch.full_like(low, SHRINKS[0])
+    least = torch.full_like(low, torch.inf)
+    for candidate in SHRINKS:
+        q, scale, minimum = _in_16_steps(blocks, middle, reach * candidate)
+        errors = q.mul_(scale[..., None]).add_(minimum[..., None]).sub_(blocks).square_().sum(dim=-1)
+        shrink = torch.where(errors < least, candidate, shrink)
+        least = torch.minimum(errors, least)
+    q, scale, minimum = _in_16_steps(blocks, middle, reach * shrink)
+    return q.to(torch.uint8), scale, minimum
+
+
+def _in_16_steps(blocks: Tensor, middle: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     minimum, scale = (middle - reach).half().float(), (reach * 2 / 15).half().float()
-    step = torch.where(scale > 0, scale, 1.0)[..., None]
-    q = ((blocks - minimum[..., None]) / step).round_().clamp_(0, 15)
-    errors = (q * scale[..., None] + minimum[..., None] - blocks).square_().sum(dim=-1)
-    return Quantised(q=q.to(torch.uint8).flatten(1), scale=scale, minimum=minimum, bits=4), errors
+    return ((blocks - minimum[..., None]) / _step(scale)).round_().clamp_(0, 15), scale, minimum
 
 
-def _best_of(candidates: list[tuple[Quantised, Tensor]]) -> Quantised:
-    """For each group the candidate with the smallest error."""
-    best, least = candidates[0]
-    for other, errors in candidates[1:]:
-        better = errors < least
-        spread = better.repeat_interleave(GROUP, dim=1)
-        best = Quantised(
-            q=torch.where(spread, other.q, best.q),
-            scale=torch.where(better, other.scale, best.scale),
-            minimum=torch.where(better, other.minimum, best.minimum),
-            bits=best.bits,
-        )
-        least = torch.minimum(least, errors)
-    return best
+def _step(scale: Tensor) -> Tensor:
+    """What to divide by: a block of nothing but zeros has no scale."""
+    return torch.where(scale > 0, scale, 1.0)[..., None]
 
 
 def dequantise(weight: Quantised) -> Tensor:
