@@ -73,7 +73,7 @@ class ModelDrafter:
         vocab_size: int,
         chunk: int,
         max_draft: int = 8,
-        min_confidence: float = 0.4,
+        min_confidence: float = 0.6,
     ) -> None:
         """A draft ends early once the drafter believes in all of it with less than `min_confidence`."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
