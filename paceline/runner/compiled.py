@@ -138,19 +138,21 @@ class _Assembly:
 
     def assemble(self) -> None:
         config = self.config
-        embed = self._pack("embed")[0]
+        embed = self._pack("embed")
         self.program.embed(embed, scale=config.embedding_scale)
         for layer in range(config.num_layers):
             self._attention(layer, f"layers.{layer}.")
             self._mlp(f"layers.{layer}.")
-        head = [embed] if config.tied_head else self._pack("head")
+        head = embed if config.tied_head else self._pack("head")
         norm = self._vector("norm")
-        self.program.linear(head, source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps)
+        self.program.linear(
+            [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
+        )
 
     def _attention(self, layer: int, prefix: str) -> None:
         config, program = self.config, self.program
         norm = self._vector(prefix + "attn_norm")
-        parts = self._pack(prefix + "q", prefix + "k", prefix + "v")
+        parts = [self._pack(prefix + name) for name in "qkv"]
         program.linear(parts, source=Buffer.RESIDUAL, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
         norms = (self._vector(prefix + "q_norm"), self._vector(prefix + "k_norm")) if config.qk_norm else None
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -161,7 +163,7 @@ class _Assembly:
     def _mlp(self, prefix: str) -> None:
         gate = Epilogue.SILU_GATE if self.config.activation == "silu" else Epilogue.GELU_GATE
         norm = self._vector(prefix + "mlp_norm")
-        parts = self._pack(prefix + "gate", prefix + "up")
+        parts = self._pack_together(prefix + "gate", prefix + "up")
         self.program.linear(
             parts,
             source=Buffer.RESIDUAL,
@@ -174,7 +176,7 @@ class _Assembly:
 
     def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
         """The product that ends a branch and its way back into the residual stream."""
-        parts = self._pack(name)
+        parts = [self._pack(name)]
         if not self.config.post_norms:
             self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
             return
@@ -187,17 +189,20 @@ class _Assembly:
             self.ropes[key] = rope_tables(self.config, *key, self.positions)
         return self.ropes[key]
 
-    def _pack(self, *names: str) -> list[Packed]:
-        return [self._pack_one(name) for name in names]
+    def _pack(self, name: str) -> Packed:
+        return self._pack_together(name)[0]
 
-    def _pack_one(self, name: str) -> Packed:
+    def _pack_together(self, *names: str) -> list[Packed]:
+        packed = self.program.pack(*[(self._matrix(name), self._bias(name)) for name in names])
+        if self.progress:
+            for name in names:
+                self.progress(name)
+        return packed
+
+    def _matrix(self, name: str) -> Quantised:
         """A float matrix (a tensor its file did not quantise) becomes 8 bits in groups."""
         weight = self.weights.pop(name)
-        matrix = weight if isinstance(weight, Quantised) else quantise(weight, bits=8, group=GROUP)
-        packed = self.program.pack(matrix, bias=self._bias(name))
-        if self.progress:
-            self.progress(name)
-        return packed
+        return weight if isinstance(weight, Quantised) else quantise(weight, bits=8, group=GROUP)
 
     def _bias(self, name: str) -> Tensor | None:
         return self._vector(name + ".bias") if name + ".bias" in self.weights else None

@@ -29,10 +29,19 @@ static int first_key(int position, int window) { return window && position >= wi
 
 /* ---- one chunk ---- */
 
-INLINE void score_pages(const float *q, const int queries, const uint16_t *k, const uint16_t *k2, int dim, float *out) {
+typedef struct {
+    const uint16_t *keys[2];  /* pages to score; the second is the first where there is none */
+    const uint16_t *ahead[4]; /* pages wanted next, to be fetched meanwhile: they lie apart, so the hardware cannot guess */
+} score_job;
+
+/* Scores of 16 or 32 keys: out [queries][CHUNK]. */
+INLINE void score_pages(const float *q, const int queries, const score_job *job, int dim, float *out) {
+    const uint16_t *k = job->keys[0], *k2 = job->keys[1];
     vf a[SCORE_QUERIES], b[SCORE_QUERIES];
     for (int i = 0; i < queries; i++) a[i] = b[i] = vf_set1(0.0f);
     for (int d = 0; d < dim; d++, q += SCORE_QUERIES) {
+        if (d % 2 == 0)
+            for (int i = 0; i < 4; i++) prefetch(job->ahead[i] + d * PAGE);
         const vf x = vf_load_half(k + d * PAGE);
         for (int i = 0; i < queries; i++) a[i] = vf_fma(vf_set1(q[i]), x, a[i]);
 #if SCORE_PAGES == 2
@@ -46,8 +55,8 @@ INLINE void score_pages(const float *q, const int queries, const uint16_t *k, co
     }
 }
 
-#define SCORE_CASE(n) case n: score_pages(q, n < SCORE_QUERIES ? n : SCORE_QUERIES, k, k2, dim, out); break;
-static void score(const float *q, int queries, const uint16_t *k, const uint16_t *k2, int dim, float *out) {
+#define SCORE_CASE(n) case n: score_pages(q, n < SCORE_QUERIES ? n : SCORE_QUERIES, job, dim, out); break;
+static void score(const float *q, int queries, const score_job *job, int dim, float *out) {
     switch (queries) {
         SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6) SCORE_CASE(7) SCORE_CASE(8)
     }
@@ -104,7 +113,9 @@ INLINE void weigh(const float *weights, const int queries, const int vectors, co
         break;
 static void weigh_values(const float *w, int queries, const chunk_pages *pages, int from, int to, int dim, float *out) {
     int d = 0;
-    switch (queries) { WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) }
+    switch (queries) {
+        WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) WEIGH_CASE(5) WEIGH_CASE(6)
+    }
 }
 
 /* Keys [*from, *to) of chunk c that a row attends to, relative to the chunk; none: from >= to. */
@@ -127,14 +138,23 @@ static void rows_range(const walk *w, int row, int rows, int c, int *low, int *h
     }
 }
 
+/* The pages to score at `page`, and as those wanted next: the keys behind them and their values. */
+static score_job job_at(const chunk_pages *pages, int page, int count) {
+    const int second = SCORE_PAGES == 2 && page + 1 < count ? page + 1 : page;
+    const int next = second + 1 < count ? second + 1 : page, after = next + 1 < count ? next + 1 : next;
+    score_job job = {{pages->keys[page], pages->keys[second]},
+                     {pages->keys[next], pages->keys[after], pages->values[page], pages->values[second]}};
+    return job;
+}
+
 static void score_chunk(const walk *w, int begin, int end, const chunk_pages *pages, int low, int high) {
-    const int dim = w->p->shape.head_dim;
-    for (int page = low / PAGE; page * PAGE < high; page += SCORE_PAGES) {
-        const int next = SCORE_PAGES == 2 && (page + 1) * PAGE < high ? page + 1 : page;
+    const int dim = w->p->shape.head_dim, count = (high + PAGE - 1) / PAGE;
+    for (int page = low / PAGE; page < count; page += SCORE_PAGES) {
+        const score_job job = job_at(pages, page, count);
         for (int q = begin, n; q < end; q += n) {
             n = SCORE_QUERIES - q % SCORE_QUERIES < end - q ? SCORE_QUERIES - q % SCORE_QUERIES : end - q;
-            score(w->s->queries + q / SCORE_QUERIES * SCORE_QUERIES * dim + q % SCORE_QUERIES, n, pages->keys[page],
-                  pages->keys[next], dim, w->s->scores + q * CHUNK + page * PAGE);
+            score(w->s->queries + q / SCORE_QUERIES * SCORE_QUERIES * dim + q % SCORE_QUERIES, n, &job, dim,
+                  w->s->scores + q * CHUNK + page * PAGE);
         }
     }
 }

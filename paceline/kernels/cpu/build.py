@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_int, c_uint32, c_void_p
+from ctypes import c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +37,7 @@ POINTER = c_void_p
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_pool_new": (POINTER, (c_int,)),
     "paceline_pool_free": (None, (POINTER,)),
-    "paceline_pack": (None, (POINTER, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
+    "paceline_pack": (None, (POINTER, c_int64, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
     "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
     "paceline_program_run": (c_int, (POINTER, POINTER)),
     "paceline_program_free": (None, (POINTER,)),

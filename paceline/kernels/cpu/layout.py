@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 LANES = 16  # outputs a weight tile
@@ -44,6 +44,7 @@ class Matrix(Structure):
     _fields_ = (
         ("data", c_void_p),
         ("bias", c_void_p),
+        ("stride", c_int64),
         *((name, c_int32) for name in ("format", "outputs", "inputs", "column")),
     )
 

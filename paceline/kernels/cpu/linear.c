@@ -140,7 +140,7 @@ DISPATCH(tile_channel8)
 
 /* Outputs of one tile for the rows of one block: out [rows][16]. */
 static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, float *out) {
-    const uint8_t *w = m->data + tile * tile_bytes(m->format, m->inputs);
+    const uint8_t *w = m->data + tile * m->stride;
     const int groups = m->inputs / GROUP, rows = block_rows(inputs, block);
     for (int r = 0; r < rows; r += MAX_KERNEL_ROWS) {
         const int64_t at = (int64_t)block * BLOCK * groups + r;
@@ -189,17 +189,22 @@ static void emit(program *p, const operation *o, int column, int first_row, int 
     }
 }
 
-/* One tile of the output for some blocks of rows. */
+/* A tile with up to STRIPE rows, block after block: out [rows][16]. */
+static void stripe_product(const matrix *m, int tile, const quantised *in, int from, int to, float *out) {
+    for (int row = from; row < to; row += BLOCK) tile_product(m, tile, in, row / BLOCK, out + (row - from) * LANES);
+}
+
+/* One tile of the output for rows [from, to). */
 static void run_tile(member *self, program *p, const operation *o, const quantised *in, int tile, int from, int to) {
     const int gated = o->epilogue == SILU_GATE || o->epilogue == GELU_GATE;
-    float out[BLOCK * LANES], up[BLOCK * LANES];
+    float out[STRIPE * LANES], up[STRIPE * LANES];
     const matrix *m = o->part;
     while (!gated && tile * LANES >= m->outputs) tile -= (m++->outputs + LANES - 1) / LANES;
-    for (int first = from; first < to; first += BLOCK) {
-        const int rows = to - first < BLOCK ? to - first : BLOCK;
-        tile_product(m, tile, in, first / BLOCK, out);
+    for (int first = from; first < to; first += STRIPE) {
+        const int last = first + STRIPE < to ? first + STRIPE : to, rows = last - first;
+        stripe_product(m, tile, in, first, last, out);
         if (gated) {
-            tile_product(m + 1, tile, in, first / BLOCK, up);
+            stripe_product(m + 1, tile, in, first, last, up);
             emit_gated(out, up, rows, o->epilogue);
         }
         if (o->epilogue == LOGITS) emit_logits(p, &p->scratch[self->index], m, tile, first, rows, out);

@@ -32,13 +32,13 @@ static void pack_channel(uint8_t *tile, int format, int lane, int inputs, const 
     }
 }
 
-/* data: zeroed memory of outputs/16 (rounded up) tiles. scale: fp16 [outputs, groups], or float [outputs] for
+/* data: zeroed memory of outputs/16 (rounded up) tiles, one every `stride` bytes. scale: fp16 [outputs, groups], or float [outputs] for
    CHANNEL8. minimum: fp16 [outputs, groups], for GROUP4 only. */
-EXPORT void paceline_pack(uint8_t *data, int format, int outputs, int inputs, const uint8_t *q, const void *scale,
-                          const void *minimum) {
+EXPORT void paceline_pack(uint8_t *data, int64_t stride, int format, int outputs, int inputs, const uint8_t *q,
+                          const void *scale, const void *minimum) {
     const int64_t width = format == CHANNEL8 ? 4 : inputs / GROUP * 2;
     for (int n = 0; n < outputs; n++)
-        pack_channel(data + n / LANES * tile_bytes(format, inputs), format, n % LANES, inputs, q + (int64_t)n * inputs,
+        pack_channel(data + n / LANES * stride, format, n % LANES, inputs, q + (int64_t)n * inputs,
                      (const uint8_t *)scale + n * width,
                      minimum ? (const uint16_t *)((const uint8_t *)minimum + n * width) : NULL);
 }
@@ -50,7 +50,7 @@ static float half_value(const uint16_t *halves, int lane) {
 }
 
 static void unpack_row(const matrix *m, int n, float *out) {
-    const uint8_t *tile = m->data + n / LANES * tile_bytes(m->format, m->inputs);
+    const uint8_t *tile = m->data + n / LANES * m->stride;
     const int lane = n % LANES;
     float scale = 0.0f, minimum = 0.0f;
     if (m->format == CHANNEL8) scale = ((const float *)(tile + (int64_t)m->inputs * LANES))[lane];

@@ -8,6 +8,7 @@
 #define PAGE 16    /* KV slots a page */
 #define GROUP 32   /* inputs that share a scale */
 #define BLOCK 8    /* rows whose quantised inputs lie interleaved */
+#define STRIPE 32  /* rows a tile serves while it is in the nearest cache */
 #define CHUNK 128  /* keys whose softmax is computed at once; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
 #define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
@@ -22,6 +23,7 @@ enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, BUFFERS };  /* operation.in
 typedef struct {
     const uint8_t *data;
     const float *bias; /* [outputs] or NULL */
+    int64_t stride;    /* bytes from tile to tile; more than a tile where two matrices lie interleaved */
     int32_t format, outputs, inputs, column; /* column: where its outputs begin in the output buffer */
 } matrix;
 

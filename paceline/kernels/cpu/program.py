@@ -40,6 +40,7 @@ class Packed:
     """A matrix in tiles of 16 outputs somewhere in the arena, with its bias."""
 
     address: int
+    stride: int  # bytes from tile to tile
     format: Format
     outputs: int
     inputs: int
@@ -59,19 +60,25 @@ class Program:
         self._kept: list[Tensor] = []
         self._handle: int | None = None
 
-    def pack(self, weight: Quantised, *, bias: Tensor | None = None) -> Packed:
-        """Copy a matrix into the arena."""
+    def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
+        """Copy matrices [n, k], each with its bias, into the arena: tile by tile, taking turns, as gates read them."""
+        formats = [_format(weight) for weight, _ in weights]
+        sizes = [tile_bytes(format, weight.q.shape[1]) for format, (weight, _) in zip(formats, weights, strict=True)]
+        assert len({len(weight.q) for weight, _ in weights}) == 1, "matrices that take turns have as many outputs"
+        address = self._arena.take(-(-len(weights[0][0].q) // LANES) * sum(sizes))
+        packed = []
+        for format, size, (weight, bias) in zip(formats, sizes, weights, strict=True):
+            packed.append(self._pack_one(weight, bias, format, address, stride=sum(sizes)))
+            address += size
+        return packed
+
+    def _pack_one(self, weight: Quantised, bias: Tensor | None, format: Format, address: int, *, stride: int) -> Packed:
         outputs, inputs = weight.q.shape
-        if inputs % GROUP:
-            raise UnsupportedModel(f"a matrix with {inputs} inputs; the CPU kernels need a multiple of {GROUP}")
-        format = Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
-        assert weight.bits == 4 or weight.symmetric, "8-bit weights are scale * (q - 128)"
-        address = self._arena.take(-(-outputs // LANES) * tile_bytes(format, inputs))
         q, scale, minimum = weight.q.contiguous(), *_constants(weight, format)
         pointers = (q.data_ptr(), scale.data_ptr(), minimum.data_ptr() if format == Format.GROUP4 else None)
-        self._library.paceline_pack(address, format, outputs, inputs, *pointers)
+        self._library.paceline_pack(address, stride, format, outputs, inputs, *pointers)
         padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % LANES)))
-        return Packed(address=address, format=format, outputs=outputs, inputs=inputs, bias=padded)
+        return Packed(address=address, stride=stride, format=format, outputs=outputs, inputs=inputs, bias=padded)
 
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""
@@ -142,7 +149,8 @@ class Program:
         operation = Operation(kind=kind, parts=len(parts), **fields)
         for index, part in enumerate(parts):
             sizes = (part.format, part.outputs, part.inputs, part.column)
-            operation.part[index] = Matrix(part.address, None if part.bias is None else part.bias.data_ptr(), *sizes)
+            bias = None if part.bias is None else part.bias.data_ptr()
+            operation.part[index] = Matrix(part.address, bias, part.stride, *sizes)
         self._operations.append(operation)
 
     def _keep(self, tensor: Tensor) -> Tensor:
@@ -152,6 +160,14 @@ class Program:
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
         return None if tensor is None else self._keep(tensor).data_ptr()
+
+
+def _format(weight: Quantised) -> Format:
+    inputs = weight.q.shape[1]
+    if inputs % GROUP:
+        raise UnsupportedModel(f"a matrix with {inputs} inputs; the CPU kernels need a multiple of {GROUP}")
+    assert weight.bits == 4 or weight.symmetric, "8-bit weights are scale * (q - 128)"
+    return Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
 
 
 def tile_bytes(format: Format, inputs: int) -> int:
