@@ -131,16 +131,18 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer.from_gguf({f"tokenizer.ggml.{name}": value for name, value in names.items()})
 
 
-def model_drafter(model: Model, *, name: str = "model", chunk: int | None = None) -> Made:
+def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
+    """Without a `min_confidence`: random models believe in nothing."""
+
     def make(setting: Setting, backend: str) -> Drafter:
         return ModelDrafter(
             model.forward(backend, num_pages=setting.pool.num_pages),
-            name=name,
+            name="model",
             lanes=setting.lanes,
             pool=setting.pool,
             vocab_size=setting.vocab_size,
-            chunk=chunk or setting.max_step_tokens,
-            min_confidence=0,  # random models believe in nothing
+            chunk=setting.max_step_tokens,
+            min_confidence=min_confidence,
         )
 
     return make
@@ -163,6 +165,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "good": model_drafter(TARGET),
         "noisy": model_drafter(NOISY),
         "bad": model_drafter(BAD),
+        "hesitant": model_drafter(NOISY, min_confidence=0.2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
     },
@@ -270,6 +273,7 @@ class Run:
         for event in events:
             self.told[event.request_id, event.sample].add(event)
         self.rig.engine.check()
+        self.check_lanes()
         self.steps += 1
         assert self.steps < 5000, "the engine does not come to an end"
         return events
@@ -279,6 +283,15 @@ class Run:
             self.step()
         self.check_over()
         return self.told
+
+    def check_lanes(self) -> None:
+        """What the device sees of a running sequence is what the engine knows of it."""
+        for sequence in self.rig.engine._scheduler.running:
+            length = int(self.rig.lanes.lengths_np[sequence.lane])
+            assert self.rig.lanes.tokens_np[sequence.lane, :length].tolist() == sequence.tokens
+            assert sequence.span is not None
+            pages = self.rig.lanes.pages_np[sequence.lane].tolist()
+            assert [page for page in pages if page >= 0] == sequence.span.pages
 
     def check_over(self) -> None:
         unfinished = [key for key, told in self.told.items() if told.finish is None]

@@ -167,7 +167,10 @@ class ModelDrafter:
         """With noise of the drafter's own, and the distribution kept for the rejection rule."""
         edited = d.ask.sampler.edit(logits, [d.tokens])
         d.probs.append(d.ask.sampler.probs(edited)[0])
-        drawn = d.ask.sampler.draw(edited, np.array([d.position]), self._forward.pick, stream=Stream.DRAFT)
+        # Noise of this round alone: tokens drawn beyond a rejection may have decided how long the next draft gets, and
+        # must not be drawn again in it.
+        place = np.array([(len(d.ask.tokens) << 32) + d.position])
+        drawn = d.ask.sampler.draw(edited, place, self._forward.pick, stream=Stream.DRAFT)
         return int(drawn[0])
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:

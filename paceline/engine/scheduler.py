@@ -89,7 +89,7 @@ class Scheduler:
             self._withdraw(sequence)
 
     def _admit(self, plan: StepPlan) -> None:
-        while self.waiting and self._lanes.free and len(self.running) < self._config.max_sequences:
+        while self.waiting and self._lanes.free:
             sequence = self.waiting[0]
             pages = len(sequence.tokens) // PAGE_SIZE + 1
             if self.running and not self._cache.pool.can_take(pages):

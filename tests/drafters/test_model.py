@@ -115,6 +115,7 @@ def test_in_step(case: str) -> None:
     follow(rig, lookout, [Request(id="again", prompt=prompt(20, seed=0), sampling=SamplingParams(max_tokens=9))])
     assert (rig.engine.stats.preemptions > 0) == (case == "few pages")
     assert rig.engine.stats.drafted > 50
+    assert max(map(sum, lookout.forward.passes)) <= lookout.chunk
 
 
 def first_passes(lookout: Lookout) -> list[int]:
@@ -204,7 +205,7 @@ def test_rejection_asks_for_distributions() -> None:
     for place, token in enumerate(drafts[0].tokens):
         logits = torch.from_numpy(forward.logits_after(np.array(tokens)))[None]
         torch.testing.assert_close(drafts[0].probs[place], asks[0].sampler.probs(logits)[0])
-        keys = noise_keys(4, np.array([20 + place]), Stream.DRAFT)
+        keys = noise_keys(4, np.array([(20 << 32) + 20 + place]), Stream.DRAFT)
         drawn = forward.pick(asks[0].sampler.shape(logits), torch.ones(1), torch.from_numpy(keys))
         assert drawn.tolist() == [token]
         tokens.append(token)

@@ -123,8 +123,9 @@ def test_statistics_add_up(drafters: Mapping[str, Made]) -> None:
     assert engine.drafted == sum(each.stats.drafted for each in told.values())
     assert engine.accepted == sum(each.stats.accepted for each in told.values())
     assert bool(drafters) == bool(engine.accepted)
-    shared = sum(each.stats.time_verify for each in told.values())
-    assert shared == pytest.approx(engine.time_verify)
+    for name in ("time_verify", "time_draft"):
+        shared = sum(getattr(each.stats, name) for each in told.values())
+        assert shared == pytest.approx(getattr(engine, name))
 
 
 def test_time_is_that_of_the_clock() -> None:

@@ -125,6 +125,7 @@ def test_a_step_keeps_within_its_rows() -> None:
     rig = build("toy", {"good": RIGS["model"]["good"]}, forward=forward, max_step_tokens=17, max_draft=16)
     run(rig, [ask(str(i), 1 + 13 * i % 60, tokens=30, seed=i) for i in range(8)])
     assert max(forward.rows) == 17
+    assert rig.engine.stats.rows == sum(forward.rows)
 
 
 def test_first_come_first_served() -> None:

@@ -20,7 +20,7 @@ from paceline.sampling import Sampler, Stream, noise_keys
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
-from tests.rig import Model, build, model_drafter, run
+from tests.rig import Made, Model, build, model_drafter, run
 from tests.toy import ToyForward
 
 VOCAB = 5
@@ -128,8 +128,9 @@ PARAMS = {
 }
 TARGET = Model(vocab_size=VOCAB, sharpness=1.0)
 DRAFTERS = {
-    "good": Model(vocab_size=VOCAB, sharpness=1.0, noise=0.3),
-    "bad": Model(seed=9, vocab_size=VOCAB, sharpness=1.5),
+    "good": model_drafter(Model(vocab_size=VOCAB, sharpness=1.0, noise=0.3)),
+    "bad": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5)),
+    "hesitant": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5), min_confidence=0.5),
 }
 REQUESTS = 5  # of 128 samples each
 PROMPT = (2,)  # of one token, so that the first token is drafted
@@ -149,10 +150,10 @@ def engine_exact(params: SamplingParams) -> Tensor:
     return torch.tensor(probabilities)
 
 
-def engine_texts(params: SamplingParams, drafter: Model, *, requests: int) -> Tensor:
+def engine_texts(params: SamplingParams, drafter: Made, *, requests: int) -> Tensor:
     rig = build(
         "toy",
-        {"model": model_drafter(drafter)},
+        {"model": drafter},
         forward=TARGET.forward("toy", num_pages=300),
         max_context=32,
         min_acceptance=0.0,
@@ -182,11 +183,16 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("params", "drafter"),
-    [("plain", "good"), ("plain", "bad"), ("hot, top-k", "bad"), ("cold, biased", "good")],
+    [("plain", "good"), ("plain", "bad"), ("hot, top-k", "hesitant"), ("cold, biased", "good")],
 )
 def test_the_engine_leaves_the_distribution_alone(params: str, drafter: str) -> None:
     texts = engine_texts(PARAMS[params], DRAFTERS[drafter], requests=REQUESTS)
     assert judged(texts, engine_exact(PARAMS[params])) > LIKELY
+
+
+def noise_of_the_draft(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
+    """What the drafter drew the first token of this round with."""
+    return noise_keys(seed, (positions << 32) + positions, Stream.DRAFT)
 
 
 @pytest.mark.parametrize("bug", ["residual is p", "one noise for draft and correction"])
@@ -196,7 +202,6 @@ def test_a_bug_planted_in_the_engine_is_seen(bug: str, monkeypatch: pytest.Monke
         code = mutants.load({name: mutants.SOURCES[name].replace(*BUGS[bug])})
         monkeypatch.setattr("paceline.engine.judge.accept_rejection", code.accept_rejection)
     else:
-        reused = lambda seed, positions, stream: noise_keys(seed, positions, Stream.DRAFT)  # noqa: E731
-        monkeypatch.setattr("paceline.engine.judge.noise_keys", reused)
+        monkeypatch.setattr("paceline.engine.judge.noise_keys", noise_of_the_draft)
     texts = engine_texts(PARAMS["plain"], DRAFTERS["bad"], requests=REQUESTS)
     assert judged(texts, engine_exact(PARAMS["plain"])) < ABSURD
