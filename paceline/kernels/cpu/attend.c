@@ -23,6 +23,7 @@ typedef struct { /* what one unit of work looks at */
 
 typedef struct { /* keys of one chunk as a row sees them */
     const uint16_t *keys[CHUNK_PAGES], *values[CHUNK_PAGES];
+    const uint16_t *ahead[CHUNK_PAGES]; /* what the next unit of work will probably begin with: keys, then values */
 } chunk_pages;
 
 static int first_key(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
@@ -31,7 +32,7 @@ static int first_key(int position, int window) { return window && position >= wi
 
 typedef struct {
     const uint16_t *keys[2];  /* pages to score; the second is the first where there is none */
-    const uint16_t *ahead[4]; /* pages wanted next, to be fetched meanwhile: they lie apart, so the hardware cannot guess */
+    const uint16_t *ahead[2]; /* to be fetched meanwhile: pages lie apart, so the hardware cannot guess them */
 } score_job;
 
 /* Scores of 16 or 32 keys: out [queries][CHUNK]. */
@@ -41,7 +42,10 @@ INLINE void score_pages(const float *q, const int queries, const score_job *job,
     for (int i = 0; i < queries; i++) a[i] = b[i] = vf_set1(0.0f);
     for (int d = 0; d < dim; d++, q += SCORE_QUERIES) {
         if (d % 2 == 0)
-            for (int i = 0; i < 4; i++) prefetch(job->ahead[i] + d * PAGE);
+            for (int i = 0; i < SCORE_PAGES; i++) {
+                prefetch_far(job->ahead[i] + d * PAGE);
+                prefetch_far(job->ahead[i] + (dim + d) * PAGE);
+            }
         const vf x = vf_load_half(k + d * PAGE);
         for (int i = 0; i < queries; i++) a[i] = vf_fma(vf_set1(q[i]), x, a[i]);
 #if SCORE_PAGES == 2
@@ -138,12 +142,9 @@ static void rows_range(const walk *w, int row, int rows, int c, int *low, int *h
     }
 }
 
-/* The pages to score at `page`, and as those wanted next: the keys behind them and their values. */
 static score_job job_at(const chunk_pages *pages, int page, int count) {
     const int second = SCORE_PAGES == 2 && page + 1 < count ? page + 1 : page;
-    const int next = second + 1 < count ? second + 1 : page, after = next + 1 < count ? next + 1 : next;
-    score_job job = {{pages->keys[page], pages->keys[second]},
-                     {pages->keys[next], pages->keys[after], pages->values[page], pages->values[second]}};
+    score_job job = {{pages->keys[page], pages->keys[second]}, {pages->ahead[page], pages->ahead[second]}};
     return job;
 }
 
@@ -178,12 +179,23 @@ static void chunk_sums(const walk *w, int row, int rows, int c, const chunk_page
 
 /* ---- finding the keys of a chunk ---- */
 
+/* Keys of the same chunk for whoever comes after this walk: the next head, or the first of the next block. */
+static const uint16_t *successor(const walk *w, int page) {
+    const program *p = w->p;
+    const int same = w->head + 1 < p->shape.kv_heads, last = w->index + 1 == p->block_count;
+    const query_block *next = &p->blocks[same || last ? w->index : w->index + 1];
+    const int id = p->batch->page_table[(int64_t)next->sequence * p->batch->table_width + page];
+    const int known = id >= 0 && id < p->shape.pages; /* past the end of a sequence ids are arbitrary */
+    return keys_of(&p->shape, w->o->layer, known ? id : 0, same ? w->head + 1 : 0);
+}
+
 static void shared_pages(const walk *w, int c, chunk_pages *pages) {
     const batch *b = w->p->batch;
     const int32_t *table = b->page_table + (int64_t)w->block.sequence * b->table_width;
     for (int i = 0; i < CHUNK_PAGES && c * CHUNK_PAGES + i < b->table_width; i++) {
         pages->keys[i] = keys_of(&w->p->shape, w->o->layer, table[c * CHUNK_PAGES + i], w->head);
         pages->values[i] = values_of(&w->p->shape, w->o->layer, table[c * CHUNK_PAGES + i], w->head);
+        pages->ahead[i] = successor(w, c * CHUNK_PAGES + i);
     }
 }
 

@@ -130,5 +130,6 @@ static inline vi dot4_end(dot4 sum) {
 }
 
 #define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
+#define prefetch_far(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 static inline void pause_cpu(void) { _mm_pause(); }
 #undef BOTH
