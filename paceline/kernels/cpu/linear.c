@@ -7,46 +7,50 @@
 
 #define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
-#define AHEAD 4096                  /* bytes between what is used and what is fetched */
+#define AHEAD 8192                  /* bytes between what is used and what is fetched */
 
 static int block_rows(const quantised *in, int block) {
     return in->rows - block * BLOCK < BLOCK ? in->rows - block * BLOCK : BLOCK;
 }
 
 /* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
-INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q, int width) {
+INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, int width) {
     int32_t four[GROUP / 4];
-    const vi low = vf_to_int(vf_mul(vf_load(x), factor)), high = vf_to_int(vf_mul(vf_load(x + LANES), factor));
-    vi_store_bytes((int8_t *)four, low);
-    vi_store_bytes((int8_t *)four + LANES, high);
+    const vi first = vf_to_int(vf_mul(low, factor)), second = vf_to_int(vf_mul(high, factor));
+    vi_store_bytes((int8_t *)four, first);
+    vi_store_bytes((int8_t *)four + LANES, second);
     for (int b = 0; b < GROUP / 4; b++) memcpy(q + b * 4 * width, &four[b], 4);
-    return vi_sum(vi_add(low, high));
+    return vi_sum(vi_add(first, second));
 }
 
-INLINE float group_top(const float *x) { return vf_top(vf_max(vf_abs(vf_load(x)), vf_abs(vf_load(x + LANES)))); }
-
-static void quantise_row(const quantised *in, int row, const float *x, int k) {
+/* Groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is one. */
+static void quantise_row(const quantised *in, int row, const float *x, const float *norm, vf factor, int k, int from,
+                         int to) {
     const int block = row / BLOCK, lane = row % BLOCK, width = block_rows(in, block);
-    int8_t *q = in->q + (int64_t)block * BLOCK * k + lane * 4;
-    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + lane;
-    for (int j = 0; j < k; j += GROUP, q += GROUP * width, at += width) {
-        const float top = group_top(x + j);
-        const int32_t sum = quantise_group(x + j, vf_set1(top > 0.0f ? 127.0f / top : 0.0f), q, width);
+    int8_t *q = in->q + (int64_t)block * BLOCK * k + (int64_t)from * GROUP * width + lane * 4;
+    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * width + lane;
+    for (int j = from * GROUP; j < to * GROUP; j += GROUP, q += GROUP * width, at += width) {
+        vf low = vf_load(x + j), high = vf_load(x + j + LANES);
+        if (norm) {
+            low = vf_mul(vf_mul(low, factor), vf_load(norm + j));
+            high = vf_mul(vf_mul(high, factor), vf_load(norm + j + LANES));
+        }
+        const float top = vf_top(vf_max(vf_abs(low), vf_abs(high)));
+        const int32_t sum = quantise_group(low, high, vf_set1(top > 0.0f ? 127.0f / top : 0.0f), q, width);
         in->scale[at] = top * (1.0f / 127.0f);
         in->shift[at] = in->scale[at] * (float)sum;
         in->offset[at] = -128 * sum;
     }
 }
 
-static void prepare_row(program *p, const operation *o, const quantised *in, float *normal, int row) {
-    const int source = o->epilogue == LOGITS ? p->batch->logit_rows[row] : row;
+/* Groups [from, to) of rows [first, last) of the input. */
+static void prepare_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to) {
     const int k = o->part[0].inputs;
-    const float *x = row_of(p, o->input, source);
-    if (o->norm) {
-        rms_norm(normal, x, o->norm, k, o->epsilon);
-        x = normal;
+    for (int row = first; row < last; row++) {
+        const float *x = row_of(p, o->input, o->epilogue == LOGITS ? p->batch->logit_rows[row] : row);
+        const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
+        quantise_row(in, row, x, o->norm, factor, k, from, to);
     }
-    quantise_row(in, row, x, k);
 }
 
 INLINE void next_group(quantised *in, const int width) {
@@ -58,7 +62,7 @@ INLINE void next_group(quantised *in, const int width) {
 
 /* With few rows the memory sets the pace and the hardware fetches best alone; with many it needs to be told. */
 #define fetch_ahead(w, rows)                                                                                           \
-    if ((rows) > 4) prefetch((w) + AHEAD)
+    if ((rows) > 4) prefetch_far((w) + AHEAD)
 
 /* One group of 8-bit weights with each row. */
 INLINE void group8(const uint8_t *w, const quantised *in, const int rows, const int width, vf *out) {
@@ -219,18 +223,24 @@ static int count_tiles(const operation *o) {
     return tiles;
 }
 
-/* Quantised inputs of all rows, shared out. */
+/* Quantised inputs of all rows, shared out. The rows of a block lie interleaved, so that one member takes all of them:
+   where blocks are few, each a part of their columns. */
 static void prepare_together(member *self, program *p, const operation *o, const quantised *in) {
-    work_begin(self, in->rows);
-    for (int row; (row = work_next(self)) >= 0;) prepare_row(p, o, in, p->scratch[self->index].row, row);
+    const int groups = o->part[0].inputs / GROUP, blocks = (in->rows + BLOCK - 1) / BLOCK;
+    const int parts = blocks < 2 * self->count ? self->count : 1;
+    work_begin(self, blocks * parts);
+    for (int unit; (unit = work_next(self)) >= 0;) {
+        const int first = unit / parts * BLOCK, part = unit % parts;
+        prepare_rows(p, o, in, first, first + block_rows(in, unit / parts), groups * part / parts,
+                     groups * (part + 1) / parts);
+    }
     work_end(self);
 }
 
 /* Quantised inputs of all rows, of this member's own. Where the work is over others may already write to the inputs:
    then what is read is nonsense, but no unit is left to use it. */
 static void prepare_alone(member *self, program *p, const operation *o, const quantised *in) {
-    for (int row = 0; row < in->rows && !work_over(self); row++)
-        prepare_row(p, o, in, p->scratch[self->index].row, row);
+    if (!work_over(self)) prepare_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP);
 }
 
 void run_linear(member *self, program *p, const operation *o) {
