@@ -155,12 +155,14 @@ class RowGroup:
 
 
 def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pick) -> Tensor:
-    """The target's tokens int64 [outs], for the rows of all groups at once."""
+    """The target's tokens [outs], for the rows of all groups at once."""
+    groups = [group for group in groups if not group.sampler.is_argmax]
+    if not groups:
+        return argmax
     tokens = argmax.to(torch.int64)
     for group in groups:
-        if not group.sampler.is_argmax:
-            edited = group.sampler.edit(logits[group.rows], group.ancestors)
-            tokens[group.rows] = group.sampler.draw(edited, group.positions, pick)
+        edited = group.sampler.edit(logits[group.rows], group.ancestors)
+        tokens[group.rows] = group.sampler.draw(edited, group.positions, pick)
     return tokens
 
 

@@ -10,14 +10,17 @@ Rows of one share, for 3 committed tokens from position 40 and a draft of 2:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from paceline.draft import EMPTY, Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.runner.lanes import Lanes
+from paceline.runner.lanes import Lanes, Memory
+
+COLUMNS = 8  # page tables grow by so many pages, so that their shape changes rarely
+MAX_MEMORIES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +39,66 @@ class Share:
 
 
 def build_batch(lanes: Lanes, shares: Sequence[Share]) -> Batch:
-    """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones."""
-    lane = np.array([share.lane for share in shares])
-    start = np.array([share.start for share in shares])
-    rows = np.array([share.rows for share in shares])
-    row_starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int32)
-    total = int(row_starts[-1])
-    lane_of_row = np.repeat(lane, rows)
-    index = np.arange(total) - np.repeat(row_starts[:-1] - start, rows)  # the place in the lane: position, if a chain
-    slots = lanes.pages_np[lane_of_row, index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
-    columns = -(-int((start + rows).max()) // PAGE_SIZE)
-    positions, bases, tails = index.astype(np.int32), (start + rows).astype(np.int32), None
+    """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones.
+
+    After a pass over all weights the caches are cold and every call into torch costs tens of microseconds. So values
+    are collected in lists and written at once into tensors that were made for an earlier batch of the same shape: a
+    batch is valid until the next one of its shape is built.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    outs: list[int] = []
+    row_starts, bases = [0], []
+    for share in shares:
+        start, end = share.start, share.start + share.rows
+        first = start // PAGE_SIZE
+        pages = lanes.pages_np[share.lane, first : -(-end // PAGE_SIZE)].tolist()
+        tokens += lanes.tokens_np[share.lane, start:end].tolist()
+        positions += range(start, end)
+        slots += [pages[place // PAGE_SIZE - first] * PAGE_SIZE + place % PAGE_SIZE for place in range(start, end)]
+        rows = len(tokens)
+        outs += range(rows - share.outs - len(share.draft), rows)
+        row_starts.append(rows)
+        bases.append(end)
+    batch, flat, table = _memory(lanes, len(tokens), len(shares), len(outs), -(-max(bases) // PAGE_SIZE))
+    tails = None
     if not all(share.draft.is_chain for share in shares):
-        tails = _plant_trees(shares, positions, bases, slots, row_starts)
-    return Batch(
-        tokens=torch.from_numpy(lanes.tokens_np[lane_of_row, index]),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots.astype(np.int32)),
-        row_starts=torch.from_numpy(row_starts),
-        bases=torch.from_numpy(bases),
-        page_table=torch.from_numpy(lanes.pages_np[lane, :columns]),
-        logit_rows=torch.from_numpy(_logit_rows(shares, row_starts, total)),
-        tails=None if tails is None else torch.from_numpy(tails),
+        tails = torch.from_numpy(_plant_trees(shares, positions, bases, slots, row_starts))
+    flat[:] = tokens + positions + slots + row_starts + bases + outs
+    table[:] = lanes.pages_np[[share.lane for share in shares], : table.shape[1]]
+    return batch if tails is None else replace(batch, tails=tails)
+
+
+def _memory(lanes: Lanes, rows: int, sequences: int, outs: int, columns: int) -> Memory:
+    """A batch of this shape without its values, and its memory."""
+    columns = min(-(-columns // COLUMNS) * COLUMNS, lanes.pages.shape[1])
+    shape = rows, sequences, outs, columns
+    if shape not in lanes.memories:
+        if len(lanes.memories) == MAX_MEMORIES:
+            lanes.memories.clear()
+        lanes.memories[shape] = _new_memory(*shape)
+    return lanes.memories[shape]
+
+
+def _new_memory(rows: int, sequences: int, outs: int, columns: int) -> Memory:
+    flat = torch.zeros(3 * rows + 2 * sequences + 1 + outs, dtype=torch.int32)
+    table = torch.zeros((sequences, columns), dtype=torch.int32)
+    parts = flat.split_with_sizes([rows, rows, rows, sequences + 1, sequences, outs])
+    batch = Batch(
+        tokens=parts[0],
+        positions=parts[1],
+        slots=parts[2],
+        row_starts=parts[3],
+        bases=parts[4],
+        logit_rows=parts[5],
+        page_table=table,
     )
-
-
-def _logit_rows(shares: Sequence[Share], row_starts: np.ndarray, total: int) -> np.ndarray:
-    outs = [share.outs + len(share.draft) for share in shares]
-    if sum(outs) == total:
-        return np.arange(total, dtype=np.int32)
-    ends = row_starts[1:].tolist()
-    parts = [np.arange(end - out, end, dtype=np.int32) for end, out in zip(ends, outs, strict=True)]
-    return np.concatenate(parts)
+    return batch, flat.numpy(), table.numpy()
 
 
 def _plant_trees(
-    shares: Sequence[Share], positions: np.ndarray, bases: np.ndarray, slots: np.ndarray, row_starts: np.ndarray
+    shares: Sequence[Share], positions: list[int], bases: list[int], slots: list[int], row_starts: list[int]
 ) -> np.ndarray:
     """Correct `positions` and `bases` in place where drafts branch, and return the ancestors' slots of every row."""
     depths = max(len(share.draft) for share in shares)
@@ -79,12 +106,12 @@ def _plant_trees(
     for i, share in enumerate(shares):
         if share.draft.is_chain:
             continue
-        first = int(row_starts[i]) + share.count  # row of the first drafted token
+        first = row_starts[i] + share.count  # row of the first drafted token
         bases[i] = share.start + share.count
         for node, parent in enumerate(share.draft.parents):
             row, depth = first + node, 0
             if parent >= 0:
-                depth = int(positions[first + parent] - bases[i]) + 1
+                depth = positions[first + parent] - bases[i] + 1
                 tails[row, :depth] = tails[first + parent, :depth]
             tails[row, depth] = slots[row]
             positions[row] = bases[i] + depth

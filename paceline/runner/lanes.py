@@ -11,9 +11,13 @@ On a CPU the host sees the same memory through the `*_np` views.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.base import PAGE_SIZE, Batch
+
+Memory = tuple[Batch, np.ndarray, np.ndarray]
+"""The tensors of a pass, and as arrays all its values but the page table, and that."""
 
 
 class Lanes:
@@ -25,6 +29,7 @@ class Lanes:
         self.tokens_np = self.tokens.numpy()
         self.lengths_np = self.lengths.numpy()
         self.pages_np = self.pages.numpy()
+        self.memories: dict[tuple[int, ...], Memory] = {}  # of passes, by shape; see runner/batch.py
         self._free = list(range(count - 1, -1, -1))
 
     @property
