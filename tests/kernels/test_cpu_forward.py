@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -171,3 +172,20 @@ def test_programs_can_come_and_go():
         forward(rows_of((TOKENS, 0, 20, [2, 1])))
         del forward
         gc.collect()
+
+
+def test_two_threads_may_call_at_once():
+    forwards = [compiled(PLAIN, num_pages=12, threads=2) for _ in range(2)]
+    batch = rows_of((TOKENS, 0, 150, PAGES))
+    wanted = forwards[0](batch).logits.clone()
+    with ThreadPoolExecutor(2) as workers:
+        for _ in range(10):
+            results = workers.map(lambda forward: forward(batch).logits.clone(), forwards)
+            assert all(torch.equal(logits, wanted) for logits in results)
+
+
+def test_rows_may_grow_and_shrink():
+    forward = compiled(PLAIN, num_pages=12, threads=2)
+    wanted = forward(rows_of((TOKENS, 0, 150, PAGES))).logits.clone()
+    for size in (1, 40, 3, 150, 17):
+        assert torch.equal(forward(rows_of((TOKENS, 0, size, PAGES))).logits, wanted[:size])

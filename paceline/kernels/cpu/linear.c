@@ -82,6 +82,7 @@ INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 544, next_group(&in, width)) {
         group8(w, &in, rows, width, sum);
+        fetch_ahead(w + 512, rows);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
         for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
@@ -95,6 +96,7 @@ INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int 
         group8(w, &in, rows, width, sum);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
+    fetch_ahead(w, rows);
     for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)w)));
 }
 
