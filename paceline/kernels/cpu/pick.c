@@ -19,7 +19,7 @@ typedef struct {
 } pick;
 
 /* 16 numbers of the counter `j` … in (0, 1), then -log(-log u). */
-static vf gumbel(vi j, vi k0, vi k1) {
+INLINE vf gumbel(vi j, vi k0, vi k1) {
     vi x = vi_add(vi_mul(j, vi_set1((int32_t)0x9E3779B9)), k0);
     x = vi_mul(vi_xor(x, vi_shr(x, 16)), vi_set1((int32_t)0x85EBCA6B));
     x = vi_mul(vi_xor(x, vi_shr(x, 13)), vi_set1((int32_t)0xC2B2AE35));
@@ -29,26 +29,33 @@ static vf gumbel(vi j, vi k0, vi k1) {
     return vf_negate(vf_log(vf_negate(vf_log(u))));
 }
 
-static vi counter_from(int first) {
+static vi count_up(void) {
     int32_t j[LANES];
-    for (int i = 0; i < LANES; i++) j[i] = first + i;
+    for (int i = 0; i < LANES; i++) j[i] = i;
     return vi_load(j);
 }
 
+static void note(best *top, vf noisy, int first, int count) {
+    float values[LANES];
+    if (!vf_ge(noisy, vf_set1(top->value))) return;
+    vf_store(values, noisy);
+    for (int i = 0; i < count; i++)
+        if (values[i] > top->value || (values[i] == top->value && top->index == INT32_MAX))
+            *top = (best){values[i], first + i};
+}
+
 static best pick_slice(const pick *w, int row, int from, int to) {
-    const vi k0 = vi_set1((int32_t)w->keys[2 * row]), k1 = vi_set1((int32_t)w->keys[2 * row + 1]);
+    const vi k0 = vi_set1((int32_t)w->keys[2 * row]), k1 = vi_set1((int32_t)w->keys[2 * row + 1]), lane = count_up();
     const vf warmth = vf_set1(w->inverse_temperature[row]);
+    const float *logits = w->logits[row];
     best top = {-INFINITY, INT32_MAX};
-    for (int j = from; j < to; j += LANES) {
-        const int count = to - j < LANES ? to - j : LANES;
-        float values[LANES];
-        memcpy(values, w->logits[row] + j, sizeof(float) * (size_t)count);
-        for (int i = count; i < LANES; i++) values[i] = -INFINITY;
-        const vf noisy = vf_add(vf_mul(vf_load(values), warmth), gumbel(counter_from(j), k0, k1));
-        if (!vf_ge(noisy, vf_set1(top.value))) continue;
-        vf_store(values, noisy);
-        for (int i = 0; i < count; i++)
-            if (values[i] > top.value || (values[i] == top.value && top.index == INT32_MAX)) top = (best){values[i], j + i};
+    int j = from;
+    for (; j + LANES <= to; j += LANES)
+        note(&top, vf_add(vf_mul(vf_load(logits + j), warmth), gumbel(vi_add(lane, vi_set1(j)), k0, k1)), j, LANES);
+    if (j < to) {
+        float rest[LANES] = {0};
+        memcpy(rest, logits + j, sizeof(float) * (size_t)(to - j));
+        note(&top, vf_add(vf_mul(vf_load(rest), warmth), gumbel(vi_add(lane, vi_set1(j)), k0, k1)), j, to - j);
     }
     return top;
 }
@@ -84,7 +91,7 @@ EXPORT int paceline_pick(pool *team, const float *const *logits, const float *in
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out) {
     for (int j = 0; j < vocab; j += LANES) {
         float values[LANES];
-        vf_store(values, gumbel(counter_from(j), vi_set1((int32_t)k0), vi_set1((int32_t)k1)));
+        vf_store(values, gumbel(vi_add(count_up(), vi_set1(j)), vi_set1((int32_t)k0), vi_set1((int32_t)k1)));
         memcpy(out + j, values, sizeof(float) * (size_t)(vocab - j < LANES ? vocab - j : LANES));
     }
 }
