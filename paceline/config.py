@@ -20,7 +20,8 @@ class EngineConfig:
     max_context: int | None = None  # tokens a sequence; None: the model's, as far as memory allows
     kv_memory: int | None = None  # bytes for keys and values
     prefix_cache: bool = True
-    # Speculation. A measured cost model will take these over; the governor is where it will stand.
+    # Speculation. The governor applies these, and what it measures.
+    measure_cost: bool = True  # draft no token that costs more time than it saves
     max_draft: int = 16  # longest draft of a sequence; a drafter may have a lower limit of its own
     max_draft_tokens: int = 128  # drafted tokens a step, over all sequences
     max_draft_batch: int = 32  # no speculation with more sequences running
@@ -49,3 +50,4 @@ class EngineConfig:
         check_number("min_acceptance", self.min_acceptance, 0, 1)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
         check_flag("prefix_cache", self.prefix_cache)
+        check_flag("measure_cost", self.measure_cost)

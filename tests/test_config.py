@@ -10,7 +10,7 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 
 OPTIONAL = ("max_context", "kv_memory")
-FLAGS = ("prefix_cache",)
+FLAGS = ("prefix_cache", "measure_cost")
 REALS = ("min_acceptance", "drafter_timeout")
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS))
 
@@ -40,6 +40,7 @@ def test_numbers(name: str, value: Any) -> None:
         {"max_context": 1},
         {"kv_memory": 0},
         {"prefix_cache": "no"},
+        {"measure_cost": 1},
     ],
 )
 def test_out_of_range(given: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ ENGINE_HELP = {
     "max_context": "longest sequence in tokens (default: the model's, as far as memory allows)",
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free)",
     "prefix_cache": "share the pages of equal beginnings",
+    "measure_cost": "draft no token that costs more time than it saves",
     "max_draft": "longest draft of a sequence",
     "max_draft_tokens": "drafted tokens a step, over all sequences",
     "max_draft_batch": "no speculation with more sequences running",

@@ -125,6 +125,13 @@ class Engine:
             self._emit(work, verdict, tokens, output)
         clock.append(self._clock())
         self.stats.count(clock)
+        if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
+            self._governor.cost.observe(
+                rows=sum(work.rows for work in plan.works),
+                pass_seconds=clock[3] - clock[2],
+                step_seconds=clock[5] - clock[0],
+                tokens=sum(len(verdict.path) + 1 for verdict in verdicts.values()),
+            )
 
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan()
@@ -144,7 +151,11 @@ class Engine:
             if work.max_draft:
                 asking.setdefault(work.sequence.drafter or "", []).append(work)
         for name, works in asking.items():
+            began = self._clock()
             drafts = self.drafters[name].propose([self._ask(work) for work in works])
+            if all(work.sequence.counters.rounds for work in works):  # else a drafter may have read a whole prompt
+                drafted = sum(map(len, drafts))
+                self._governor.cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
                 work.draft = draft
                 length = len(work.sequence.tokens)

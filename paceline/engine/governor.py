@@ -1,7 +1,8 @@
 """Decides who drafts how long in a step, and says why where nobody does.
 
-Today it applies limits that the user sets and each sequence's own pace. A cost model measured on the machine belongs
-here and nowhere else: the scheduler only asks `draft_lengths`, the engine only reports `learn`.
+Three things limit a draft: what the user set, the sequence's own pace, and what a drafted token costs on this machine
+(`engine.cost`) against how likely it is right. The scheduler only asks `draft_lengths`; the engine only reports
+`learn` and `measure`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Sequence as Seq
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
+from paceline.engine.cost import CostModel
 from paceline.engine.sequence import Sequence
 
 
 class Governor:
     def __init__(self, config: EngineConfig, drafters: Mapping[str, Guard]) -> None:
+        self.cost = CostModel()
         self._config = config
         self._drafters = drafters
 
@@ -42,10 +45,27 @@ class Governor:
         sequence.off_reason = self._reason_against(sequence, running)
         if sequence.off_reason is not None:
             return 0
+        affordable = self._affordable(sequence)
+        if affordable == 0:
+            return 0
         limits = [useful, self._config.max_draft, self._drafters[sequence.drafter].max_draft, sequence.pace.length]
+        if affordable is not None:
+            limits.append(affordable)
         if sequence.request.speculation.max_draft is not None:
             limits.append(sequence.request.speculation.max_draft)
         return min(limits)
+
+    def _affordable(self, sequence: Sequence) -> int | None:
+        """The longest draft that pays; where none does the sequence pauses, and says why."""
+        if not self._config.measure_cost:
+            return None
+        price, pace = self.cost.price(sequence.drafter or ""), sequence.pace
+        length = pace.affordable(price)
+        if length == 0:
+            reason = f"paused: a drafted token was right with {pace.rate:.0%}, with {price:.0%} it would pay"
+            pace.pause(reason, output_tokens=len(sequence.tokens) - sequence.prompt_length, config=self._config)
+            sequence.off_reason = reason
+        return length
 
     def _reason_against(self, sequence: Sequence, running: int) -> str | None:
         config, drafter = self._config, self._drafters[sequence.drafter or ""]
@@ -56,7 +76,7 @@ class Governor:
         if len(sequence.tokens) > config.max_draft_context:
             return f"{len(sequence.tokens)} tokens of context, more than max_draft_context {config.max_draft_context}"
         if sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
-            return f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
+            return sequence.pace.reason
         return None
 
 

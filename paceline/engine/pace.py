@@ -1,31 +1,60 @@
-"""How one sequence paces its drafting: longer while drafts are right, shorter after a miss, a pause when hopeless.
+"""How one sequence paces its drafting: longer while drafts are right, shorter after a miss, a pause where it is no use.
 
-Every sequence has its own pace, because acceptance differs more between texts than between drafters.
+Every sequence has its own pace, because acceptance differs more between texts than between drafters. After a pause one
+draft is made to see whether things have changed; pauses double while they have not.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from paceline.config import EngineConfig
 
 FIRST_DRAFT = 4  # a draft's length before anything is known
+MEMORY = 0.8  # weight of the past, a round
 
 
 @dataclass(slots=True)
 class Pace:
     length: int = FIRST_DRAFT  # of the next draft
     pauses: int = 0
+    reason: str = ""  # of the last pause
     _drafted: int = 0  # in the window that is being judged
     _accepted: int = 0
     _resume_at: int = 0  # output tokens
-    _strikes: int = 0  # bad windows in a row
+    _strikes: int = 0  # pauses without anything good between them
+    _probing: bool = False  # the next draft is made whatever it costs
+    _right: float = 0.0  # tokens judged lately that were right, and all that were judged
+    _judged: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """How likely a drafted token is right, given that those before it are; one half before anything is known."""
+        return (self._right + 0.5) / (self._judged + 1)
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
 
+    def affordable(self, price: float) -> int | None:
+        """The longest draft whose last token is right with probability `price`; None: no limit."""
+        if self._probing or not self._judged or price <= 0:
+            return None
+        return int(math.log(min(price, 1.0)) / math.log(self.rate)) if self.rate > price else 0
+
+    def pause(self, reason: str, *, output_tokens: int, config: EngineConfig) -> None:
+        self._resume_at = output_tokens + config.pause_tokens * 2**self._strikes
+        self._strikes += 1
+        self.pauses += 1
+        self.reason = reason
+        self.length = FIRST_DRAFT
+        self._probing = True
+
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
         self.length = min(2 * max(self.length, drafted), config.max_draft) if accepted == drafted else accepted + 2
+        self._probing = False
+        self._right = MEMORY * self._right + accepted
+        self._judged = MEMORY * self._judged + accepted + (accepted < drafted)
         self._drafted += drafted
         self._accepted += accepted
         if self._drafted >= config.acceptance_window:
@@ -34,10 +63,8 @@ class Pace:
     def _judge(self, output_tokens: int, config: EngineConfig) -> None:
         hopeless = self._accepted < config.min_acceptance * self._drafted
         self._drafted = self._accepted = 0
-        if not hopeless:
+        if hopeless:
+            reason = f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
+            self.pause(reason, output_tokens=output_tokens, config=config)
+        else:
             self._strikes = 0
-            return
-        self._resume_at = output_tokens + config.pause_tokens * 2**self._strikes
-        self._strikes += 1
-        self.pauses += 1
-        self.length = FIRST_DRAFT

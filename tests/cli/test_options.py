@@ -20,6 +20,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "max_context": ("77", 77),
     "kv_memory": ("1.5G", 3 << 29),
     "prefix_cache": ("", False),
+    "measure_cost": ("", False),
     "max_draft": ("5", 5),
     "max_draft_tokens": ("9", 9),
     "max_draft_batch": ("2", 2),
@@ -57,7 +58,7 @@ def parse(*argv: str) -> Namespace:
 
 
 def words(name: str, text: str) -> list[str]:
-    option = f"--no-{name}" if name == "prefix_cache" else f"--{name}"
+    option = f"--no-{name}" if name in ("prefix_cache", "measure_cost") else f"--{name}"
     return [option.replace("_", "-"), *([text] if text else [])]
 
 

@@ -11,6 +11,8 @@
 
 #define CACHE_LINE 64
 #define COUNTER_SETS 4 /* works take turns with them */
+#define TAKEN_PART 4   /* of what is left in a share, taken at once */
+#define MOST_TAKEN 16
 #define SPINS_BEFORE_YIELD 2048
 #define YIELDS_BEFORE_NAP 64
 #define NAP_NANOSECONDS 20000
@@ -74,10 +76,12 @@ void work_begin(member *self, int units) {
     self->work++;
     self->units = units;
     self->victim = self->index;
+    self->next = self->last = 0;
     self->done = 0;
 }
 
-/* Take a unit of one share; -1: none is left. */
+/* Take some units of one share, fewer as it comes to its end. An atomic operation makes the CPU wait for all memory
+   it has asked for, so there should be few of them among the loads of a matrix. False: none is left. */
 static int take(member *self, int share) {
     const int first = (int)((int64_t)self->units * share / self->count);
     const int last = (int)((int64_t)self->units * (share + 1) / self->count);
@@ -85,23 +89,26 @@ static int take(member *self, int share) {
     uint64_t value = atomic_load_explicit(&c->value, memory_order_relaxed);
     for (;;) {
         const int64_t taken = count_in(self, value);
-        if (taken < 0 || first + taken >= last) return -1;
-        if (atomic_compare_exchange_weak_explicit(&c->value, &value, counted(self, taken + 1), memory_order_relaxed,
-                                                  memory_order_relaxed))
-            return first + (int)taken;
+        if (taken < 0 || first + taken >= last) return 0;
+        int64_t some = (last - first - taken) / TAKEN_PART;
+        some = some < 1 ? 1 : some > MOST_TAKEN ? MOST_TAKEN : some;
+        if (!atomic_compare_exchange_weak_explicit(&c->value, &value, counted(self, taken + some), memory_order_relaxed,
+                                                   memory_order_relaxed))
+            continue;
+        self->next = first + (int)taken;
+        self->last = self->next + (int)some;
+        return 1;
     }
 }
 
 int work_next(member *self) {
-    for (int tried = 0; tried < self->count; tried++) {
-        const int unit = take(self, self->victim);
-        if (unit >= 0) {
-            self->done++;
-            return unit;
-        }
+    for (int tried = 0; self->next == self->last && tried < self->count; tried++) {
+        if (take(self, self->victim)) break;
         self->victim = self->victim + 1 == self->count ? 0 : self->victim + 1;
     }
-    return -1;
+    if (self->next == self->last) return -1;
+    self->done++;
+    return self->next++;
 }
 
 int work_over(const member *self) {
@@ -121,7 +128,7 @@ void work_end(member *self) {
 }
 
 static unsigned take_part(pool *p, int index) {
-    member self = {p, index, p->threads, p->works, 0, 0, 0};
+    member self = {.pool = p, .index = index, .count = p->threads, .work = p->works};
     p->function(&self, p->argument);
     return self.work;
 }

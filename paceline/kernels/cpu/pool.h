@@ -19,6 +19,7 @@ typedef struct {
     unsigned work;    /* number of the current work, the same for all members */
     int units;        /* of the current work */
     int victim;       /* whose share is being taken from */
+    int next, last;   /* units taken and not yet begun */
     int done;         /* units this member has finished */
 } member;
 

@@ -1,0 +1,103 @@
+"""What a drafted token costs, and who then still drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config import EngineConfig
+from paceline.engine.cost import CostModel
+from paceline.engine.pace import Pace
+from paceline.types import OFF, Request, SamplingParams
+from tests.rig import TARGET, Model, build, model_drafter, prompt, run
+
+CONFIG = EngineConfig()
+
+
+def observed(*, base: float, row: float, sequences: int, drafted: int, accepted: int, steps: int = 60) -> CostModel:
+    """A machine whose passes take base + row · rows; every other step drafts."""
+    cost = CostModel()
+    for step in range(steps):
+        rows = sequences + (drafted if step % 2 else 0)
+        tokens = sequences + (accepted if step % 2 else 0)
+        seconds = base + row * rows
+        cost.observe(rows=rows, pass_seconds=seconds, step_seconds=seconds, tokens=tokens)
+    return cost
+
+
+def test_the_price_before_anything_is_known_is_nothing() -> None:
+    cost = CostModel()
+    assert cost.price("ngram") == 0
+    for _ in range(9):  # rows never differ: no line can be fitted
+        cost.observe(rows=4, pass_seconds=0.01, step_seconds=0.01, tokens=4)
+    assert cost.price("ngram") == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "row", "sequences", "cheap"), [(5.0, 0.2, 1, True), (1.0, 0.8, 10, False), (0.0, 1.0, 1, False)]
+)
+def test_rows_that_cost_little_are_worth_a_try_and_rows_that_cost_a_step_are_not(
+    base: float, row: float, sequences: int, cheap: bool
+) -> None:
+    price = observed(base=base, row=row, sequences=sequences, drafted=4 * sequences, accepted=sequences).price("ngram")
+    assert (price < 0.2) == cheap
+    assert (price > 0.4) == (not cheap)
+
+
+def test_the_price_is_that_of_the_definition() -> None:
+    """Plain decoding of one sequence, 10 ms + 1 ms a row, and a drafter of 2 ms a token: 3 ms of 11."""
+    cost = observed(base=0.010, row=0.001, sequences=1, drafted=1, accepted=0)
+    cost.observe_draft("model", tokens=4, seconds=0.008)
+    for _ in range(400):
+        cost.observe(rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
+    assert cost.price("model") == pytest.approx(0.003 / 0.011, rel=0.02)
+    assert cost.price("ngram") == pytest.approx(0.001 / 0.011, rel=0.02)
+
+
+def test_an_affordable_draft_ends_before_its_last_token_is_too_unlikely() -> None:
+    pace = Pace()
+    assert pace.affordable(0.9) is None  # nothing known yet
+    for _ in range(30):
+        pace.learn(4, 3, output_tokens=0, config=CONFIG)  # three of four judged tokens are right
+    length = pace.affordable(0.3)
+    assert length is not None
+    assert pace.rate**length >= 0.3 > pace.rate ** (length + 1)
+    assert pace.affordable(pace.rate + 0.01) == 0
+    assert pace.affordable(0.0) is None
+
+
+def test_after_a_pause_one_draft_is_free() -> None:
+    pace = Pace()
+    pace.learn(4, 0, output_tokens=10, config=CONFIG)
+    assert pace.affordable(0.9) == 0
+    pace.pause("dear", output_tokens=10, config=CONFIG)
+    assert pace.paused(10 + CONFIG.pause_tokens - 1)
+    assert not pace.paused(10 + CONFIG.pause_tokens)
+    assert pace.affordable(0.9) is None
+    pace.learn(4, 0, output_tokens=50, config=CONFIG)
+    assert pace.affordable(0.9) == 0
+
+
+def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
+    """A clock that charges each pass by its rows: a draft never pays, and the text is the same."""
+    tokens = 120
+    request = Request(id="a", prompt=prompt(5, seed=1), sampling=SamplingParams(temperature=0, max_tokens=tokens))
+    plain = run(build(), [Request(id="a", prompt=request.prompt, sampling=request.sampling, speculation=OFF)])
+    now = [0.0]
+    forward = TARGET.forward("toy", num_pages=160)
+    slow = type(forward).__call__
+
+    class Charged(type(forward)):  # type: ignore[misc]
+        def __call__(self, batch):  # type: ignore[no-untyped-def]
+            now[0] += 0.001 * len(batch.tokens)
+            return slow(self, batch)
+
+    forward.__class__ = Charged
+    drafters = {"model": model_drafter(Model(seed=5))}
+    rig = build("toy", drafters, forward=forward, clock=lambda: now[0], measure_cost=True, max_context=200)
+    told = run(rig, [request])
+    stats = told["a", 0].stats
+    assert told["a", 0].tokens == plain["a", 0].tokens
+    assert stats.pauses >= 1
+    assert stats.off_reason is not None
+    assert "it would pay" in stats.off_reason
+    assert stats.drafted < tokens / 2
