@@ -6,7 +6,8 @@ that is right with probability p makes it faster only if
 
     p > (seconds of a row + seconds of drafting it) · speed
 
-and that is its price. Until there is something to go by, the price is 0: drafting is how the model learns.
+and that is its price. Whether to draft at all is decided at the speed of plain decoding, since that is what is left
+without drafts: the *entry*. Until there is something to go by both are 0: drafting is how the model learns.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ MIN_SPREAD = 0.2  # variance of rows below which a line through them means nothi
 class CostModel:
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_squared = self._products = 0.0
-        self._tokens = self._step_seconds = 0.0
+        self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
         self._row: float | None = None  # seconds a row
         self._drafting: dict[str, float] = {}  # seconds a drafted token, by drafter
 
-    def observe(self, *, rows: int, pass_seconds: float, step_seconds: float, tokens: int) -> None:
+    def observe(
+        self,
+        *,
+        sequences: int,
+        rows: int,
+        tokens: int,
+        pass_seconds: float,
+        step_seconds: float,
+        draft_seconds: float = 0.0,
+    ) -> None:
         """A step in which every sequence was decoding."""
         self._weight = DECAY * self._weight + 1
         self._rows = DECAY * self._rows + rows
@@ -30,7 +40,9 @@ class CostModel:
         self._seconds = DECAY * self._seconds + pass_seconds
         self._products = DECAY * self._products + rows * pass_seconds
         self._tokens = DECAY * self._tokens + tokens
+        self._sequences = DECAY * self._sequences + sequences
         self._step_seconds = DECAY * self._step_seconds + step_seconds
+        self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
         self._fit()
 
     def observe_draft(self, drafter: str, *, tokens: int, seconds: float) -> None:
@@ -38,10 +50,18 @@ class CostModel:
         self._drafting[drafter] = each + DECAY * (self._drafting.get(drafter, each) - each)
 
     def price(self, drafter: str) -> float:
-        """The probability of being right from which on a drafted token pays."""
-        if self._row is None or not self._step_seconds:
+        """The probability of being right from which on one more drafted token pays."""
+        return self._seconds_of(drafter) * self._tokens / self._step_seconds if self._step_seconds else 0.0
+
+    def entry(self, drafter: str) -> float:
+        """The same where nothing is drafted yet."""
+        if self._row is None:
             return 0.0
-        return (self._row + self._drafting.get(drafter, 0.0)) * self._tokens / self._step_seconds
+        plain = self._step_seconds - self._draft_seconds - self._row * (self._rows - self._sequences)
+        return self._seconds_of(drafter) * self._sequences / plain if plain > 0 else 1.0
+
+    def _seconds_of(self, drafter: str) -> float:
+        return 0.0 if self._row is None else self._row + self._drafting.get(drafter, 0.0)
 
     def _fit(self) -> None:
         """Least squares; a row costs no less than nothing and no more than its share of the pass."""

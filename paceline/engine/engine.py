@@ -127,10 +127,12 @@ class Engine:
         self.stats.count(clock)
         if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
             self._governor.cost.observe(
+                sequences=len(plan.works),
                 rows=sum(work.rows for work in plan.works),
+                tokens=sum(len(verdict.path) + 1 for verdict in verdicts.values()),
                 pass_seconds=clock[3] - clock[2],
                 step_seconds=clock[5] - clock[0],
-                tokens=sum(len(verdict.path) + 1 for verdict in verdicts.values()),
+                draft_seconds=clock[2] - clock[1],
             )
 
     def _plan(self) -> StepPlan:

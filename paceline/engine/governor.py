@@ -59,11 +59,13 @@ class Governor:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
         if not self._config.measure_cost:
             return None
-        price, pace = self.cost.price(sequence.drafter or ""), sequence.pace
-        length = pace.affordable(price)
+        drafter, pace = sequence.drafter or "", sequence.pace
+        entry = self.cost.entry(drafter)
+        length = pace.affordable(entry=entry, price=self.cost.price(drafter))
         if length == 0:
-            reason = f"paused: a drafted token was right with {pace.rate:.0%}, with {price:.0%} it would pay"
-            pace.pause(reason, output_tokens=len(sequence.tokens) - sequence.prompt_length, config=self._config)
+            reason = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
+            output_tokens = len(sequence.tokens) - sequence.prompt_length
+            pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
             sequence.off_reason = reason
         return length
 

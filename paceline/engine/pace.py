@@ -13,6 +13,7 @@ from paceline.config import EngineConfig
 
 FIRST_DRAFT = 4  # a draft's length before anything is known
 MEMORY = 0.8  # weight of the past, a round
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # what is believed of a drafted token before any is judged, and how firmly
 
 
 @dataclass(slots=True)
@@ -30,20 +31,24 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """How likely a drafted token is right, given that those before it are; one half before anything is known."""
-        return (self._right + 0.5) / (self._judged + 1)
+        """How likely a drafted token is right, given that those before it are."""
+        return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
 
-    def affordable(self, price: float) -> int | None:
-        """The longest draft whose last token is right with probability `price`; None: no limit."""
+    def affordable(self, *, entry: float, price: float) -> int | None:
+        """The longest draft whose last token is right with probability `price`, at least one token where the first
+        reaches `entry`; None: no limit."""
         if self._probing or not self._judged or price <= 0:
             return None
-        return int(math.log(min(price, 1.0)) / math.log(self.rate)) if self.rate > price else 0
+        if self.rate < entry:
+            return 0
+        return max(1, int(math.log(min(price, 1.0)) / math.log(self.rate))) if self.rate < 1 else None
 
-    def pause(self, reason: str, *, output_tokens: int, config: EngineConfig) -> None:
-        self._resume_at = output_tokens + config.pause_tokens * 2**self._strikes
+    def pause(self, reason: str, *, output_tokens: int, tokens: int) -> None:
+        """For so many tokens, doubled by each pause since something good happened."""
+        self._resume_at = output_tokens + tokens * 2**self._strikes
         self._strikes += 1
         self.pauses += 1
         self.reason = reason
@@ -53,6 +58,8 @@ class Pace:
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
         self.length = min(2 * max(self.length, drafted), config.max_draft) if accepted == drafted else accepted + 2
         self._probing = False
+        if 2 * accepted > drafted:
+            self._strikes = 0
         self._right = MEMORY * self._right + accepted
         self._judged = MEMORY * self._judged + accepted + (accepted < drafted)
         self._drafted += drafted
@@ -65,6 +72,6 @@ class Pace:
         self._drafted = self._accepted = 0
         if hopeless:
             reason = f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
-            self.pause(reason, output_tokens=output_tokens, config=config)
+            self.pause(reason, output_tokens=output_tokens, tokens=config.pause_tokens)
         else:
             self._strikes = 0

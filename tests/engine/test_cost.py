@@ -20,15 +20,15 @@ def observed(*, base: float, row: float, sequences: int, drafted: int, accepted:
         rows = sequences + (drafted if step % 2 else 0)
         tokens = sequences + (accepted if step % 2 else 0)
         seconds = base + row * rows
-        cost.observe(rows=rows, pass_seconds=seconds, step_seconds=seconds, tokens=tokens)
+        cost.observe(sequences=sequences, rows=rows, pass_seconds=seconds, step_seconds=seconds, tokens=tokens)
     return cost
 
 
 def test_the_price_before_anything_is_known_is_nothing() -> None:
     cost = CostModel()
-    assert cost.price("ngram") == 0
+    assert cost.price("ngram") == cost.entry("ngram") == 0
     for _ in range(9):  # rows never differ: no line can be fitted
-        cost.observe(rows=4, pass_seconds=0.01, step_seconds=0.01, tokens=4)
+        cost.observe(sequences=4, rows=4, pass_seconds=0.01, step_seconds=0.01, tokens=4)
     assert cost.price("ngram") == 0
 
 
@@ -38,9 +38,10 @@ def test_the_price_before_anything_is_known_is_nothing() -> None:
 def test_rows_that_cost_little_are_worth_a_try_and_rows_that_cost_a_step_are_not(
     base: float, row: float, sequences: int, cheap: bool
 ) -> None:
-    price = observed(base=base, row=row, sequences=sequences, drafted=4 * sequences, accepted=sequences).price("ngram")
-    assert (price < 0.2) == cheap
-    assert (price > 0.4) == (not cheap)
+    cost = observed(base=base, row=row, sequences=sequences, drafted=4 * sequences, accepted=sequences)
+    assert cost.entry("ngram") == pytest.approx(row * sequences / (base + row * sequences))
+    assert (cost.price("ngram") < 0.2) == cheap
+    assert (cost.price("ngram") > 0.4) == (not cheap)
 
 
 def test_the_price_is_that_of_the_definition() -> None:
@@ -48,33 +49,34 @@ def test_the_price_is_that_of_the_definition() -> None:
     cost = observed(base=0.010, row=0.001, sequences=1, drafted=1, accepted=0)
     cost.observe_draft("model", tokens=4, seconds=0.008)
     for _ in range(400):
-        cost.observe(rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
+        cost.observe(sequences=1, rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
     assert cost.price("model") == pytest.approx(0.003 / 0.011, rel=0.02)
     assert cost.price("ngram") == pytest.approx(0.001 / 0.011, rel=0.02)
 
 
 def test_an_affordable_draft_ends_before_its_last_token_is_too_unlikely() -> None:
     pace = Pace()
-    assert pace.affordable(0.9) is None  # nothing known yet
+    assert pace.affordable(entry=0.9, price=0.9) is None  # nothing known yet
     for _ in range(30):
         pace.learn(4, 3, output_tokens=0, config=CONFIG)  # three of four judged tokens are right
-    length = pace.affordable(0.3)
+    length = pace.affordable(entry=0.1, price=0.3)
     assert length is not None
     assert pace.rate**length >= 0.3 > pace.rate ** (length + 1)
-    assert pace.affordable(pace.rate + 0.01) == 0
-    assert pace.affordable(0.0) is None
+    assert pace.affordable(entry=0.1, price=0.99) == 1
+    assert pace.affordable(entry=pace.rate + 0.01, price=0.99) == 0
+    assert pace.affordable(entry=0.0, price=0.0) is None
 
 
 def test_after_a_pause_one_draft_is_free() -> None:
     pace = Pace()
     pace.learn(4, 0, output_tokens=10, config=CONFIG)
-    assert pace.affordable(0.9) == 0
-    pace.pause("dear", output_tokens=10, config=CONFIG)
-    assert pace.paused(10 + CONFIG.pause_tokens - 1)
-    assert not pace.paused(10 + CONFIG.pause_tokens)
-    assert pace.affordable(0.9) is None
+    assert pace.affordable(entry=0.9, price=0.9) == 0
+    pace.pause("dear", output_tokens=10, tokens=8)
+    assert pace.paused(17)
+    assert not pace.paused(18)
+    assert pace.affordable(entry=0.9, price=0.9) is None
     pace.learn(4, 0, output_tokens=50, config=CONFIG)
-    assert pace.affordable(0.9) == 0
+    assert pace.affordable(entry=0.9, price=0.9) == 0
 
 
 def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
