@@ -107,7 +107,7 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
 
 def _drafting_format(target: ReadyModel) -> Format:
     """A draft need not be exact: where there are kernels for it, four bits are the fastest."""
-    return "int4" if target.compiled else "auto"
+    return "int4-all" if target.compiled else "auto"
 
 
 def _parse(kind: str, options: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.naming import Dialect, expected_shapes
 from paceline.models.naming import Weight as Weight
 
-Format = Literal["auto", "native", "fp32", "bf16", "int8", "int4"]
+Format = Literal["auto", "native", "fp32", "bf16", "int8", "int4", "int4-all"]  # all: embedding and head as well
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CHUNK = 1 << 20  # weights converted at a time, few enough to stay in the cache
 
@@ -128,7 +128,7 @@ def _maker(
         dtype = torch.float32 if format == "fp32" else torch.bfloat16
         return lambda start, stop: source.read_float(name, start, stop).to(dtype)
     group = None if format == "int8" else GROUP
-    bits = 8 if format == "int8" or canonical in ("embed", "head") else 4
+    bits = 8 if format == "int8" or (format == "int4" and canonical in ("embed", "head")) else 4
     if group and shape[1] % group:
         raise UnsupportedModel(
             f"{source.label}: {name!r} has {shape[1]} inputs; int4 needs a multiple of {group}, use int8"

@@ -79,4 +79,4 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
     registry.recipe("small", SimpleNamespace(name="target", tokenizer=tiny_tokenizer(), compiled=False))  # type: ignore[arg-type]
-    assert read == [("small", "int4"), ("small", "int4"), ("small", "native"), ("small", "auto")]
+    assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
