@@ -97,16 +97,21 @@ def _weights(ready: ReadyModel) -> list[Facts]:
 
 
 def _measure(weight: Weight, *, compiled: bool) -> tuple[str, int, int]:
-    """Format, parameters and bytes of one tensor; scales and minimums count 2 bytes each in groups, 4 in channels."""
-    from paceline.kernels.quant import GROUP, Quantised
+    """Format, parameters and bytes of one tensor."""
+    from torch import Tensor
 
-    if not isinstance(weight, Quantised):
-        return str(weight.dtype).removeprefix("torch."), weight.numel(), weight.numel() * weight.itemsize
-    scales = weight.scale.numel() * (4 if weight.grouped else 8)
-    name = f"{weight.bits}-bit, groups of {GROUP}" if weight.grouped else f"{weight.bits}-bit, by channel"
+    from paceline.kernels.quant import GROUP, Float8
+    from paceline.models.weights import weight_bytes
+
+    if isinstance(weight, Tensor):
+        return str(weight.dtype).removeprefix("torch."), weight.numel(), weight_bytes(weight)
+    if isinstance(weight, Float8):
+        name = "8-bit float, by channel"
+    else:
+        name = f"{weight.bits}-bit, groups of {GROUP}" if weight.grouped else f"{weight.bits}-bit, by channel"
     if not compiled:
         return f"{name}, as float32", weight.q.numel(), weight.q.numel() * 4
-    return name, weight.q.numel(), weight.q.numel() * weight.bits // 8 + scales
+    return name, weight.q.numel(), weight_bytes(weight)
 
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:

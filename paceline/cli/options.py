@@ -18,7 +18,7 @@ from paceline.types import Rule, SamplingParams, Speculation
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-FORMATS = ("auto", "native", "fp32", "bf16", "int8", "int4", "int4-all")
+FORMATS = ("auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all")
 SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 ENGINE_HELP = {

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Weight
 
 PAGE_SIZE = 16  # KV slots a page
 
@@ -77,7 +77,7 @@ class Backend(Protocol):
     def attend(self, layer: int, queries: Tensor, *, window: int, scale: float) -> Tensor:
         """Attention of queries [rows, heads, head_dim] as Batch describes it, of the same shape; window 0: none."""
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x [rows, k] times weight [n, k] transposed, plus bias [n]."""
 
 

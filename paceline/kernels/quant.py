@@ -1,15 +1,18 @@
-"""Quantised weight matrices: the one format behind 8-bit and 4-bit linear layers, and their product in plain torch.
+"""Weight matrices in fewer bits: integers with scales, floats of 8 bits, and their products in plain torch.
 
-A weight w[n, k] is `scale * q + minimum`, with q an unsigned integer and one (scale, minimum) pair either for each
-output channel or for each group of 32 inputs of a channel. 8-bit weights are symmetric: their minimum is -128 * scale.
-The scales and minimums of groups are numbers of fp16.
+`Quantised` is the one format behind 8-bit and 4-bit linear layers. A weight w[n, k] is `scale * q + minimum`, with q an
+unsigned integer and one (scale, minimum) pair either for each output channel or for each group of 32 inputs of a
+channel. 8-bit weights are symmetric: their minimum is -128 * scale. The scales and minimums of groups are numbers of
+fp16. A product quantises its input to int8 with one scale for each group of 32 inputs of a row, sums exactly in
+integers inside a group, and adds groups in order: a row's result never depends on other rows.
 
-A product quantises its input to int8 with one scale for each group of 32 inputs of a row, sums exactly in integers
-inside a group, and adds groups in order: a row's result never depends on other rows.
+`Float8` is `scale * q` with q in e4m3 (4 bits of exponent, 3 of mantissa) and one scale for each output channel. Its
+products leave the input as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +21,9 @@ from torch import Tensor
 GROUP = 32
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # 4 bits: how much of a group's range to cover; outliers may be worth clipping
 CACHED = 1 << 17  # weights quantised at a time, so that they stay in the cache
+LAUNCHED = 1 << 26  # the same on a GPU: enough to keep it busy, few enough to spare its memory
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +43,32 @@ class Quantised:
     def symmetric(self) -> bool:
         return bool((self.minimum == -(2 ** (self.bits - 1)) * self.scale).all())
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Quantised:
+        """The same matrix with every part changed: moved, or some rows of it."""
+        return Quantised(change(self.q), change(self.scale), change(self.minimum), self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8:
+    """A matrix [n, k] of 8-bit floats."""
+
+    q: Tensor  # float8_e4m3fn [n, k]
+    scale: Tensor  # float32 [n, 1]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Float8:
+        """As of `Quantised`. `change` sees q as bytes, because few operations know floats of 8 bits."""
+        return Float8(change(self.q.view(torch.uint8)).view(FP8), change(self.scale))
+
+
+Weight = Tensor | Quantised | Float8
+
 
 def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quantised:
     """The nearest quantised matrix to weight [n, k]: by output channel (8 bits), or in groups of 32 inputs."""
     assert (bits, group) in ((8, None), (8, GROUP), (4, GROUP)), f"no kernel for {bits} bits in groups of {group}"
     assert group is None or weight.shape[1] % GROUP == 0, f"{weight.shape[1]} inputs are not a multiple of {GROUP}"
     n, k = weight.shape
-    rows = max(1, CACHED // k)  # at a time: torch goes over them many times
+    rows = _rows_at_a_time(weight)
     make = _asymmetric if bits == 4 else _symmetric
     pieces = [
         make(piece.float().view(len(piece), -1, group or k), half=group is not None)
@@ -51,6 +76,25 @@ def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quan
     ]
     q, scale, minimum = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Quantised(q=q.view(n, k), scale=scale, minimum=minimum, bits=bits)
+
+
+def quantise_fp8(weight: Tensor) -> Float8:
+    """The nearest matrix of 8-bit floats to weight [n, k], the largest of each row at the top of their range."""
+    pieces = [_float8(piece.float()) for piece in torch.split(weight, _rows_at_a_time(weight))]
+    q, scale = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return Float8(q=q.view(FP8), scale=scale)
+
+
+def _float8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [n, k] as bytes of e4m3, and their scales."""
+    scale = rows.abs().amax(dim=-1, keepdim=True) / FP8_MAX
+    q = (rows / _step(scale)[..., 0]).clamp_(-FP8_MAX, FP8_MAX)  # what is beyond would become NaN
+    return q.to(FP8).view(torch.uint8), scale
+
+
+def _rows_at_a_time(weight: Tensor) -> int:
+    """Torch goes over them many times."""
+    return max(1, (LAUNCHED if weight.is_cuda else CACHED) // weight.shape[1])
 
 
 def _symmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,8 +131,10 @@ def _step(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1.0)[..., None]
 
 
-def dequantise(weight: Quantised) -> Tensor:
+def dequantise(weight: Quantised | Float8) -> Tensor:
     """float32 [n, k]"""
+    if isinstance(weight, Float8):
+        return weight.q.float() * weight.scale
     blocks = weight.q.view(len(weight.q), weight.scale.shape[1], -1).float()
     return (blocks * weight.scale[..., None] + weight.minimum[..., None]).flatten(1)
 
@@ -111,4 +157,10 @@ def quantised_linear(x: Tensor, weight: Quantised, bias: Tensor | None = None) -
         sums = q[:, g] @ w[:, g].float().T  # integers below 2**24, so exact in float32 in any order
         shift = scale[:, g, None] * q[:, g].sum(dim=1, keepdim=True)
         out += sums * scale[:, g, None] * scales[:, g] + shift * minimums[:, g]
+    return out if bias is None else out + bias.float()
+
+
+def float8_linear(x: Tensor, weight: Float8, bias: Tensor | None = None) -> Tensor:
+    """x [rows, k] times weight [n, k] transposed, plus bias [n], as float32; channels are scaled after the sum."""
+    out = x.float() @ weight.q.float().T * weight.scale[:, 0]
     return out if bias is None else out + bias.float()

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.kernels.quant import Quantised, dequantise, quantised_linear
+from paceline.kernels.quant import Float8, Quantised, Weight, dequantise, float8_linear, quantised_linear
 
 
 class ReferenceKV:
@@ -84,7 +84,7 @@ class ReferenceBackend:
             out[view.rows] = attend(queries[view.rows].float() * scale, keys, values, view, window).to(out.dtype)
         return out
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         return linear(x, weight, bias)
 
 
@@ -138,16 +138,17 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def linear(x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     if isinstance(weight, Quantised):
         return quantised_linear(x, weight, bias).to(x.dtype)
+    if isinstance(weight, Float8):
+        return float8_linear(x, weight, bias).to(x.dtype)
     return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
-def embed(tokens: Tensor, weight: Tensor | Quantised, dtype: torch.dtype) -> Tensor:
+def embed(tokens: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding [vocab, hidden] for tokens [rows]."""
     index = tokens.long()
-    if not isinstance(weight, Quantised):
+    if isinstance(weight, Tensor):
         return weight[index].to(dtype)
-    rows = Quantised(weight.q[index], weight.scale[index], weight.minimum[index], weight.bits)
-    return dequantise(rows).to(dtype)
+    return dequantise(weight.each(lambda part: part[index])).to(dtype)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.base import Backend, Batch
-from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import embed, rms_norm, rope
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.naming import Weight
@@ -95,7 +94,7 @@ class Decoder:
 
     def _linear(self, name: str, x: Tensor, backend: Backend) -> Tensor:
         bias = self.weights.get(f"{name}.bias")
-        assert not isinstance(bias, Quantised), f"{name}.bias is quantised"
+        assert bias is None or isinstance(bias, Tensor), f"{name}.bias is quantised"
         return backend.linear(x, self.weights[name], bias)
 
 
@@ -113,7 +112,6 @@ def build_layers(config: ModelConfig, ropes: list[tuple[float, RopeScaling | Non
 
 def place(weight: Weight, *, dtype: torch.dtype, device: torch.device | str) -> Weight:
     """Matrices in the dtype of the activations; vectors (norms and biases) stay float32; integers as they are."""
-    if isinstance(weight, Quantised):
-        q, scale, minimum = (part.to(device) for part in (weight.q, weight.scale, weight.minimum))
-        return Quantised(q=q, scale=scale, minimum=minimum, bits=weight.bits)
+    if not isinstance(weight, Tensor):
+        return weight.each(lambda part: part.to(device))
     return weight.to(device=device, dtype=dtype if weight.dim() > 1 else torch.float32)

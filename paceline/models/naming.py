@@ -12,10 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Weight as Weight
 from paceline.models.config import ModelConfig
-
-Weight = Tensor | Quantised
 
 HF_TOP = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 HF_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,4})\.(.+?)\.(weight|bias)", re.ASCII)
@@ -136,15 +134,9 @@ def _layer_name(match: re.Match[str] | None, parts: dict[str, str]) -> str | Non
 
 def _half_order(weight: Weight, heads: int) -> Weight:
     """Undo the interleaving of rotary pairs: row 2i + s of a head goes to row s * head_dim / 2 + i."""
-    if isinstance(weight, Quantised):
-        q, scale, minimum = (_half_order_rows(part, heads) for part in (weight.q, weight.scale, weight.minimum))
-        return Quantised(q=q, scale=scale, minimum=minimum, bits=weight.bits)
-    return _half_order_rows(weight, heads)
-
-
-def _half_order_rows(rows: Tensor, heads: int) -> Tensor:
-    order = torch.arange(len(rows)).view(heads, -1, 2).transpose(1, 2).flatten()
-    return rows[order]
+    whole = weight if isinstance(weight, Tensor) else weight.q
+    order = torch.arange(len(whole), device=whole.device).view(heads, -1, 2).transpose(1, 2).flatten()
+    return weight[order] if isinstance(weight, Tensor) else weight.each(lambda part: part[order])
 
 
 HUGGING_FACE = HuggingFaceNames()

@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnknownOption, UnsupportedModel
-from paceline.kernels.quant import GROUP, Quantised, quantise
+from paceline.kernels.quant import FP8, GROUP, Float8, Quantised, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
 from paceline.models.naming import Dialect, expected_shapes
 from paceline.models.naming import Weight as Weight
 
-Format = Literal["auto", "native", "fp32", "bf16", "int8", "int4", "int4-all"]  # all: embedding and head as well
+Format = Literal["auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all"]  # all: embedding, head as well
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Device = torch.device | str
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 CHUNK = 1 << 20  # weights converted at a time, few enough to stay in the cache
+DEVICE_CHUNK = 1 << 25  # the same on the way to a GPU, many enough for its bus
 
 
 class TensorSource(Protocol):
@@ -51,9 +54,10 @@ def load_weights(
     config: ModelConfig,
     *,
     format: Format = "auto",
+    device: Device = "cpu",
     progress: Progress | None = None,
 ) -> dict[str, Weight]:
-    return dict(iterate_weights(source, config, format=format, progress=progress))
+    return dict(iterate_weights(source, config, format=format, device=device, progress=progress))
 
 
 def iterate_weights(
@@ -61,15 +65,19 @@ def iterate_weights(
     config: ModelConfig,
     *,
     format: Format = "auto",
+    device: Device = "cpu",
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Weight]]:
-    """One tensor after the other; names and shapes of all are checked before the first is read."""
+    """One tensor after the other; names and shapes of all are checked before the first is read.
+
+    Tensors are quantised on the device, and the host never holds more than a piece of one.
+    """
     format = resolve_format(format, quantised=source.quantised)
     names, shapes = match_names(source, config), source.shapes()
     total = sum(source.size(name) for name in names.values())
     done = 0
     for canonical, name in names.items():
-        weight = _read(source, name, canonical, shapes[name], format)
+        weight = _read(source, name, canonical, shapes[name], format, device)
         if not _finite(weight):
             raise ModelFileError(f"{source.label}: tensor {name!r} holds NaN or infinite values; fetch the file again")
         yield canonical, source.dialect.convert(canonical, weight, config)
@@ -110,51 +118,80 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:8]) + rest
 
 
-def _read(source: TensorSource, name: str, canonical: str, shape: tuple[int, ...], format: Format) -> Weight:
+def _read(
+    source: TensorSource, name: str, canonical: str, shape: tuple[int, ...], format: Format, device: Device
+) -> Weight:
     if len(shape) == 1:
-        return source.read_float(name, 0, 1).float().flatten()
-    make = _maker(source, name, canonical, format, shape)
-    rows = max(1, CHUNK // shape[1])
-    return _join([make(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)])
+        return source.read_float(name, 0, 1).to(device).float().flatten()
+    rows = max(1, (CHUNK if torch.device(device).type == "cpu" else DEVICE_CHUNK) // shape[1])
+    where = f"{source.label}: {name!r}"
+
+    def piece(start: int, stop: int) -> Weight:
+        if format == "native":
+            return moved(source.read_native(name, start, stop), device)
+        return in_format(source.read_float(name, start, stop).to(device), canonical, format=format, where=where)
+
+    return _join([piece(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)])
 
 
-def _maker(
-    source: TensorSource, name: str, canonical: str, format: Format, shape: tuple[int, ...]
-) -> Callable[[int, int], Weight]:
-    """A function from a range of rows to these rows in the wanted format."""
+def in_format(weight: Tensor, canonical: str, *, format: Format, where: str | None = None) -> Weight:
+    """A float tensor, or rows of one, in a format other than "auto", on its own device. Vectors stay floats."""
+    assert format != "auto", "a format must be resolved first"
+    if weight.dim() == 1:
+        return weight.float()
     if format == "native":
-        return lambda start, stop: source.read_native(name, start, stop)
-    if format in ("fp32", "bf16"):
-        dtype = torch.float32 if format == "fp32" else torch.bfloat16
-        return lambda start, stop: source.read_float(name, start, stop).to(dtype)
+        return weight
+    if format in FLOATS:
+        return weight.to(FLOATS[format])
+    if format == "fp8":
+        return quantise_fp8(weight)
     group = None if format == "int8" else GROUP
     bits = 8 if format == "int8" or (format == "int4" and canonical in ("embed", "head")) else 4
-    if group and shape[1] % group:
+    if group and weight.shape[1] % group:
         raise UnsupportedModel(
-            f"{source.label}: {name!r} has {shape[1]} inputs; int4 needs a multiple of {group}, use int8"
+            f"{where or repr(canonical)} has {weight.shape[1]} inputs; int4 needs a multiple of {group}, use int8"
         )
-    return lambda start, stop: quantise(source.read_float(name, start, stop).float(), bits=bits, group=group)
+    return quantise(weight, bits=bits, group=group)
+
+
+def moved(weight: Weight, device: Device) -> Weight:
+    return weight.to(device) if isinstance(weight, Tensor) else weight.each(lambda part: part.to(device))
+
+
+def weight_bytes(weight: Weight) -> int:
+    """In memory, as a kernel packs it: constants of groups are fp16, those of channels float32."""
+    if isinstance(weight, Tensor):
+        return weight.numel() * weight.itemsize
+    if isinstance(weight, Float8):
+        return weight.q.numel() + 4 * weight.scale.numel()
+    return weight.q.numel() * weight.bits // 8 + weight.scale.numel() * (4 if weight.grouped else 8)
 
 
 def _finite(weight: Weight) -> bool:
     """Also as fp16, where kernels pack it so: the scales and minimums of groups."""
-    if not isinstance(weight, Quantised):
+    if isinstance(weight, Tensor):
         return bool(weight.isfinite().all())
+    if isinstance(weight, Float8):
+        return bool(weight.scale.isfinite().all())
     parts = (weight.scale, weight.minimum) if weight.bits == 4 else (weight.scale,)
     return all(bool((part.half() if weight.grouped else part).isfinite().all()) for part in parts)
 
 
 def _join(parts: list[Weight]) -> Weight:
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
-    whole = [part for part in parts if isinstance(part, Tensor)]
-    if len(whole) == len(parts):
-        return torch.cat(whole)
+        return first
+    assert len({type(part) for part in parts}) == 1, "rows of one tensor came in different formats"
+    if isinstance(first, Tensor):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if isinstance(first, Float8):
+        eights = [part for part in parts if isinstance(part, Float8)]
+        q = torch.cat([part.q.view(torch.uint8) for part in eights]).view(FP8)
+        return Float8(q=q, scale=torch.cat([part.scale for part in eights]))
     pieces = [part for part in parts if isinstance(part, Quantised)]
-    assert len(pieces) == len(parts), "rows of one tensor came in different formats"
     return Quantised(
         q=torch.cat([piece.q for piece in pieces]),
         scale=torch.cat([piece.scale for piece in pieces]),
         minimum=torch.cat([piece.minimum for piece in pieces]),
-        bits=pieces[0].bits,
+        bits=first.bits,
     )

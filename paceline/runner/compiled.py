@@ -18,11 +18,11 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
 from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Epilogue, Pass, Shape
 from paceline.kernels.cpu.program import Packed, Program
-from paceline.kernels.quant import GROUP, Quantised, quantise
+from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
 
-Weights = MutableMapping[str, Tensor | Quantised]
+Weights = MutableMapping[str, Weight]
 Progress = Callable[[str], None]
 """Told the name of each weight when it has been packed."""
 
@@ -202,7 +202,10 @@ class _Assembly:
     def _matrix(self, name: str) -> Quantised:
         """A float matrix (a tensor its file did not quantise) becomes 8 bits in groups."""
         weight = self.weights.pop(name)
-        return weight if isinstance(weight, Quantised) else quantise(weight, bits=8, group=GROUP)
+        if isinstance(weight, Quantised):
+            return weight
+        assert isinstance(weight, Tensor), f"{name}: there is no compiled kernel for 8-bit floats"
+        return quantise(weight, bits=8, group=GROUP)
 
     def _bias(self, name: str) -> Tensor | None:
         return self._vector(name + ".bias") if name + ".bias" in self.weights else None

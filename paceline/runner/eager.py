@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.kernels.noise import pick
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Weight
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
@@ -27,7 +26,7 @@ class EagerForward:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor | Quantised],
+        weights: Mapping[str, Weight],
         *,
         num_pages: int,
         dtype: torch.dtype = torch.float32,

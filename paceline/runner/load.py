@@ -1,7 +1,7 @@
 """From a model's name to something that runs: which Forward, and why that one.
 
-Quantised weights run as one compiled program; where no compiler can be had, or the kernels do not know the shape, they
-are dequantised and run in torch. Float weights (fp32, bf16) always run in torch.
+Integer weights run as one compiled program; where no compiler can be had, or the kernels do not know the shape, they
+are dequantised and run in torch. Float weights (fp32, bf16, fp8) always run in torch, those of 8 bits as float32.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import logging
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from paceline.errors import OutOfMemory, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
-from paceline.kernels.quant import Quantised, dequantise
+from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.weights import Format, Progress
 from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
@@ -54,7 +55,7 @@ class ReadyModel:
             torch.set_num_threads(threads or torch.get_num_threads())
             dtype = _dtype(self.model)
             for name, weight in weights.items():
-                weights[name] = dequantise(weight) if isinstance(weight, Quantised) else weight
+                weights[name] = weight if isinstance(weight, Tensor) else dequantise(weight)
             return EagerForward(config, weights, num_pages=num_pages, dtype=dtype)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error):
@@ -76,7 +77,8 @@ def read_model(name: str, *, format: Format = "auto", progress: Progress | None 
 
 def _choose(model: LoadedModel) -> tuple[bool, str]:
     if not any(isinstance(weight, Quantised) for weight in model.weights.values()):
-        return False, f"torch: {_dtype(model)} weights have no compiled kernel; int8 or int4 would be faster on a CPU"
+        kind = "fp8" if isinstance(model.weights["embed"], Float8) else str(_dtype(model))
+        return False, f"torch: {kind} weights have no compiled kernel; int8 or int4 would be faster on a CPU"
     try:
         check_supported(model.config)
         variant = load_library().variant
@@ -88,4 +90,4 @@ def _choose(model: LoadedModel) -> tuple[bool, str]:
 
 def _dtype(model: LoadedModel) -> torch.dtype:
     embed = model.weights["embed"]
-    return torch.float32 if isinstance(embed, Quantised) else embed.dtype
+    return embed.dtype if isinstance(embed, Tensor) else torch.float32

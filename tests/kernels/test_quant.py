@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise, quantise_inputs, quantised_linear
+from paceline.kernels import quant
+from paceline.kernels.quant import (
+    GROUP,
+    Quantised,
+    dequantise,
+    float8_linear,
+    quantise,
+    quantise_fp8,
+    quantise_inputs,
+    quantised_linear,
+)
+from paceline.kernels.reference import embed, linear
 
 FORMATS = [(8, None), (8, GROUP), (4, GROUP)]
 
@@ -112,3 +123,43 @@ def test_formats_without_a_kernel_are_refused():
 def test_asymmetry_is_noticed():
     weight = quantise(torch.randn(4, 64))
     assert not Quantised(q=weight.q, scale=weight.scale, minimum=weight.minimum * 1.01, bits=8).symmetric
+
+
+def test_8_bit_floats_are_as_near_as_their_mantissa():
+    weight = weights()
+    eight = quantise_fp8(weight)
+    top = weight.abs().amax(dim=1, keepdim=True)
+    error = (dequantise(eight) - weight).abs()
+    smallest = top / 448 * 2**-9  # half a step of the subnormals, and some more for the scale's rounding
+    assert (error <= weight.abs() / 16 * 1.001 + smallest).all()
+    assert eight.q.dtype == torch.float8_e4m3fn
+    assert eight.scale.shape == (24, 1)
+    assert torch.equal(eight.q.float().abs().amax(dim=1), torch.full((24,), 448.0))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25, -3.0, 1e-30, 1e30])
+def test_8_bit_floats_of_a_constant(value):
+    torch.testing.assert_close(dequantise(quantise_fp8(torch.full((3, 8), value))), torch.full((3, 8), value))
+
+
+def test_a_product_with_8_bit_floats():
+    x = torch.randn(7, 96, generator=torch.Generator().manual_seed(1))
+    eight, bias = quantise_fp8(weights()), torch.linspace(-1, 1, 24)
+    wanted = x @ dequantise(eight).T + bias
+    torch.testing.assert_close(float8_linear(x, eight, bias), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear(x, eight, bias), wanted, rtol=1e-4, atol=1e-4)
+    assert linear(x.bfloat16(), eight).dtype == torch.bfloat16
+
+
+def test_rows_of_an_8_bit_embedding():
+    eight = quantise_fp8(weights())
+    assert torch.equal(embed(torch.tensor([5, 0, 5]), eight, torch.float32), dequantise(eight)[[5, 0, 5]])
+
+
+def test_pieces_do_not_change_a_matrix(monkeypatch):
+    weight = weights()
+    whole, eight = quantise(weight, bits=4, group=GROUP), quantise_fp8(weight)
+    monkeypatch.setattr(quant, "CACHED", 5 * 96)
+    parts, eights = quantise(weight, bits=4, group=GROUP), quantise_fp8(weight)
+    assert torch.equal(dequantise(parts), dequantise(whole))
+    assert torch.equal(dequantise(eights), dequantise(eight))

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ModelError, ModelFileError, UnknownOption, UnsupportedModel
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Float8, Quantised, dequantise
+from paceline.models import weights as weights_module
 from paceline.models.load import load_model
 from paceline.models.safetensors import INDEX, SINGLE, SafetensorsFolder
-from paceline.models.weights import load_weights
-from tests.models.tiny import load_eager, run
+from paceline.models.weights import load_weights, weight_bytes
+from paceline.runner.eager import EagerForward
+from tests.models.tiny import PAGES, load_eager, run
 
 TOKENS = list(range(5, 29))
 
@@ -81,6 +83,22 @@ def test_formats(folder):
     assert load_weights(source, model.config, format="bf16")["layers.1.q"].dtype == torch.bfloat16
     with pytest.raises(UnknownOption, match="did you mean 'int8'"):
         load_weights(source, model.config, format="int88")
+
+
+def test_8_bit_floats_survive_being_read_in_pieces(folder, monkeypatch):
+    config, source = load_model(str(folder)).config, SafetensorsFolder(folder)
+    floats, whole = load_weights(source, config), load_weights(source, config, format="fp8")
+    monkeypatch.setattr(weights_module, "CHUNK", 5 * config.hidden_size)
+    pieces = load_weights(source, config, format="fp8")
+    for name in ("embed", "layers.1.q", "layers.2.down"):
+        assert isinstance(pieces[name], Float8)
+        assert torch.equal(dequantise(pieces[name]), dequantise(whole[name]))
+        torch.testing.assert_close(dequantise(pieces[name]), floats[name], rtol=0.07, atol=1e-3)
+    assert weight_bytes(pieces["layers.1.q"]) == floats["layers.1.q"].numel() + 4 * len(floats["layers.1.q"])
+    assert pieces["layers.1.attn_norm"].dtype == torch.float32
+    ours = EagerForward(config, pieces, num_pages=PAGES)
+    exact = run(load_eager(folder), TOKENS, (24,))
+    assert (run(ours, TOKENS, (24,)) - exact).norm() < 0.2 * exact.norm()
 
 
 def test_int4_needs_whole_groups(tiny, tmp_path):
