@@ -1,0 +1,141 @@
+"""Models without their weights: shapes that are often measured, by name or from a config.json, and random weights.
+
+Random weights say nothing about text; they take the memory and the time of real ones. They are drawn on the device, one
+tensor at a time, so that a model may be larger than the host's memory, and scaled so that every product keeps the size
+of its input: activations and logits stay finite through any number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UnknownOption
+from paceline.models.config import ModelConfig, RopeScaling
+from paceline.models.files import member, read_json
+from paceline.models.hf_config import config_from_hf
+from paceline.models.naming import expected_shapes
+
+BIAS_STD = 0.02
+
+LLAMA_3_1_8B = ModelConfig(
+    architecture="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_context=131072,
+    norm_eps=1e-5,
+    rope_theta=500_000.0,
+    rope_scaling=RopeScaling(kind="llama3", factor=8.0),
+    eos_ids=(128001, 128008, 128009),
+    bos_id=128000,
+)
+LLAMA_3_2_1B = ModelConfig(
+    architecture="llama",
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    max_context=131072,
+    norm_eps=1e-5,
+    rope_theta=500_000.0,
+    rope_scaling=RopeScaling(kind="llama3", factor=32.0),
+    tied_head=True,
+    eos_ids=(128001, 128008, 128009),
+    bos_id=128000,
+)
+QWEN3_32B = ModelConfig(
+    architecture="qwen3",
+    vocab_size=151936,
+    hidden_size=5120,
+    intermediate_size=25600,
+    num_layers=64,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    max_context=40960,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    qk_norm=True,
+    eos_ids=(151645, 151643),
+    bos_id=151643,
+)
+QWEN3_1_7B = ModelConfig(
+    architecture="qwen3",
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_context=40960,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    qk_norm=True,
+    tied_head=True,
+    eos_ids=(151645, 151643),
+    bos_id=151643,
+)
+SMOLLM2_135M = ModelConfig(
+    architecture="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_context=8192,
+    norm_eps=1e-5,
+    rope_theta=100_000.0,
+    tied_head=True,
+    eos_ids=(2,),
+    bos_id=1,
+)
+SHAPES = {
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "llama-3.2-1b": LLAMA_3_2_1B,
+    "qwen3-32b": QWEN3_32B,
+    "qwen3-1.7b": QWEN3_1_7B,
+    "smollm2-135m": SMOLLM2_135M,
+}
+
+
+def is_shape(name: str) -> bool:
+    """Whether a user means a shape by it, and not a model with weights."""
+    return name in SHAPES or name.endswith(".json")
+
+
+def shape_config(name: str) -> ModelConfig:
+    """The shape of that name, or of a config.json."""
+    if name in SHAPES:
+        return SHAPES[name]
+    if not name.endswith(".json"):
+        raise UnknownOption("shape", name, [*SHAPES, "or the path of a config.json"])
+    path = Path(name)
+    return config_from_hf(read_json(member(path.parent, path.name)), source=name)
+
+
+def random_weights(
+    config: ModelConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Every canonical tensor of the model. Matrices are of `dtype`, vectors float32; norms are 1."""
+    random = torch.Generator(device).manual_seed(seed)
+    for name, shape in expected_shapes(config).items():
+        if name.endswith("norm"):
+            yield name, torch.ones(shape, device=device)
+        elif len(shape) == 1:
+            yield name, torch.empty(shape, device=device).normal_(std=BIAS_STD, generator=random)
+        else:
+            yield name, torch.empty(shape, dtype=dtype, device=device).normal_(std=shape[1] ** -0.5, generator=random)
