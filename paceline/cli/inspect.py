@@ -9,6 +9,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import add_model_options, engine_config
@@ -27,6 +28,9 @@ Facts = dict[str, Any]
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
+    parser.add_argument(
+        "--errors", action="store_true", help="how far --format moves the weights, by kind of matrix (reads them twice)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -52,6 +56,7 @@ def _facts(args: Namespace, config: EngineConfig) -> Facts:
             recipes.append(recipe(words, target, progress=progress))
     weights = _weights(target)  # counted first: a Forward takes them over
     drafters = [_drafter(made) for made in recipes]
+    errors = {"errors": _errors(target)} if args.errors else {}
     memory = share_memory(target, recipes, config)
     return {
         "model": _model(target, weights),
@@ -61,7 +66,23 @@ def _facts(args: Namespace, config: EngineConfig) -> Facts:
         "tokenizer": _tokenizer(target),
         "drafters": drafters,
         "sampling": dict(target.model.generation),
+        **errors,
     }
+
+
+def _errors(ready: ReadyModel) -> list[Facts]:
+    """The weights in use against those of the file, as far as it is floats; its own quantisation is not undone."""
+    from torch import Tensor
+
+    from paceline.models.load import open_model
+    from paceline.models.precision import quantisation_report
+    from paceline.models.weights import iterate_weights
+
+    model = open_model(ready.name)
+    with progress_bar(f"comparing {ready.name}") as progress:
+        floats = iterate_weights(model.source, model.config, format="fp32", progress=progress)
+        originals = ((name, weight) for name, weight in floats if isinstance(weight, Tensor))
+        return [asdict(error) for error in quantisation_report(originals, ready.model.weights)]
 
 
 def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
@@ -185,6 +206,7 @@ def _print(facts: Facts) -> None:
             "drafters",
             [f"{made['name']}: {made['model'] or ''} {made['why']}".replace(":  ", ": ") for made in facts["drafters"]],
         ),
+        *([("errors", _error_lines(facts["errors"]))] if "errors" in facts else []),
     ):
         print(style.bold(title))
         for line in lines:
@@ -225,6 +247,14 @@ def _tokenizer_lines(tokenizer: Facts) -> list[str]:
     return [
         f"{tokenizer['vocab_size']} tokens, {'with' if tokenizer['chat_template'] else 'no'} chat template",
         f"bos {tokenizer['bos'] or 'none'}, eos {', '.join(map(str, tokenizer['eos'])) or 'none'}",
+    ]
+
+
+def _error_lines(errors: Sequence[Facts]) -> list[str]:
+    lines = ["relative Frobenius error of the matrices", f"{'':<6} {'mean':>9} {'max':>9}"]
+    return lines + [
+        f"{error['kind']:<6} {error['mean']:>9.3%} {error['max']:>9.3%}  {error['format']}, worst in {error['worst']}"
+        for error in errors
     ]
 
 

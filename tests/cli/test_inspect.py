@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,23 @@ def test_for_people(cli: Cli, tiny: str) -> None:
         "ngram: ",
     ):
         assert words in out
+
+
+def test_errors_of_quantisation(cli: Cli, tiny: str) -> None:
+    found = facts(cli, tiny, "--format", "int4", "--threads", "1", "--errors")["errors"]
+    assert [error["kind"] for error in found] == ["q", "k", "v", "o", "gate", "up", "down", "embed", "head"]
+    by_kind = {error["kind"]: error for error in found}
+    assert by_kind["q"]["matrices"] == LAYERS
+    assert 0.02 < by_kind["q"]["mean"] <= by_kind["q"]["max"] < 0.2
+    assert 0 < by_kind["head"]["max"] < 0.01
+    assert "errors" not in facts(cli, tiny, "--format", "fp32")
+
+
+def test_errors_for_people(cli: Cli, tiny: str) -> None:
+    status, out, _ = cli("inspect", tiny, "--format", "fp8", "--errors")
+    assert status == 0
+    assert "8-bit float, by channel, as float32" in out
+    assert re.search(r"^  down +2\.\d+% +2\.\d+%  fp8, worst in layers\.\d\.down$", out, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
