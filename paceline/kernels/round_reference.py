@@ -1,0 +1,287 @@
+"""The steps of a round between forward passes, in plain torch: the oracle of kernels/cuda, and what a CPU runs.
+
+    layout   rows of a pass from the committed tokens and the draft behind them
+    draw     logits → tokens, as sampling.py means it
+    push     a drafted token behind the committed ones
+    lookup   the n-gram draft behind the committed tokens, as drafters/ngram.py means it
+    accept   how much of the draft the target agrees with; new tokens, new lengths
+
+A *seat* is one sequence of the batch and `seats` holds the lane of each; several seats may pad the batch from the dummy
+lane. Everything is written into tensors that the caller gives, and no value is ever looked at by the host. A row's or a
+seat's result never depends on the others. Sums of probabilities are taken in integers, so that no order of addition
+can change which tokens a filter keeps.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.noise import gumbel_noise
+from paceline.sampling import Stream
+
+LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504
+EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor's, for arguments up to ln(2) / 2
+MASS_BITS = 40  # a mass of 1 is 2**40 units: 2**18 tokens of mass up to 1 stay below 2**63
+FAINT = -27.0  # e**-27 < 2**-38: what is further below the largest logit has no mass
+SIZE_SHIFT = 24  # of the length of an n-gram above the place where it ends
+
+
+class Lanes(Protocol):
+    """The running sequences on a device, see runner/state.py. All but `dummy` are tensors [lanes + 1, …]."""
+
+    dummy: int
+    tokens: Tensor  # int32 [lanes + 1, width]
+    lengths: Tensor  # int32
+    pages: Tensor  # int32 [lanes + 1, pages]
+    inverse_temperature: Tensor  # float32; 0: greedy
+    top_k: Tensor  # int32; 0: off
+    top_p: Tensor  # float32; 1: off
+    min_p: Tensor  # float32; 0: off
+    seed: Tensor  # int64, the bits of the unsigned seed
+
+
+# ── draw ──
+
+
+def draw(
+    logits: Tensor,
+    state: Lanes,
+    *,
+    lanes: Tensor,
+    out: Tensor,
+    positions: Tensor | None = None,
+    offset: int = 0,
+    push: bool = False,
+    filters: bool = True,
+    pdl: bool = False,
+) -> None:
+    """Tokens int32 `out` [rows] from logits [rows, vocab], one for each of the sequences in `lanes` [rows].
+
+    It is the token at position `positions[row] + offset`; without `positions` at the lane's length + offset. With
+    `push` it is also written there. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    """
+    lane = lanes.long()
+    at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
+    values = torch.where(logits.isnan(), -torch.inf, logits.float())
+    scales = state.inverse_temperature[lane]
+    scaled = values * torch.where(scales > 0, scales, 1.0)[:, None]
+    if filters:
+        scaled = scaled.masked_fill(scaled < filter_floor(scaled, state, lane), -torch.inf)
+    noise = gumbel_noise(noise_keys(state.seed[lane], at, Stream.TOKEN), logits.shape[1])
+    out.copy_(torch.where(scales > 0, (scaled + noise).argmax(-1), values.argmax(-1)))
+    if push:
+        write_tokens(state, lane, at, out)
+
+
+def filter_floor(scaled: Tensor, state: Lanes, lane: Tensor) -> Tensor:
+    """The smallest value [rows, 1] of scaled logits [rows, vocab] that min-p, top-k and top-p leave."""
+    vocab = scaled.shape[1]
+    ordered = scaled.sort(dim=-1, descending=True).values
+    best = ordered[:, :1]
+    min_p = state.min_p[lane, None]
+    floor = torch.where(min_p > 0, best + min_p.double().log().float(), -torch.inf)
+    top_k = state.top_k[lane, None].long()
+    kept = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
+    floor = torch.maximum(floor, ordered.gather(1, kept - 1))
+    top_p = state.top_p[lane, None]
+    masses = torch.where(ordered >= floor, mass(ordered - best), 0)  # [rows, vocab]
+    wanted = (top_p.double() * masses.sum(-1, keepdim=True).double()).long()
+    inside = masses.cumsum(-1) - masses < wanted
+    nucleus = ordered.gather(1, inside.sum(-1, keepdim=True).clamp(min=1) - 1)
+    return torch.where(top_p < 1, torch.maximum(floor, nucleus), floor)
+
+
+def mass(below: Tensor) -> Tensor:
+    """exp of float32 numbers <= 0 in units of 2**-MASS_BITS, int64; single operations that all machines round alike."""
+    seen = below > FAINT  # False for NaN too: what is infinite has no mass
+    below = torch.where(seen, below, 0.0)
+    exponent = (below * LOG2_E - 0.5).to(torch.int32)  # towards 0, so that this rounds to the nearest
+    power = exponent.to(torch.float32)
+    rest = below - power * LN2_HIGH - power * LN2_LOW
+    p = torch.full_like(rest, EXPONENTIAL[0])
+    for coefficient in EXPONENTIAL[1:]:
+        p = p * rest + coefficient
+    unit = ((exponent + (127 + MASS_BITS)) << 23).view(torch.float32)
+    return torch.where(seen, (p * unit).to(torch.int64), 0)
+
+
+def mix(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """`sampling.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64."""
+    counter = positions.long() * len(Stream) + int(stream)
+    return _finalise(seeds ^ _finalise(counter * _signed(0x9E3779B97F4A7C15) + _signed(0xD1B54A32D192ED03)))
+
+
+def noise_keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    bits = mix(seeds, positions, stream)
+    return torch.stack((_shift(bits, 32), bits & 0xFFFFFFFF), dim=1)
+
+
+def _finalise(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
+    return bits ^ _shift(bits, 31)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+# ── layout ──
+
+
+def layout(
+    state: Lanes,
+    *,
+    seats: Tensor,
+    counts: Tensor,
+    first: int,
+    tokens: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    owners: Tensor,
+    row_starts: Tensor,
+    pdl: bool = False,
+) -> None:
+    """The rows of a pass: of seat b the `counts[b]` tokens from its length + `first` on (never before position 0).
+
+        rows     │ seat 0 │ seat 1      │ padding │        row_starts [seats + 1] = 0, …, rows in use
+        tokens, positions, slots, owners (lanes): [rows]
+
+    All rows together are no more than there is room for: `counts` (at least 1 each, and no more seats than rows) is cut
+    to what fits, earlier seats first. Padding is token 0 at position 0 of the dummy lane, on the scratch page.
+    """
+    lane, rows = seats.long(), len(tokens)
+    extra = (counts - 1).clamp(min=0)
+    before = extra.cumsum(0) - extra
+    counts.copy_(1 + torch.minimum(extra, (rows - len(seats) - before).clamp(min=0)))
+    row_starts[0].zero_()
+    row_starts[1:].copy_(counts.cumsum(0))
+    row = torch.arange(rows, device=tokens.device, dtype=torch.int32)
+    seat = torch.searchsorted(row_starts[1:], row, right=True)
+    used = seat < len(seats)
+    seat = seat.clamp(max=len(seats) - 1)
+    owner = torch.where(used, lane[seat], state.dummy)
+    at = state.lengths[owner] + first + row - row_starts[seat]
+    at = torch.where(used, at.clamp(min=0, max=state.tokens.shape[1] - 1), 0).long()
+    tokens.copy_(torch.where(used, state.tokens[owner, at], 0))
+    positions.copy_(at)
+    slots.copy_(state.pages[owner, at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE)
+    owners.copy_(owner)
+
+
+# ── accept, push ──
+
+
+def accept(
+    state: Lanes,
+    *,
+    seats: Tensor,
+    targets: Tensor,
+    out: Tensor,
+    row_starts: Tensor | None = None,
+    roots: Tensor | None = None,
+    synthetic_acceptance: float = 0.0,
+    pdl: bool = False,
+) -> None:
+    """Commit what the target agrees with, and its own token after that.
+
+    `targets` int32 [rows] is what the target draws after each row. Rows `row_starts[b] … row_starts[b + 1]` are seat
+    b's: the last committed token and its draft. Where there is no draft (the end of a prompt), `roots[b]` is the
+    seat's one row instead. Seats of the dummy lane change nothing. For a longest draft of k, `out` int32
+    [seats, 2 + 2 * (k + 1)] says what became of it, 0 where there is nothing to say:
+
+        accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length
+
+    `synthetic_acceptance` > 0 is for benchmarks of random weights: a coin decides about each drafted token.
+    """
+    lane, longest = seats.long(), out.shape[1] // 2 - 2
+    start, drafted = _rows_of(seats, row_starts, roots)
+    drafted = drafted.clamp(max=longest)
+    real = lane != state.dummy
+    step = torch.arange(longest + 1, device=seats.device)
+    length = state.lengths[lane].long()
+    at = (length[:, None] + step).clamp(max=state.tokens.shape[1] - 1)  # [seats, k + 1]
+    ahead = state.tokens[lane[:, None], at]
+    judged = targets[(start[:, None] + step).clamp(max=len(targets) - 1)]
+    right = ahead == judged
+    if synthetic_acceptance > 0:
+        right = coin(state.seed[lane][:, None], at, synthetic_acceptance)
+    accepted = (right & (step < drafted[:, None])).long().cumprod(1).sum(1)
+    bonus = judged.gather(1, accepted[:, None])
+    new = torch.where(step < accepted[:, None], ahead, torch.where(step == accepted[:, None], bonus, 0))
+    guess = torch.where(step < drafted[:, None], ahead, 0)[:, :longest]
+    after = length + accepted + 1
+    report = torch.cat([accepted[:, None], drafted[:, None], new, guess, after[:, None]], dim=1)
+    out.copy_(torch.where(real[:, None], report, 0))
+    write_tokens(state, lane, length + accepted, bonus[:, 0], where=real)
+    state.lengths[lane] = torch.where(real, after, length).int()
+
+
+def _rows_of(seats: Tensor, row_starts: Tensor | None, roots: Tensor | None) -> tuple[Tensor, Tensor]:
+    """First row and number of drafted tokens, int64 [seats]."""
+    if roots is not None:
+        return roots.long(), torch.zeros_like(roots, dtype=torch.int64)
+    assert row_starts is not None, "either row_starts or roots must be given"
+    return row_starts[:-1].long(), row_starts.long().diff() - 1
+
+
+def coin(seeds: Tensor, positions: Tensor, probability: float) -> Tensor:
+    """True with the given probability, for each (seed, position)."""
+    return _shift(mix(seeds, positions, Stream.ACCEPT), 40) < int(probability * 2**24)
+
+
+def push(state: Lanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool = False) -> None:
+    """Write tokens [seats] at `offset` behind the committed tokens."""
+    lane = seats.long()
+    write_tokens(state, lane, state.lengths[lane] + offset, tokens)
+
+
+def write_tokens(state: Lanes, lane: Tensor, at: Tensor, tokens: Tensor, where: Tensor | None = None) -> None:
+    """tokens [n] to positions `at` of their lanes; nothing where that is past the width."""
+    inside = at < state.tokens.shape[1]
+    at = at.clamp(max=state.tokens.shape[1] - 1).long()
+    wanted = inside if where is None else inside & where
+    state.tokens[lane, at] = torch.where(wanted, tokens.int(), state.tokens[lane, at])
+
+
+# ── lookup ──
+
+
+def lookup(
+    state: Lanes,
+    *,
+    seats: Tensor,
+    limits: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+    found: Tensor,
+    pdl: bool = False,
+) -> None:
+    """Drafts of at most `limits` [seats] tokens behind the committed ones, and how many into `found` [seats]."""
+    lane, width = seats.long(), state.tokens.shape[1]
+    assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
+    history = state.tokens[lane]  # [seats, width]
+    length = state.lengths[lane].long()[:, None]
+    end = torch.arange(width, device=seats.device)  # an n-gram ends before it
+    alive = (end >= 1) & (end < length)  # [seats, width]
+    size = torch.zeros_like(history)
+    for back in range(1, max_ngram + 1):
+        same = history[:, (end - back).clamp(min=0)] == history.gather(1, (length - back).clamp(min=0))
+        alive = alive & (end >= back) & same
+        size += alive
+    key = torch.where(size >= min_ngram, (size << SIZE_SHIFT) + end, 0).amax(1, keepdim=True)
+    source = torch.where(key > 0, key & ((1 << SIZE_SHIFT) - 1), 0)
+    count = torch.minimum(limits.long()[:, None], width - length)
+    count = torch.where(key > 0, count.clamp(min=0), 0)  # [seats, 1]
+    found.copy_(count[:, 0])
+    step = end - length  # [seats, width]
+    copied = history.gather(1, source + step.clamp(min=0) % (length - source))
+    state.tokens[lane] = torch.where((step >= 0) & (step < count), copied, history)
