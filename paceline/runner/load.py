@@ -7,7 +7,7 @@ are dequantised and run in torch. Float weights (fp32, bf16, fp8) always run in 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
 from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
-from paceline.models.weights import Format, Progress
+from paceline.models.weights import Format, Progress, Weight, weight_bytes
 from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.eager import EagerForward
 from paceline.tokenizer import Tokenizer
@@ -34,6 +34,10 @@ class ReadyModel:
     tokenizer: Tokenizer
     compiled: bool
     why: str  # this way of running
+    pass_bytes: int = field(init=False)  # of weights that a forward pass reads; counted before a Forward has them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pass_bytes", _pass_bytes(self.model, compiled=self.compiled))
 
     @property
     def page_bytes(self) -> int:
@@ -91,3 +95,15 @@ def _choose(model: LoadedModel) -> tuple[bool, str]:
 def _dtype(model: LoadedModel) -> torch.dtype:
     embed = model.weights["embed"]
     return embed.dtype if isinstance(embed, Tensor) else torch.float32
+
+
+def _pass_bytes(model: LoadedModel, *, compiled: bool) -> int:
+    """An embedding that is not the head too is not read: a pass looks up a few of its rows."""
+    read = [weight for name, weight in model.weights.items() if name != "embed" or model.config.tied_head]
+    return sum(_bytes_in_use(weight, compiled=compiled) for weight in read)
+
+
+def _bytes_in_use(weight: Weight, *, compiled: bool) -> int:
+    if isinstance(weight, Tensor) or compiled or weight.q.is_cuda:
+        return weight_bytes(weight)
+    return 4 * weight.q.numel()  # it will be dequantised
