@@ -9,7 +9,23 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime import interpreter
+
 ON_GPU = "PACELINE_GPU" in os.environ
+
+
+def let_numbers_bound_loops() -> None:
+    """Triton's interpreter holds a scalar as an array of one, which NumPy 2.4 no longer takes for a whole number."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+let_numbers_bound_loops()
 
 
 @pytest.fixture

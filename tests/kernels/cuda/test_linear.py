@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, Matrix, pack
+from paceline.kernels.cuda.linear import GELU, SILU, UNIT, Products, Tiles, parts_of
+from paceline.kernels.quant import dequantise, quantise, quantise_fp8
+from tests.kernels.cuda.conftest import ON_GPU
+
+SHAPES = [(64, 512), (96, 576), (200, 1024), (65, 320)]
+
+
+def random(rows: int, columns: int, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1000 * rows + columns)
+    return torch.randn((rows, columns), generator=generator).to(device=device, dtype=dtype)
+
+
+def products(matrix: Matrix, device: torch.device) -> Products:
+    return Products([matrix], device=device, pdl=ON_GPU)
+
+
+def close(out: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    error = (out.float() - wanted).norm() / wanted.norm()
+    return bool(error < (1e-2 if dtype is torch.bfloat16 else 1e-5))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_product(outputs: int, inputs: int, parts: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    bias = random(1, outputs, device, dtype, seed=2)[0].float()
+    matrix = pack([w], parts=parts, biases=[bias], dtype=dtype, device=device)
+    out = torch.full((rows, outputs), torch.nan, device=device, dtype=dtype)
+    product = products(matrix, device)
+    product(x, matrix, out)
+    assert close(out, x.float() @ w.float().T + bias, dtype)
+    assert not product.counters.any()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> None:
+    x, w = random(3, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    matrix = pack([w], parts=2, dtype=dtype, device=device)
+    out = random(3, outputs, device, dtype, seed=2)
+    wanted = x.float() @ w.float().T + out.float()
+    products(matrix, device)(x, matrix, out, residual=out)
+    assert close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("activation", [SILU, GELU])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_gate(activation: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    x = random(rows, 320, device, dtype)
+    gate, up = random(96, 320, device, dtype, seed=1) / 16, random(96, 320, device, dtype, seed=2) / 16
+    matrix = pack([gate, up], parts=1, dtype=dtype, device=device)
+    out = torch.full((rows, 96), torch.nan, device=device, dtype=dtype)
+    products(matrix, device)(x, matrix, out, activation=activation)
+    g, u = x.float() @ gate.float().T, x.float() @ up.float().T
+    wanted = (functional.silu(g) if activation == SILU else functional.gelu(g, approximate="tanh")) * u
+    assert close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("format", ["int8", "int8 groups", "int4", "fp8", "mixed"])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("rows", [1, 18])
+def test_formats(format: str, parts: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    x = random(rows, 576, device, dtype)
+    a, b = (random(n, 576, torch.device("cpu"), torch.float32, seed=n) for n in (70, 33))
+    make = {
+        "int8": (lambda w: quantise(w, bits=8), CHANNEL),
+        "int8 groups": (lambda w: quantise(w, bits=8, group=32), GROUPED),
+        "int4": (lambda w: quantise(w, bits=4, group=32), NIBBLES),
+        "fp8": (quantise_fp8, FLOAT8),
+        "mixed": (lambda w: quantise(w, bits=4, group=32) if len(w) == 70 else w, FLOAT),
+    }
+    quantised = [make[format][0](w) for w in (a, b)]
+    matrix = pack(quantised, parts=parts, dtype=dtype, device=device)
+    assert matrix.format == make[format][1]
+    out = torch.full((rows, 103), torch.nan, device=device, dtype=dtype)
+    products(matrix, device)(x, matrix, out)
+    whole = torch.cat([q if isinstance(q, Tensor) else dequantise(q) for q in quantised]).to(device)
+    assert close(out, x.float() @ whole.T, dtype)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, dtype: torch.dtype) -> None:
+    rows = (1, 16, 33, 64, 65, 200) if ON_GPU else (1, 17, 70)
+    x, w = random(max(rows), 2 * UNIT, device, dtype), random(128, 2 * UNIT, device, dtype, seed=1)
+    matrix = pack([w], parts=parts, dtype=dtype, device=device)
+    product, first = products(matrix, device), None
+    for count in rows:
+        out = torch.full((count, 128), torch.nan, device=device, dtype=torch.float32)
+        product(x[:count], matrix, out)
+        first = out[0].clone() if first is None else first
+        if ON_GPU:  # the interpreter multiplies by a library that chooses its order by the shape
+            assert torch.equal(out[0], first)
+        assert close(out, x[:count].float() @ w.float().T, dtype)
+
+
+def test_tiles_follow_the_rows_and_parts_only_the_matrix() -> None:
+    few, many = (Tiles.of(rows, gated=False, outputs=4096, format=FLOAT) for rows in (1, 200))
+    assert few.rows == 16
+    assert many.rows > few.rows
+    assert many.descriptors
+    assert parts_of(4096, 14336, gated=False) == 2
+    assert parts_of(6144, 4096, gated=False) == 1
+    assert parts_of(28672, 4096, gated=True) == 1
+    assert parts_of(96, 576, gated=False) == 1  # too short to be divided
