@@ -30,6 +30,9 @@ class EngineConfig:
     acceptance_window: int = 48  # drafted tokens before that is judged
     pause_tokens: int = 32  # length of the first pause; doubles while drafts stay bad
     drafter_timeout: float = 2.0  # seconds a foreign drafter may think
+    # For measurements.
+    fixed_draft: bool = False  # no pace, no pauses, no cost: every draft as long as the limits above allow
+    synthetic_acceptance: float = 0.0  # above 0, where a device runs rounds: a coin decides on each drafted token
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -48,6 +51,8 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least, MOST)
         check_number("min_acceptance", self.min_acceptance, 0, 1)
+        check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
         check_flag("prefix_cache", self.prefix_cache)
         check_flag("measure_cost", self.measure_cost)
+        check_flag("fixed_draft", self.fixed_draft)

@@ -10,8 +10,8 @@ from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 
 OPTIONAL = ("max_context", "kv_memory")
-FLAGS = ("prefix_cache", "measure_cost")
-REALS = ("min_acceptance", "drafter_timeout")
+FLAGS = ("prefix_cache", "measure_cost", "fixed_draft")
+REALS = ("min_acceptance", "drafter_timeout", "synthetic_acceptance")
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS))
 
 
@@ -41,6 +41,8 @@ def test_numbers(name: str, value: Any) -> None:
         {"kv_memory": 0},
         {"prefix_cache": "no"},
         {"measure_cost": 1},
+        {"fixed_draft": 1},
+        {"synthetic_acceptance": 1.1},
     ],
 )
 def test_out_of_range(given: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ ENGINE_HELP = {
     "acceptance_window": "drafted tokens before that is judged",
     "pause_tokens": "length of the first pause; doubles while drafts stay bad",
     "drafter_timeout": "seconds that a drafter of your own may think",
+    "fixed_draft": "for measurements: drafts as long as the limits allow, whatever comes of them",
+    "synthetic_acceptance": "for measurements on a GPU: accept drafted tokens by a coin; the text means nothing",
 }
 SAMPLING_HELP = {
     "temperature": "0 takes the most likely token always",

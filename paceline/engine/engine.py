@@ -1,5 +1,10 @@
 """The engine: one step is plan, draft, verify, accept, commit, emit, over whatever sequences there are.
 
+Where a device can draft, verify and accept by itself, a step is launched and its outcome is committed and emitted while
+the next one runs (`engine.flight`); a sequence that ends has then had at most one step too many, whose outcome is
+dropped. What a device cannot do is done with the host in between (`engine.host_step`), after everything in the air has
+landed.
+
 Single-threaded by contract: one thread submits, aborts and steps. Every sequence ends in exactly one event with
 `finish` set, also when a step fails: then all end with an error and the engine is dead.
 """
@@ -12,23 +17,21 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-import numpy as np
-
 from paceline.config import EngineConfig
-from paceline.drafters.base import Ask
 from paceline.drafters.guard import Guard
 from paceline.engine import emission
 from paceline.engine.admission import Admission
+from paceline.engine.flight import DEPTH, Flights
 from paceline.engine.governor import Governor
-from paceline.engine.judge import judge
+from paceline.engine.host_step import HostStep
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
-from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
+from paceline.runner.rounds import Rounds
 from paceline.tokenizer import Tokenizer
 from paceline.types import Finish, Request, TokenEvent, Verdict
 
@@ -48,10 +51,13 @@ class Engine:
         drafters: Mapping[str, Guard] | None = None,
         default_drafter: str | None = None,
         tokenizer: Tokenizer | None = None,
+        rounds: Rounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """With `rounds` steps run on a device wherever all that is running can; it must know the drafters by the same
+        names, and may know more than there are on the host."""
         self.drafters = dict(drafters or {})
-        self.stats = EngineStats()
+        self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
         self._forward = forward
         self._lanes = lanes
@@ -61,11 +67,13 @@ class Engine:
             vocab_size=forward.vocab_size,
             max_context=max_context,
             eos_ids=frozenset(eos_ids),
-            drafters=self.drafters.keys(),
+            drafters={*self.drafters, *(rounds.drafters if rounds else ())},
             default_drafter=default_drafter,
             tokenizer=tokenizer,
         )
-        self._governor = Governor(config, self.drafters)
+        self._governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
+        self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, cost=self._governor.cost, clock=self._clock)
+        self._flights = self._open_skies(config, rounds)
         self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
@@ -87,12 +95,14 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._scheduler.running or self._scheduler.waiting or self._events)
+        scheduler = self._scheduler
+        return bool(scheduler.running or scheduler.waiting or scheduler.leaving or self._events)
 
     def check(self) -> None:
         """Raise AssertionError if the KV cache is inconsistent or pages are held by nobody. For tests and idle time."""
         self._cache.check()
-        assert self._scheduler.running or not self._cache.pool.held, f"{self._cache.pool.held} pages held by nobody"
+        holders = self._scheduler.running or self._scheduler.leaving
+        assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages held by nobody"
 
     def step(self) -> list[TokenEvent]:
         try:
@@ -100,79 +110,107 @@ class Engine:
         except Exception as error:  # whatever it was, nobody may wait for ever
             logger.exception("the engine failed")
             self.dead = f"{type(error).__name__}: {error}"
+            self._abandon_flights()
             for sequence in self._sequences():
                 self._events.append(self._end(sequence, Finish.ERROR))
         events, self._events = self._events, []
         return events
 
     def _step(self) -> None:
-        clock = [self._clock()]
-        self._expire(clock[0])
+        began = self._clock()
+        self._expire(began)
+        self._admit()
+        if self._flights is not None and all(map(self._flights.carries, self._scheduler.running)):
+            self._fly(self._flights, began)
+        else:
+            self._land_all()
+            self._step_on_host(began)
+
+    def _fly(self, flights: Flights, began: float) -> None:
+        """Launch a step and land the one before it; with nothing to launch, land what is in the air."""
+        plan = self._plan()
+        if plan.works:
+            flights.launch(plan.works)
+            self.stats.count_launch(self._clock() - began)
+        if len(flights) > (DEPTH if plan.works else 0):
+            self._land(flights)
+
+    def _land(self, flights: Flights) -> None:
+        began = self._clock()
+        landing = flights.land()
+        for sequence in landing.ended:
+            self._scheduler.release(sequence)
+        works, times = [work for work, _ in landing.works], landing.times
+        rows = self._charge(works, draft=times.draft, verify=times.verify)
+        for work, verdict in landing.works:
+            tokens = self._commit(work, verdict)
+            self._emit(work, verdict, tokens, None)
+        self.stats.wasted += landing.wasted
+        self.stats.count_landing(times, waited=landing.waited, seconds=self._clock() - began)
+        if landing.decodes and times.step:
+            drafted = sum(len(work.draft) for work in works)
+            if landing.drafter is not None and drafted:
+                self._governor.cost.observe_draft(landing.drafter, tokens=drafted, seconds=times.draft)
+            self._governor.cost.observe(
+                sequences=len(works),
+                rows=rows,
+                tokens=sum(len(verdict.path) + 1 for _, verdict in landing.works if verdict),
+                pass_seconds=times.verify,
+                step_seconds=times.step,
+                draft_seconds=times.draft,
+            )
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._land(self._flights)
+
+    def _step_on_host(self, began: float) -> None:
+        clock = [began]
         plan = self._plan()
         if not plan.works:
             return
         clock.append(self._clock())
-        self._draft(plan)
+        self._host.draft(plan)
         clock.append(self._clock())
-        output = self._verify(plan)
+        output = self._host.verify(plan)
         clock.append(self._clock())
-        verdicts = self._accept(plan, output)
+        verdicts = self._host.accept(plan, output)
         clock.append(self._clock())
-        self._charge(plan, draft=clock[2] - clock[1], verify=clock[3] - clock[2])
+        rows = self._charge(plan.works, draft=clock[2] - clock[1], verify=clock[3] - clock[2])
         for work in plan.works:
             verdict = verdicts.get(work.sequence.key)
             tokens = self._commit(work, verdict)
+            work.sequence.air.aboard = False  # the device has not seen this step
             self._emit(work, verdict, tokens, output)
+            if verdict is not None:
+                self._host.observe(work, verdict)
         clock.append(self._clock())
         self.stats.count(clock)
         if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
             self._governor.cost.observe(
                 sequences=len(plan.works),
-                rows=sum(work.rows for work in plan.works),
+                rows=rows,
                 tokens=sum(len(verdict.path) + 1 for verdict in verdicts.values()),
                 pass_seconds=clock[3] - clock[2],
                 step_seconds=clock[5] - clock[0],
                 draft_seconds=clock[2] - clock[1],
             )
 
+    def _admit(self) -> None:
+        for sequence in self._scheduler.admit():
+            self._host.start(sequence)
+            if self._flights is not None:
+                self._flights.enter(sequence)
+
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan()
+        if plan.falls_short:
+            self._land_all()
+            plan = self._scheduler.plan()
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
-            if sequence.drafter is not None:
-                self.drafters[sequence.drafter].stop(sequence.key)
-        for sequence in plan.started:
-            if sequence.drafter is not None:
-                self.drafters[sequence.drafter].start(sequence.key, sequence.lane, self._view(sequence))
+            self._host.stop(sequence)
         return plan
-
-    def _draft(self, plan: StepPlan) -> None:
-        """Ask each drafter once for all its sequences, and put the drafts behind the committed tokens."""
-        asking: dict[str, list[Work]] = {}
-        for work in plan.works:
-            if work.max_draft:
-                asking.setdefault(work.sequence.drafter or "", []).append(work)
-        for name, works in asking.items():
-            began = self._clock()
-            drafts = self.drafters[name].propose([self._ask(work) for work in works])
-            if all(work.sequence.counters.rounds for work in works):  # else a drafter may have read a whole prompt
-                drafted = sum(map(len, drafts))
-                self._governor.cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
-            for work, draft in zip(works, drafts, strict=True):
-                work.draft = draft
-                length = len(work.sequence.tokens)
-                self._lanes.tokens_np[work.sequence.lane, length : length + len(draft)] = draft.tokens
-
-    def _verify(self, plan: StepPlan) -> Output:
-        shares, first_out = [], 0
-        for work in plan.works:
-            shares.append(Share(work.sequence.lane, work.start, work.count, work.draft, work.outs))
-            work.first_out = first_out
-            first_out += work.outs + len(work.draft)
-        return self._forward(build_batch(self._lanes, shares))
-
-    def _accept(self, plan: StepPlan, output: Output) -> dict[int, Verdict]:
-        return judge([work for work in plan.works if work.samples], output, self._forward.pick)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> list[int]:
         """Make what was computed and accepted final, forget the rest. Returns the new tokens."""
@@ -189,16 +227,16 @@ class Engine:
         self._cache.commit(span, self._lanes.tokens_np[sequence.lane], rows)
         return tokens
 
-    def _emit(self, work: Work, verdict: Verdict | None, tokens: list[int], output: Output) -> None:
+    def _emit(self, work: Work, verdict: Verdict | None, tokens: list[int], output: Output | None) -> None:
+        """`output` is None where the step ran on a device."""
         sequence = work.sequence
-        if sequence.wants_prompt_logprobs:
+        if sequence.wants_prompt_logprobs and output is not None:
             emission.score_prompt(work, output)
         if verdict is None:
             return
         kept, text = emission.keep(sequence, tokens)
-        logprobs = emission.score(
-            work, verdict, kept, output
-        )  # before the tokens grow: the work speaks of those it had
+        # Before the tokens grow: the work speaks of those it had.
+        logprobs = () if output is None else emission.score(work, verdict, kept, output)
         sequence.tokens += kept
         sequence.sampler.advance(kept)
         self._learn(work, verdict, len(kept))
@@ -213,7 +251,7 @@ class Engine:
         self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
     def _learn(self, work: Work, verdict: Verdict, kept: int) -> None:
-        """Count what came of the step, and tell the governor and the drafter."""
+        """Count what came of the step, and tell the governor."""
         sequence, drafted, accepted = work.sequence, len(work.draft), len(verdict.path)
         sequence.counters.count_step(drafted, accepted, now=self._clock())
         self.stats.output_tokens += kept
@@ -221,12 +259,11 @@ class Engine:
         self.stats.accepted += accepted
         if drafted and sequence.finish is None:
             self._governor.learn(sequence, drafted=drafted, accepted=accepted)
-            self.drafters[sequence.drafter or ""].observe(sequence.key, self._view(sequence), accepted)
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
         """Free everything the sequence holds and make its last event, out of `event` where there is one."""
-        if sequence.lane >= 0 and sequence.drafter is not None:
-            self.drafters[sequence.drafter].stop(sequence.key)
+        if sequence.lane >= 0:
+            self._host.stop(sequence)
         self._scheduler.leave(sequence)
         self._open[sequence.request.id] -= 1
         if not self._open[sequence.request.id]:
@@ -252,27 +289,31 @@ class Engine:
     def _sequences(self) -> list[Sequence]:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
-    def _view(self, sequence: Sequence) -> np.ndarray:
-        """The committed tokens, read-only: drafters are not trusted."""
-        view = self._lanes.tokens_np[sequence.lane, : len(sequence.tokens)]
-        view.flags.writeable = False
-        return view
+    def _abandon_flights(self) -> None:
+        if self._flights is not None:
+            self._flights.abandon([*self._scheduler.running, *self._scheduler.leaving])
+            for sequence in [*self._scheduler.leaving]:
+                self._scheduler.release(sequence)
 
-    def _ask(self, work: Work) -> Ask:
-        sequence = work.sequence
-        return Ask(
-            key=sequence.key,
-            lane=sequence.lane,
-            tokens=self._view(sequence),
-            max_draft=work.max_draft,
-            sampler=sequence.sampler,
-            rule=sequence.request.speculation.rule,
+    def _open_skies(self, config: EngineConfig, rounds: Rounds | None) -> Flights | None:
+        if rounds is None:
+            if config.synthetic_acceptance:
+                raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
+            return None
+        rounds.synthetic_acceptance = config.synthetic_acceptance
+        return Flights(
+            rounds,
+            drafters=self.drafters,
+            pool=self._cache.pool,
+            max_step_tokens=config.max_step_tokens,
+            clock=self._clock,
         )
 
-    def _charge(self, plan: StepPlan, *, draft: float, verify: float) -> None:
-        """Share the time of the step by rows."""
-        rows = sum(work.rows for work in plan.works)
+    def _charge(self, works: Seq[Work], *, draft: float, verify: float) -> int:
+        """Share the time of the step by rows; returns how many there were."""
+        rows = sum(work.rows for work in works)
         self.stats.rows += rows
-        for work in plan.works:
+        for work in works:
             work.sequence.counters.time_draft += draft * work.rows / rows
             work.sequence.counters.time_verify += verify * work.rows / rows
+        return rows

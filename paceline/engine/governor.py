@@ -1,8 +1,9 @@
 """Decides who drafts how long in a step, and says why where nobody does.
 
 Three things limit a draft: what the user set, the sequence's own pace, and what a drafted token costs on this machine
-(`engine.cost`) against how likely it is right. The scheduler only asks `draft_lengths`; the engine only reports
-`learn` and `measure`.
+(`engine.cost`) against how likely it is right. Where a device knows how long its rounds take, that decides instead of
+the last: the length from which all together get the most tokens a second, which may be none. The scheduler only asks
+`draft_lengths`; the engine only reports `learn` and `measure`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.sequence import Sequence
+from paceline.runner.rounds import Rounds
 
 
 class Governor:
-    def __init__(self, config: EngineConfig, drafters: Mapping[str, Guard]) -> None:
+    def __init__(
+        self, config: EngineConfig, drafters: Mapping[str, Guard], *, max_context: int, rounds: Rounds | None = None
+    ) -> None:
         self.cost = CostModel()
         self._config = config
         self._drafters = drafters
+        self._max_context = max_context
+        self._rounds = rounds
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
         `off_reason` where it is 0."""
         wishes = [self._wish(sequence, running) for sequence in sequences]
+        wishes = self._within_a_round(sequences, wishes)
         total = min(rows, self._config.max_draft_tokens)
         lengths = fair_split(wishes, total)
         for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
@@ -38,46 +45,93 @@ class Governor:
         sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
 
     def _wish(self, sequence: Sequence, running: int) -> int:
-        # A round gives one token more than it accepts: the last token allowed never needs a draft.
-        useful = sequence.max_length - len(sequence.tokens) - 1
-        if sequence.drafter is None or not useful:
+        useful = self._useful(sequence)
+        if sequence.drafter is None or useful <= 0:
             return 0
         sequence.off_reason = self._reason_against(sequence, running)
         if sequence.off_reason is not None:
             return 0
-        affordable = self._affordable(sequence)
-        if affordable == 0:
-            return 0
-        limits = [useful, self._config.max_draft, self._drafters[sequence.drafter].max_draft, sequence.pace.length]
-        if affordable is not None:
-            limits.append(affordable)
+        limits = [useful, self._config.max_draft, self._longest(sequence.drafter)]
         if sequence.request.speculation.max_draft is not None:
             limits.append(sequence.request.speculation.max_draft)
+        if not self._config.fixed_draft:
+            affordable = self._affordable(sequence)
+            limits += [sequence.pace.length] if affordable is None else [sequence.pace.length, affordable]
         return min(limits)
+
+    def _useful(self, sequence: Sequence) -> int:
+        """The longest draft that could matter: a round gives one token more than it accepts, so the last token allowed
+        never needs a draft. With steps in the air, one that matters if they bring as little as they can, and that
+        stays inside the context if they bring all."""
+        ahead = len(sequence.tokens) + sequence.air.sure + 1
+        return min(sequence.max_length - ahead, self._max_context - sequence.longest - 1)
+
+    def _longest(self, drafter: str) -> int:
+        limits = [self._drafters[drafter].max_draft] if drafter in self._drafters else []
+        if self._rounds is not None and drafter in self._rounds.drafters:
+            limits.append(self._rounds.max_draft)
+        return min(limits)
+
+    def _within_a_round(self, sequences: Seq[Sequence], wishes: list[int]) -> list[int]:
+        """Cut all wishes to the draft length with the most tokens a second, where the device has measured rounds."""
+        drafting = [sequence for sequence, wish in zip(sequences, wishes, strict=True) if wish]
+        if self._rounds is None or not drafting or not self._judges_cost:
+            return wishes
+        speeds = []
+        for length in range(max(wishes) + 1):
+            seconds = self._rounds.round_seconds(len(sequences), length)
+            if seconds is None:
+                return wishes
+            speeds.append(self._expected(sequences, wishes, length) / seconds)
+        best = speeds.index(max(speeds))
+        if best:
+            return [min(wish, best) for wish in wishes]
+        for sequence in drafting:
+            if not sequence.pace.probing:
+                self._pause(sequence, "paused: plain rounds make more tokens a second")
+                wishes[sequences.index(sequence)] = 0
+        return wishes
+
+    def _expected(self, sequences: Seq[Sequence], wishes: Seq[int], length: int) -> float:
+        """Tokens of a round in which nobody drafts more than `length`."""
+        drafts = zip(sequences, wishes, strict=True)
+        return sum(sum(sequence.pace.rate**i for i in range(min(wish, length) + 1)) for sequence, wish in drafts)
+
+    @property
+    def _judges_cost(self) -> bool:
+        return self._config.measure_cost and not self._config.fixed_draft
 
     def _affordable(self, sequence: Sequence) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
-        if not self._config.measure_cost:
+        if not self._judges_cost or self._knows_rounds:
             return None
         drafter, pace = sequence.drafter or "", sequence.pace
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
         if length == 0:
-            reason = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
-            output_tokens = len(sequence.tokens) - sequence.prompt_length
-            pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
-            sequence.off_reason = reason
+            self._pause(
+                sequence, f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
+            )
         return length
 
+    @property
+    def _knows_rounds(self) -> bool:
+        return self._rounds is not None and self._rounds.round_seconds(1, 0) is not None
+
+    def _pause(self, sequence: Sequence, reason: str) -> None:
+        output_tokens = len(sequence.tokens) - sequence.prompt_length
+        sequence.pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
+        sequence.off_reason = reason
+
     def _reason_against(self, sequence: Sequence, running: int) -> str | None:
-        config, drafter = self._config, self._drafters[sequence.drafter or ""]
-        if drafter.out is not None:
+        config, drafter = self._config, self._drafters.get(sequence.drafter or "")
+        if drafter is not None and drafter.out is not None:
             return drafter.out
         if running > config.max_draft_batch:
             return f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}"
         if len(sequence.tokens) > config.max_draft_context:
             return f"{len(sequence.tokens)} tokens of context, more than max_draft_context {config.max_draft_context}"
-        if sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
+        if not config.fixed_draft and sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
             return sequence.pace.reason
         return None
 

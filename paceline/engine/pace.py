@@ -25,7 +25,7 @@ class Pace:
     _accepted: int = 0
     _resume_at: int = 0  # output tokens
     _strikes: int = 0  # pauses without anything good between them
-    _probing: bool = False  # the next draft is made whatever it costs
+    _probing: bool = False
     _right: float = 0.0  # tokens judged lately that were right, and all that were judged
     _judged: float = 0.0
 
@@ -33,6 +33,11 @@ class Pace:
     def rate(self) -> float:
         """How likely a drafted token is right, given that those before it are."""
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
+
+    @property
+    def probing(self) -> bool:
+        """A pause is over: the next draft is made whatever it costs, to see whether things have changed."""
+        return self._probing
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at

@@ -3,7 +3,10 @@
 
 Order of the budget: one row for each decoding sequence; then drafts and prefill chunks, each sure of half of what is
 left, and split fairly so that a short prompt is not stuck behind a long one. When pages run out, drafts are dropped
-first; then the sequence that came last gives its pages up and is computed again later.
+first; then the sequence that came last gives its pages up and is computed again later. While steps are in the air
+nobody is made to yield: the plan says that it falls short, everything lands, and there is a new plan.
+
+A sequence that ends in the air keeps its lane and its pages until the last step that may write to them has landed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
+from paceline.engine.air import Air
 from paceline.engine.governor import Governor, fair_split
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
@@ -30,7 +34,7 @@ class Work:
     start: int
     count: int
     max_draft: int = 0
-    draft: Draft = EMPTY
+    draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
     first_out: int = 0  # of its rows among the outputs of the pass
 
     @property
@@ -40,7 +44,7 @@ class Work:
     @property
     def samples(self) -> bool:
         """True when the last committed token is among the rows, so that the next one can be drawn."""
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.start + self.count == self.sequence.longest
 
     @property
     def outs(self) -> int:
@@ -58,23 +62,34 @@ class StepPlan:
     """Who computes what, with the pages reserved."""
 
     works: list[Work] = field(default_factory=list)
-    started: list[Sequence] = field(default_factory=list)  # got a lane in this step
-    preempted: list[Sequence] = field(default_factory=list)  # lost theirs
+    preempted: list[Sequence] = field(default_factory=list)  # lost their lane
+    falls_short: bool = False  # of pages: land everything and plan again
 
 
 class Scheduler:
     def __init__(self, config: EngineConfig, *, lanes: Lanes, cache: KVCache, governor: Governor) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
+        self.leaving: list[Sequence] = []  # ended while in the air
         self._config = config
         self._lanes = lanes
         self._cache = cache
         self._governor = governor
         self._turn = 0  # where the row budget starts when it does not reach everybody
 
+    def admit(self) -> list[Sequence]:
+        """Those that get a lane now."""
+        started: list[Sequence] = []
+        while self.waiting and self._lanes.free:
+            pages = len(self.waiting[0].tokens) // PAGE_SIZE + 1
+            if (self.running or self.leaving) and not self._cache.pool.can_take(pages):
+                break
+            started.append(self.waiting.popleft())
+            self._enter(started[-1])
+        return started
+
     def plan(self) -> StepPlan:
         plan = StepPlan()
-        self._admit(plan)
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
@@ -82,20 +97,20 @@ class Scheduler:
         return plan
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence ended: free all it holds."""
+        """The sequence ended: free all it holds, or see to it that its last flight does."""
         if sequence.lane < 0:
             self.waiting.remove(sequence)
+        elif sequence.air.flights:
+            self.running.remove(sequence)
+            self.leaving.append(sequence)
+            sequence.air.left = True
         else:
             self._withdraw(sequence)
 
-    def _admit(self, plan: StepPlan) -> None:
-        while self.waiting and self._lanes.free:
-            sequence = self.waiting[0]
-            pages = len(sequence.tokens) // PAGE_SIZE + 1
-            if self.running and not self._cache.pool.can_take(pages):
-                return
-            self._enter(self.waiting.popleft())
-            plan.started.append(sequence)
+    def release(self, sequence: Sequence) -> None:
+        """The last flight of a sequence that left has landed."""
+        self.leaving.remove(sequence)
+        self._free(sequence)
 
     def _enter(self, sequence: Sequence) -> None:
         tokens = np.asarray(sequence.tokens, dtype=np.int32)
@@ -111,17 +126,22 @@ class Scheduler:
         self.running.append(sequence)
 
     def _withdraw(self, sequence: Sequence) -> None:
-        assert sequence.span is not None
         self.running.remove(sequence)
+        self._free(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        assert sequence.span is not None
+        assert not sequence.air.flights, "a lane is freed while a step in the air may write to it"
         self._cache.close(sequence.span)
         self._lanes.give_back(sequence.lane)
-        sequence.span, sequence.lane = None, -1
+        sequence.span, sequence.lane, sequence.air = None, -1, Air()
 
     def _divide_rows(self) -> list[Work]:
         """Works in order of admission. Rows are counted as if every draft came out as long as allowed."""
         room = self._config.max_step_tokens
-        decoding = [sequence for sequence in self.running if sequence.todo == 1]
-        prefilling = [sequence for sequence in self.running if sequence.todo > 1]
+        going = [sequence for sequence in self.running if not sequence.is_ending]
+        decoding = [sequence for sequence in going if sequence.todo == 1]
+        prefilling = [sequence for sequence in going if sequence.todo > 1]
         seats = max(room - bool(prefilling), 1)
         if len(decoding) > seats:  # take turns
             self._turn = (self._turn + seats) % len(decoding)
@@ -129,7 +149,7 @@ class Scheduler:
         room -= len(decoding)
         prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2)
         drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
-        works = [Work(s, start=len(s.tokens) - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
+        works = [Work(s, start=s.longest - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
         return works + self._divide_prefill(prefilling, room - sum(drafts))
 
     def _divide_prefill(self, prefilling: list[Sequence], room: int) -> list[Work]:
@@ -138,7 +158,7 @@ class Scheduler:
         for sequence, count in zip(prefilling, counts, strict=True):
             if count:
                 assert sequence.span is not None
-                works.append(Work(sequence, start=sequence.span.committed, count=count))
+                works.append(Work(sequence, start=sequence.span.committed + sequence.air.rows, count=count))
         return works
 
     def _reserve(self, work: Work, plan: StepPlan) -> bool:
@@ -148,6 +168,9 @@ class Scheduler:
         if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
             work.max_draft, sequence.off_reason = 0, "no page was free for a draft"
         while not self._cache.can_reserve(sequence.span, end):
+            if self.leaving or any(other.air.flights for other in self.running):
+                plan.falls_short = True
+                return False
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is sequence:
@@ -162,7 +185,4 @@ class Scheduler:
         self._withdraw(sequence)
         sequence.counters.preemptions += 1
         self.waiting.appendleft(sequence)
-        if sequence in plan.started:
-            plan.started.remove(sequence)
-        else:
-            plan.preempted.append(sequence)
+        plan.preempted.append(sequence)

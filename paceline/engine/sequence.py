@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.detokenizer import TextStream
+from paceline.engine.air import Air
 from paceline.engine.pace import Pace
 from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
@@ -18,6 +19,7 @@ class Sequence:
 
     tokens     0 .... prompt .... output ....│
     computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
+    in the air                               │ `air.sure` to `air.most` tokens more, where a device runs steps
     """
 
     key: int  # unique in the engine
@@ -35,6 +37,7 @@ class Sequence:
     pace: Pace
     lane: int = -1
     span: Span | None = None
+    air: Air = field(default_factory=Air)
     finish: Finish | None = None
     stopped_by: str | int | None = None
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
@@ -46,7 +49,17 @@ class Sequence:
     @property
     def todo(self) -> int:
         assert self.span is not None, "a waiting sequence has nothing to do yet"
-        return len(self.tokens) - self.span.committed
+        return 1 if self.air.most else len(self.tokens) - self.span.committed - self.air.rows
+
+    @property
+    def longest(self) -> int:
+        """What it may have come to once everything in the air has landed."""
+        return len(self.tokens) + self.air.most
+
+    @property
+    def is_ending(self) -> bool:
+        """True when what is in the air surely takes it to its last token."""
+        return len(self.tokens) + self.air.sure >= self.max_length
 
     @property
     def wants_prompt_logprobs(self) -> bool:

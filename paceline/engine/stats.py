@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from paceline.runner.rounds import Times
 
 
 @dataclass(slots=True)
@@ -37,7 +40,8 @@ class Counters:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the engine began. Times are seconds spent in each part of a step."""
+    """Totals since the engine began. Times are seconds spent in each part of a step; where a device runs it, `draft`,
+    `verify` and `accept` are the device's, at the same time as the host's."""
 
     steps: int = 0
     rows: int = 0
@@ -46,22 +50,37 @@ class EngineStats:
     accepted: int = 0
     preemptions: int = 0
     finished: int = 0
+    wasted: int = 0  # parts of steps on a device whose sequence had already ended
+    synthetic_acceptance: float = 0.0  # above 0: drafts were accepted by a coin, and no text means anything
     time_plan: float = 0.0
     time_draft: float = 0.0
     time_verify: float = 0.0
     time_accept: float = 0.0
     time_emit: float = 0.0
-
-    @property
-    def time_host(self) -> float:
-        """Everything but forward passes and drafting."""
-        return self.time_plan + self.time_accept + self.time_emit
+    time_host: float = 0.0  # the host at work: everything but forward passes, drafting, and waiting
+    time_wait: float = 0.0  # the host with nothing to do but wait for a device
 
     def count(self, clock: Sequence[float]) -> None:
-        """A step, with the times between its parts: plan, draft, verify, accept, emit."""
+        """A step on the host, with the times between its parts: plan, draft, verify, accept, emit."""
+        plan, draft, verify, accept, emit = (after - before for before, after in pairwise(clock))
         self.steps += 1
-        self.time_plan += clock[1] - clock[0]
-        self.time_draft += clock[2] - clock[1]
-        self.time_verify += clock[3] - clock[2]
-        self.time_accept += clock[4] - clock[3]
-        self.time_emit += clock[5] - clock[4]
+        self.time_plan += plan
+        self.time_draft += draft
+        self.time_verify += verify
+        self.time_accept += accept
+        self.time_emit += emit
+        self.time_host += plan + accept + emit
+
+    def count_launch(self, seconds: float) -> None:
+        self.time_plan += seconds
+        self.time_host += seconds
+
+    def count_landing(self, times: Times, *, waited: float, seconds: float) -> None:
+        """A step of a device has landed, which took the host `seconds` with the waiting."""
+        self.steps += 1
+        self.time_draft += times.draft
+        self.time_verify += times.verify
+        self.time_accept += times.accept
+        self.time_emit += seconds - waited
+        self.time_host += seconds - waited
+        self.time_wait += waited

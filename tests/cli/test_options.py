@@ -29,6 +29,8 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "acceptance_window": ("10", 10),
     "pause_tokens": ("7", 7),
     "drafter_timeout": ("0.5", 0.5),
+    "fixed_draft": ("", True),
+    "synthetic_acceptance": ("0.8", 0.8),
 }
 SAMPLING: dict[str, tuple[str, Any]] = {
     "temperature": ("0.3", 0.3),

@@ -1,0 +1,48 @@
+"""How far a drafter on the device has read each sequence: it can only draft for what it knows.
+
+    committed      0 .................. L-2  L-1 │
+    in step        0 ........ s-1                │      may draft if s >= L - 2: the first pass reads the last two
+
+A step that drafts leaves the drafter in step. Plain ones, a prompt whose pages came from the prefix cache, and steps
+on the host do not; what is missing is then read as chunks of its own. The drafter keeps its keys and values under the
+target's page ids, so a page from the prefix cache may hold them already: its epoch tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from paceline.engine.sequence import Sequence
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kv.pages import PagePool
+
+
+class Reading:
+    def __init__(self, readers: Collection[str], pool: PagePool) -> None:
+        self._pool = pool
+        self._filled = {name: [-1] * pool.num_pages for name in readers}  # epoch in which the whole page was read
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence got its lane: some of its pages may have been read for another."""
+        filled, span = self._filled.get(sequence.drafter or ""), sequence.span
+        assert span is not None
+        known = 0
+        while filled and known < len(span.pages) and filled[span.pages[known]] == self._pool.epochs[span.pages[known]]:
+            known += 1
+        sequence.air.filled, sequence.air.in_step = known, known * PAGE_SIZE
+
+    def reach(self, sequence: Sequence, position: int) -> None:
+        """Everything before `position` has been read, or will have been by the time the next launch begins."""
+        air, span, filled = sequence.air, sequence.span, self._filled[sequence.drafter or ""]
+        assert span is not None
+        air.in_step = max(air.in_step, position)
+        for page in span.pages[air.filled : air.in_step // PAGE_SIZE]:
+            filled[page] = self._pool.epochs[page]
+        air.filled = max(air.filled, air.in_step // PAGE_SIZE)
+
+    def missing(self, sequence: Sequence) -> range | None:
+        """Positions to be read before the next launch can draft; None: not known while a draft is in the air."""
+        air = sequence.air
+        if air.most > air.sure:
+            return range(0) if air.drafts else None
+        return range(air.in_step, len(sequence.tokens) + air.sure - 2)

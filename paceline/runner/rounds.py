@@ -1,0 +1,322 @@
+"""Steps that a device runs without the host: what is asked of it, and an implementation for any torch device.
+
+A step is launched and landed. `launch` says which sequences take part and returns at once; the device reads the chunks
+of prompts, then runs one *round* over all seats: draft, verify, accept. Tokens, lengths and page tables live on the
+device (`runner.state`), so that a step can be launched before the one before it has come to an end; `collect` says
+what became of it.
+
+    host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
+    device             │ step 1 ······│ step 2 ········│ step 3 ······
+
+What always holds: steps take effect in the order of their launches, `write` and `set_pages` before the launches that
+follow them; nothing waits for the device but `collect`; a device never writes to a page that is not in the lane's part
+of the page table (or is the scratch page).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.kernels import round_reference as ops
+from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.runner.state import DeviceState
+from paceline.sampling import Sampler
+
+Ticket = Any
+"""Whatever a `launch` hands out for its `collect`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One decoding sequence of a round, with at most `max_draft` drafted tokens; 0: plain."""
+
+    lane: int
+    max_draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Committed tokens [start, start + count) of a lane to be read."""
+
+    lane: int
+    start: int
+    count: int
+    draws: bool  # the last committed token is among them: draw and append the next one
+    target: bool = True  # the target reads them
+    drafts: bool = False  # the drafter of the launch reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What became of a seat or of a chunk that draws: `tokens` are the accepted drafted ones and the target's own."""
+
+    accepted: int
+    drafted: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of the device; 0.0 where unknown."""
+
+    step: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+
+
+class Rounds(Protocol):
+    """Steps on a device. One thread, calls in order; nothing waits for the device but `collect`."""
+
+    drafters: Collection[str]  # those that the device can run
+    readers: Collection[str]  # of them, those with a KV memory of their own: they must read what a lane says
+    max_draft: int  # of a seat
+    synthetic_acceptance: float  # above 0: a coin decides on drafted tokens, for measurements; set before any launch
+
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        """A sequence enters the lane, or the host has changed it: its committed tokens int32 [length] and what is
+        asked of sampling. The lane has no pages until they are set."""
+
+    def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
+        """Entries `first`, first + 1, … of the lane's page table."""
+
+    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+        """Read the chunks, in order, then run a round over the seats. `drafter` reads and drafts; no sequence of the
+        step can get longer than `context`. A seat that drafts with a reader has had all positions read by it but the
+        last two committed ones, which every first pass of a draft reads anyway."""
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        """Wait for a step, each once and in order: chunks (None where nothing was drawn), seats, times."""
+
+    def round_seconds(self, batch: int, draft: int) -> float | None:
+        """How long a round of so many seats takes where each has so many drafted tokens; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The n-gram drafter, run by the device."""
+
+    min_ngram: int = 1
+    max_ngram: int = 6
+
+
+class PortableRounds:
+    """Implements Rounds with a Forward and plain torch. Everything is done by the time `launch` returns: it shows what
+    a device must do, and lets the engine's way of flying be tested on a CPU, but saves no time."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        lanes: int,
+        max_context: int,
+        max_draft: int,
+        drafters: Mapping[str, Forward | Lookup] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._drafters = dict(drafters or {})
+        self.drafters: Collection[str] = self._drafters.keys()
+        self.readers: Collection[str] = [name for name, by in self._drafters.items() if not isinstance(by, Lookup)]
+        self.max_draft = max_draft
+        self.synthetic_acceptance = 0.0
+        self._forward = forward
+        self._scratch_page = forward.kv.num_pages
+        self._state = DeviceState(
+            lanes=lanes, width=max_context + max_draft + 2, scratch_page=self._scratch_page, device=device
+        )
+
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        state, params = self._state, sampler.params
+        state.tokens[lane, : len(tokens)] = torch.from_numpy(tokens.astype(np.int32)).to(state.device)
+        state.lengths[lane] = len(tokens)
+        state.pages[lane] = self._scratch_page
+        state.inverse_temperature[lane] = 0.0 if sampler.greedy else 1.0 / params.temperature
+        state.top_k[lane] = min(params.top_k, self._forward.vocab_size)
+        state.top_p[lane] = params.top_p
+        state.min_p[lane] = params.min_p
+        state.seed[lane] = int(np.uint64(sampler.seed).view(np.int64))
+
+    def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
+        new = torch.tensor(pages, dtype=torch.int32, device=self._state.device)
+        self._state.pages[lane, first : first + len(pages)] = new
+
+    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+        clock = [time.perf_counter()]
+        self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
+        read = self._read(chunks)
+        clock.append(time.perf_counter())
+        drafted = self._draft(seats, drafter)
+        clock.append(time.perf_counter())
+        targets = self._verify(seats, drafted)
+        clock.append(time.perf_counter())
+        landed = self._accept(seats, drafted, targets)
+        clock.append(time.perf_counter())
+        parts = [after - before for before, after in itertools.pairwise(clock)]
+        return read, landed, Times(clock[-1] - clock[0], *parts[1:])
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        chunks, seats, times = ticket
+        return chunks, seats, times
+
+    def round_seconds(self, batch: int, draft: int) -> float | None:
+        return None
+
+    def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
+        """The target's pass over prompts, and the first token of each that ends here."""
+        reading = [chunk for chunk in chunks if chunk.target]
+        if not reading:
+            return [None] * len(chunks)
+        ends = itertools.accumulate(chunk.count for chunk in reading)
+        outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
+        logits = self._run(self._forward, self._chunk_rows(reading, outs)).logits
+        lanes = self._ints([chunk.lane for chunk in reading if chunk.draws])
+        targets = self._ints([0] * len(lanes))
+        if len(lanes):
+            ops.draw(logits, self._state, lanes=lanes, out=targets)
+        landed = iter(self._settle(lanes, targets, roots=self._ints(range(len(lanes))), longest=0))
+        return [next(landed) if chunk.draws else None for chunk in chunks]
+
+    def _read_along(self, chunks: Sequence[Chunk], drafter: str | None) -> None:
+        by = self._drafters[drafter or ""] if chunks else Lookup()
+        if not isinstance(by, Lookup):
+            self._run(by, self._chunk_rows(chunks, []))
+
+    def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
+        """Guesses behind the committed tokens of each seat; how many, one a seat."""
+        limits = [seat.max_draft for seat in seats]
+        if drafter is None or not any(limits):
+            return [0] * len(seats)
+        by = self._drafters[drafter]
+        if isinstance(by, Lookup):
+            return self._look_up(seats, by)
+        for turn in range(max(limits)):
+            self._guess(by, [seat.lane for seat in seats if seat.max_draft > turn], turn)
+        return limits
+
+    def _guess(self, model: Forward, lanes: Sequence[int], turn: int) -> None:
+        """One more token for each lane. The first pass reads the last two committed tokens: after a draft that was
+        accepted to its end the last drafted one has not been read."""
+        seats, count = self._ints(lanes), 2 if turn == 0 else 1
+        batch, _ = self._seat_rows(seats, [count] * len(lanes), first=turn - count)
+        last = batch.row_starts[1:] - 1
+        logits = self._in_target_vocabulary(self._run(model, replace(batch, logit_rows=last)).logits)
+        ops.draw(logits, self._state, lanes=seats, offset=turn, out=torch.empty_like(seats), push=True)
+
+    def _look_up(self, seats: Sequence[Seat], by: Lookup) -> list[int]:
+        found = self._ints([0] * len(seats))
+        ops.lookup(
+            self._state,
+            seats=self._ints([seat.lane for seat in seats]),
+            limits=self._ints([seat.max_draft for seat in seats]),
+            min_ngram=by.min_ngram,
+            max_ngram=by.max_ngram,
+            found=found,
+        )
+        return [int(count) for count in found]
+
+    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> Tensor:
+        """What the target draws [rows] after the last committed and every drafted token of each seat."""
+        if not seats:
+            return self._ints([])
+        lanes = self._ints([seat.lane for seat in seats])
+        batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
+        targets = torch.empty_like(owners)
+        logits = self._run(self._forward, batch).logits
+        ops.draw(logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
+        return targets
+
+    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor) -> list[Landed]:
+        row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
+        lanes = self._ints([seat.lane for seat in seats])
+        return self._settle(lanes, targets, row_starts=row_starts, longest=max(drafted, default=0))
+
+    def _settle(
+        self,
+        seats: Tensor,
+        targets: Tensor,
+        *,
+        longest: int,
+        row_starts: Tensor | None = None,
+        roots: Tensor | None = None,
+    ) -> list[Landed]:
+        """Accept, move lengths on, and say what happened."""
+        if not len(seats):
+            return []
+        out = torch.zeros((len(seats), 2 + 2 * (longest + 1)), dtype=torch.int32, device=self._state.device)
+        ops.accept(
+            self._state,
+            seats=seats,
+            targets=targets,
+            out=out,
+            row_starts=row_starts,
+            roots=roots,
+            synthetic_acceptance=self.synthetic_acceptance,
+        )
+        return [read_landed(row) for row in out.tolist()]
+
+    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
+        """Rows from each seat's length + `first` on, all with logits, and the lane of each row."""
+        tokens, positions, slots, owners = (self._ints([0] * sum(counts)) for _ in range(4))
+        row_starts = self._ints([0] * (len(counts) + 1))
+        ops.layout(
+            self._state,
+            seats=seats,
+            counts=self._ints(counts),
+            first=first,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            owners=owners,
+            row_starts=row_starts,
+        )
+        bases = positions[row_starts[1:].long() - 1] + 1
+        rows = self._ints(range(len(tokens)))
+        return Batch(tokens, positions, slots, row_starts, bases, self._page_table(seats, bases), rows), owners
+
+    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int]) -> Batch:
+        state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]
+        seats = self._ints([chunk.lane for chunk in chunks])
+        counts = self._ints([chunk.count for chunk in chunks])
+        owners = seats.repeat_interleave(counts).long()
+        positions = self._ints([*itertools.chain(*places)])
+        bases = self._ints([place.stop for place in places])
+        return Batch(
+            tokens=state.tokens[owners, positions.long()],
+            positions=positions,
+            slots=state.pages[owners, positions.long() // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
+            row_starts=self._ints([0, *itertools.accumulate(chunk.count for chunk in chunks)]),
+            bases=bases,
+            page_table=self._page_table(seats, bases),
+            logit_rows=self._ints(outs),
+        )
+
+    def _page_table(self, seats: Tensor, bases: Tensor) -> Tensor:
+        return self._state.pages[seats.long(), : -(-int(bases.max()) // PAGE_SIZE)].contiguous()
+
+    def _run(self, forward: Forward, batch: Batch) -> Output:
+        """A drafter may meet a token of the target that it has no row for: any other will do."""
+        return forward(replace(batch, tokens=batch.tokens.clamp(max=forward.vocab_size - 1)))
+
+    def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
+        """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
+        missing = self._forward.vocab_size - logits.shape[1]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)  # a negative width cuts
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._state.device)
+
+
+def read_landed(row: Sequence[int]) -> Landed:
+    """From what acceptance writes for a seat: accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ …"""
+    accepted, drafted = row[0], row[1]
+    longest = len(row) // 2 - 2
+    old = row[3 + longest : 3 + longest + drafted]
+    return Landed(accepted=accepted, drafted=tuple(old), tokens=tuple(row[2 : 3 + accepted]))
