@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import NoReturn, Protocol
 
 from paceline import __version__
-from paceline.cli import chat, demo, generate, inspect
+from paceline.cli import bench, chat, demo, generate, inspect
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
 
 
@@ -37,7 +37,13 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Mapping[str, Command] = {"generate": generate, "chat": chat, "inspect": inspect, "demo": demo}
+COMMANDS: Mapping[str, Command] = {
+    "generate": generate,
+    "chat": chat,
+    "inspect": inspect,
+    "bench": bench,
+    "demo": demo,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,7 +81,7 @@ def _run(argv: list[str]) -> int:
         parser.print_help()
         return 0
     if unknown:
-        raise _unknown(unknown[0], parsers[args.command])
+        raise _unknown(unknown[0], getattr(args, "parser", parsers[args.command]))  # of the command within a command
     _accept_any_text()
     _start_log(verbose=args.verbose)
     return COMMANDS[args.command].run(args)

@@ -1,0 +1,1 @@
+"""Measurements that a user can repeat on his own machine. Numbers come with what they were measured on."""

@@ -1,0 +1,168 @@
+"""From runs to what is printed: medians, ratios of runs of the same round, and the distance to the bandwidth limit.
+
+Whatever a synthetic acceptance has a part in says so in its name: `synthetic_speculative`, `synthetic_ratio`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.bench.engine import Measured, Mode, Run
+
+Record = dict[str, Any]
+PARTS = ("draft", "verify", "accept", "host", "wait")  # of a step
+DEFINITION = "tok_s: tokens after every request had its first / seconds from that moment to the last token"
+BANDWIDTH = "limit: bytes a step must read (weights, KV of the mean context) / bandwidth of a copy in device memory"
+
+
+def record(measured: Measured, *, command: str) -> Record:
+    setup = measured.setup
+    return {
+        "benchmark": "engine",
+        "definition": DEFINITION,
+        "total_definition": "total_tok_s: all output tokens / seconds from submission, prompts included",
+        "bandwidth_definition": BANDWIDTH,
+        "acceptance": "real" if setup.acceptance is None else f"synthetic {setup.acceptance:g}",
+        "command": command,
+        "setup": asdict(setup),
+        "machine": dict(measured.machine),
+        "copy_bandwidth": measured.bandwidth,
+        "interleaved": measured.interleaved,
+        "engines": {mode: dict(facts) for mode, facts in measured.engines.items()},
+        "batches": [_batch(measured, batch) for batch in setup.batches],
+    }
+
+
+def _batch(measured: Measured, batch: int) -> Record:
+    prefix = "synthetic_" if measured.setup.synthetic else ""
+    found: Record = {"batch": batch, "plain": _mode(measured, batch, "plain")}
+    if _runs(measured, batch, "speculative"):
+        found[f"{prefix}speculative"] = _mode(measured, batch, "speculative")
+        found[f"{prefix}ratio"] = ratio(measured, batch, "speculative")
+        if not prefix:
+            found["same_tokens"] = same_tokens(measured, batch)
+    if _runs(measured, batch, "off"):
+        found["off"] = _mode(measured, batch, "off")
+        found["off_ratio"] = ratio(measured, batch, "off")
+    return found
+
+
+def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
+    runs = _runs(measured, batch, mode)
+    speeds = [run.tok_s for run in runs]
+    step = _median(runs, lambda run: run.seconds / run.steps)
+    limit = _median(runs, lambda run: limit_seconds(measured, run))
+    drafted = sum(run.drafted for run in runs)
+    return {
+        "tok_s": statistics.median(speeds),
+        "tok_s_runs": speeds,
+        "total_tok_s": _median(runs, lambda run: run.total_tok_s),
+        "tokens_per_round": _median(runs, lambda run: run.tokens / run.turns),
+        "accepted_share": sum(run.accepted for run in runs) / drafted if drafted else None,
+        "step_ms": 1e3 * step,
+        "parts_ms": {part: _part_ms(runs, part) for part in PARTS},
+        "host_share": _median(runs, lambda run: run.host_seconds / run.seconds),
+        "gpu_idle": _gpu_idle(measured, runs),
+        "limit_ms": 1e3 * limit,
+        "bandwidth_fraction": _median(runs, lambda run: limit_seconds(measured, run) / (run.seconds / run.steps)),
+        "preemptions": sum(run.preemptions for run in runs),
+    }
+
+
+def limit_seconds(measured: Measured, run: Run) -> float:
+    """What memory alone would need for the mean step of a run."""
+    setup = measured.setup
+    sequences = run.turns / run.steps
+    need = measured.bytes[run.mode].a_step(
+        sequences=sequences,
+        context=setup.prompt_tokens + setup.output_tokens / 2,
+        draft_passes=run.drafted / run.turns,
+    )
+    return need / measured.bandwidth
+
+
+def ratio(measured: Measured, batch: int, mode: Mode) -> float:
+    """Median over rounds of how much faster than plain it was."""
+    plain = {run.round: run.tok_s for run in _runs(measured, batch, "plain")}
+    return statistics.median(run.tok_s / plain[run.round] for run in _runs(measured, batch, mode))
+
+
+def same_tokens(measured: Measured, batch: int) -> str:
+    """How many requests were told the same with and without speculation."""
+    plain, mine = (_runs(measured, batch, mode)[0].outputs for mode in ("plain", "speculative"))
+    return f"{sum(a == b for a, b in zip(plain, mine, strict=True))}/{batch}"
+
+
+def _runs(measured: Measured, batch: int, mode: str) -> list[Run]:
+    return [run for run in measured.runs if (run.batch, run.mode) == (batch, mode)]
+
+
+def _median(runs: Sequence[Run], of: Callable[[Run], float]) -> float:
+    return statistics.median(map(of, runs))
+
+
+def _part_ms(runs: Sequence[Run], part: str) -> float:
+    return _median(runs, lambda run: 1e3 * float(getattr(run, f"{part}_seconds")) / run.steps)
+
+
+def _gpu_idle(measured: Measured, runs: Sequence[Run]) -> float | None:
+    """The share of the time in which no part of a round ran on the device; None on a CPU, or without its clocks."""
+    if measured.machine["device"] != "cuda" or not all(map(_busy, runs)):
+        return None
+    return _median(runs, lambda run: max(0.0, 1 - _busy(run) / run.seconds))
+
+
+def _busy(run: Run) -> float:
+    return run.draft_seconds + run.verify_seconds + run.accept_seconds
+
+
+def text(record: Record) -> str:
+    """For people: what it ran on, and a table."""
+    machine, setup = record["machine"], record["setup"]
+    drafter = f" + {setup['drafter']}, {setup['draft']} drafted" if setup["drafter"] else ""
+    lines = [
+        f"{setup['target']}{drafter} · {setup['prompt_tokens']} tokens in, {setup['output_tokens']} out, greedy",
+        f"{machine.get('gpu') or machine['cpu']} · torch {machine['torch']} · paceline {machine['paceline']} "
+        f"({machine['commit']}) · copy {record['copy_bandwidth'] / 1e9:.0f} GB/s",
+    ]
+    if setup["acceptance"] is not None:
+        lines.append(f"SYNTHETIC acceptance of {setup['acceptance']:g} a position: the text means nothing")
+    if setup["drafter"] and not record["interleaved"]:
+        lines.append("plain and speculative runs did not take turns: no memory for both engines at once")
+    return "\n".join([*lines, "", *_table(record), "", record["definition"], record["bandwidth_definition"]])
+
+
+HEADER = ["batch", "mode", "tok/s", "× plain", "total", "tok/round", "ms/step", *PARTS, "idle", "of limit"]
+MODES = ("plain", "speculative", "synthetic_speculative", "off")
+
+
+def _table(record: Record) -> list[str]:
+    rows = [HEADER]
+    for found in record["batches"]:
+        rows += [_row(found, key) for key in MODES if key in found]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _row(found: Record, key: str) -> list[str]:
+    mode = found[key]
+    over = {
+        "speculative": found.get("ratio"),
+        "synthetic_speculative": found.get("synthetic_ratio"),
+        "off": found.get("off_ratio"),
+    }.get(key)
+    return [
+        str(found["batch"]),
+        key.replace("_", " "),
+        f"{mode['tok_s']:.1f}",
+        "" if over is None else f"{over:.2f}" if key != "off" else f"{over:.3f}",
+        f"{mode['total_tok_s']:.1f}",
+        f"{mode['tokens_per_round']:.2f}",
+        f"{mode['step_ms']:.3f}",
+        *(f"{mode['parts_ms'][part]:.3f}" for part in PARTS),
+        "" if mode["gpu_idle"] is None else f"{mode['gpu_idle']:.1%}",
+        f"{mode['bandwidth_fraction']:.0%}",
+    ]

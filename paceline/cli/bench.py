@@ -1,0 +1,139 @@
+"""Bench: measure this machine.
+
+paceline bench engine --target smollm2 --drafter ngram
+paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import FORMATS, count
+
+if TYPE_CHECKING:
+    from paceline.bench.engine import Setup
+
+ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
+
+tok/s is decode speed: the tokens that came after every request had its first one, by the seconds from that moment to
+the last token. `total` counts all output tokens and all seconds, prompts included. `of limit` is the time that memory
+alone would need to read what a step must read (weights of the target once and of the drafter once a drafted token, keys
+and values of the mean context), by the time that the step took; memory is taken to be as fast as a measured copy.
+
+A shape has random weights, so a drafter guesses nothing right: --acceptance then lets each drafted token count as right
+with that probability. Such numbers are SYNTHETIC, and are called so wherever they appear: they show what a round costs
+and what it would give, not what a model says.
+"""
+SHAPES = "llama-3.1-8b, llama-3.2-1b, qwen3-32b, qwen3-1.7b, smollm2-135m"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", metavar="BENCHMARK", required=True, parser_class=type(parser))
+    engine = kinds.add_parser(
+        "engine",
+        help="decode speed of the engine, by batch size",
+        description=ENGINE,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    engine.set_defaults(parser=engine, measure=_engine)
+    _add_models(engine)
+    _add_work(engine)
+    engine.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log: every run as it ends")
+
+
+def _add_models(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--target",
+        required=True,
+        metavar="MODEL",
+        help=f"a model, or a shape with random weights: {SHAPES}, or a config.json",
+    )
+    parser.add_argument("--drafter", metavar="DRAFTER", help="a model, a shape, or ngram (default: plain runs only)")
+    formats = ", ".join(FORMATS)
+    parser.add_argument("--format", choices=FORMATS, default="auto", metavar="FORMAT", help=f"of the target: {formats}")
+    parser.add_argument(
+        "--drafter-format", choices=FORMATS, metavar="FORMAT", help="of the drafter (default: as the engine chooses)"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
+    parser.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
+
+
+def _add_work(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch", type=_counts, default=(1,), metavar="N,N,…", help="requests at once, such as 1,8,32,64 (default: 1)"
+    )
+    parser.add_argument("--draft", type=count, default=4, metavar="K", help="tokens of every draft (default: 4)")
+    parser.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="P",
+        help="SYNTHETIC: each drafted token counts as right with this probability (default: real comparison)",
+    )
+    parser.add_argument("--prompt-tokens", type=count, default=128, metavar="N", help="of each request (default: 128)")
+    parser.add_argument("--output-tokens", type=count, default=320, metavar="N", help="of each request (default: 320)")
+    parser.add_argument(
+        "--rounds", type=count, default=3, metavar="N", help="repetitions, of which the median counts (default: 3)"
+    )
+    parser.add_argument("--off", action="store_true", help="also measure: drafter configured, speculation off")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and random weights (default: 0)")
+    parser.add_argument("--json", action="store_true", help="everything as JSON in the last line")
+
+
+def run(args: Namespace) -> int:
+    measure: Callable[[Namespace], int] = args.measure
+    return measure(args)
+
+
+def _engine(args: Namespace) -> int:
+    from paceline.bench.engine import measure
+    from paceline.bench.report import record, text
+
+    found = record(measure(_setup(args)), command=shlex.join(["paceline", *sys.argv[1:]]))
+    print(text(found))
+    if args.json:
+        print(json.dumps(found))
+    return 0
+
+
+def _setup(args: Namespace) -> Setup:
+    from paceline.bench.engine import Setup
+
+    return Setup(
+        target=args.target,
+        drafter=args.drafter,
+        batches=args.batch,
+        draft=args.draft,
+        acceptance=args.acceptance,
+        prompt_tokens=args.prompt_tokens,
+        output_tokens=args.output_tokens,
+        format=args.format,
+        drafter_format=args.drafter_format,
+        device=_device(args.device),
+        threads=args.threads,
+        rounds=args.rounds,
+        off=args.off,
+        seed=args.seed,
+    )
+
+
+def _device(name: str) -> str:
+    import torch
+
+    from paceline.errors import InvalidRequest
+
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise InvalidRequest("torch finds no CUDA device; use --device cpu")
+    return name if name != "auto" else "cuda" if there else "cpu"
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(count(word) for word in text.split(","))
+    if len(set(counts)) != len(counts):
+        raise ArgumentTypeError(f"a batch size stands twice in {text!r}")
+    return counts

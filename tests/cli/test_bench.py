@@ -1,0 +1,131 @@
+"""`paceline bench engine` from the command line to its last line of JSON, with tiny random models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench import machine
+from tests.cli.conftest import Cli
+
+SHORT = ("--prompt-tokens", 12, "--output-tokens", 20, "--threads", 1, "--device", "cpu")
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.COPY_BYTES, "cpu", 1 << 20)
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return str(path)
+
+
+def found(cli: Cli, *argv: object) -> tuple[str, dict[str, Any]]:
+    status, out, err = cli("bench", "engine", *SHORT, *argv, "--json")
+    assert (status, err) == (0, "")
+    text, _, last = out.rstrip("\n").rpartition("\n")
+    return text, json.loads(last)
+
+
+def test_plain(cli: Cli, shape: str) -> None:
+    text, record = found(cli, "--target", shape, "--batch", "1,3", "--rounds", 2)
+    one, three = record["batches"]
+    assert (one["batch"], three["batch"]) == (1, 3)
+    assert len(one["plain"]["tok_s_runs"]) == 2
+    assert three["plain"]["tokens_per_round"] == 1.0
+    assert three["plain"]["bandwidth_fraction"] > 0
+    assert three["plain"]["parts_ms"]["verify"] > 0
+    assert record["acceptance"] == "real"
+    assert record["machine"]["cores"] >= 1
+    assert record["engines"]["plain"]["target_weights"] == 4 * weights()
+    assert "speculative" not in three
+    assert "tok/round" in text
+
+
+def weights() -> int:
+    """Parameters of CONFIG that a pass reads: all but the embedding."""
+    layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    return 2 * layer + 64 + 48 * 64
+
+
+def test_ngram_and_speculation_off(cli: Cli, shape: str) -> None:
+    argv = ("--target", shape, "--drafter", "ngram:min_ngram=1", "--batch", 2, "--draft", 3, "--rounds", 1, "--off")
+    _, record = found(cli, *argv)
+    [batch] = record["batches"]
+    assert batch["same_tokens"] == "2/2"
+    assert batch["speculative"]["tokens_per_round"] > 1.0
+    assert batch["off"]["tokens_per_round"] == 1.0
+    assert batch["ratio"] > 0
+    assert batch["off_ratio"] > 0
+    assert record["interleaved"]
+
+
+def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:
+    _, record = found(cli, "--target", shape, "--drafter", shape, "--draft", 3, "--rounds", 1)
+    [batch] = record["batches"]
+    assert batch["same_tokens"] == "1/1"
+    assert batch["speculative"]["tokens_per_round"] > 3  # the same weights: every guess is right
+    assert record["engines"]["speculative"]["drafter_weights"] == 4 * weights()
+
+
+def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
+    _, record = found(cli, "--target", tiny, "--format", "int8", "--rounds", 1)
+    assert record["engines"]["plain"]["target"]
+    assert record["batches"][0]["plain"]["tok_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--target", "no-such-model"], "no model 'no-such-model'"),
+        (["--target", "x", "--off"], "name one with --drafter"),
+        (["--target", "x", "--batch", "1,0"], "a whole number from 1 on is needed, not '0'"),
+        (["--target", "x", "--batch", "2,2"], "a batch size stands twice in '2,2'"),
+        (["--target", "x", "--bach", "2"], "unknown option '--bach'; did you mean '--batch'?"),
+        (["--target", "x", "--format", "int3"], "invalid choice: 'int3'"),
+        ([], "the following arguments are required: --target"),
+    ],
+)
+def test_bad_requests(cli: Cli, argv: list[str], message: str) -> None:
+    status, out, err = cli("bench", "engine", *argv)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_what_to_measure_must_be_said(cli: Cli) -> None:
+    status, _, err = cli("bench")
+    assert status == 2
+    assert "required: BENCHMARK" in err
+
+
+def test_no_gpu_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    status, _, err = cli("bench", "engine", "--target", "x", "--device", "cuda")
+    assert status == 2
+    assert "no CUDA device" in err
+
+
+def test_help_names_every_shape(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.models.shapes import SHAPES
+
+    with pytest.raises(SystemExit):
+        cli("bench", "engine", "--help")
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(name in out for name in SHAPES)
+    assert "SYNTHETIC" in out
