@@ -106,7 +106,7 @@ def _rotate(
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * EACH + tl.arange(0, EACH)  # among the packed ones
-    d = tl.arange(0, HALF)[None, :]
+    d = tl.arange(0, HALF)[None, :] + (head * 0)[:, None]  # of full shape, so that all loads have one layout
     inside = d < HEAD_DIM // 2
     mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside
     is_query = head < HEADS
@@ -141,11 +141,13 @@ def _rotate(
     tl.store(target + HEAD_DIM // 2, turned2, mask=is_query[:, None] & inside)
     place = (slot // PAGE) * (KV_HEADS * PAGE * HEAD_DIM) + (slot % PAGE) * HEAD_DIM  # of head 0 in the page
     target = keys + place + (head - HEADS)[:, None] * (PAGE * HEAD_DIM) + d
-    tl.store(target, _narrow(turned1, keys, LIMIT), mask=is_key[:, None] & inside)
-    tl.store(target + HEAD_DIM // 2, _narrow(turned2, keys, LIMIT), mask=is_key[:, None] & inside)
+    mask = is_key[:, None] & inside & (slot >= 0)
+    tl.store(target, _narrow(turned1, keys, LIMIT), mask=mask)
+    tl.store(target + HEAD_DIM // 2, _narrow(turned2, keys, LIMIT), mask=mask)
     target = values + place + (head - HEADS - KV_HEADS)[:, None] * (PAGE * HEAD_DIM) + d
-    tl.store(target, _narrow(packed1, values, LIMIT), mask=is_value[:, None] & inside)
-    tl.store(target + HEAD_DIM // 2, _narrow(packed2, values, LIMIT), mask=is_value[:, None] & inside)
+    mask = is_value[:, None] & inside & (slot >= 0)
+    tl.store(target, _narrow(packed1, values, LIMIT), mask=mask)
+    tl.store(target + HEAD_DIM // 2, _narrow(packed2, values, LIMIT), mask=mask)
 
 
 @triton.jit

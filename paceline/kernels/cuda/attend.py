@@ -1,0 +1,420 @@
+"""Attention over pages: prefill, decoding and verification, chains and trees, by one kernel.
+
+A program takes a block of adjacent rows of one sequence with all query heads that share a KV head: together they are
+the rows of its products. Positions are cut into tiles, and tiles make splits:
+
+    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      64 positions a tile, 32 where heads are wide
+    splits        ┃           0            ┃         1            8 tiles a split
+
+Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, and then those of
+all splits. Tiles and splits lie at fixed positions, and a tile which a row does not see leaves its state as it was,
+bit by bit. Totals are summed by a product with ones, in the order of positions, whatever the shape of a block. So a
+row's result depends on nothing but its own context: not on the batch, nor on who computes what, nor on chain or tree.
+(Blocks of 64 and more run on another instruction of the hardware, which need not round as that of smaller ones does.)
+
+Who computes what is only a matter of speed. With few blocks each tile has its own program; with more a program takes
+whole splits; with so many that they fill the device, it takes all of them. The program of a block that finishes last
+merges what the others have left in scratch memory, so that one launch is enough.
+"""
+
+# ruff: noqa: N803, N806 - constants of a kernel are upper case
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda.kv import CudaKV
+
+TILES = 8  # of a split
+FILL = 264  # programs that fill a device: two for each of 132 multiprocessors
+BLOCKS = (16, 32, 64, 128)  # rows times query heads of a block
+
+
+class Attention:
+    """Attention with its scratch memory: partials, and counters that are 0 between calls. Calls must not overlap."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str = "cuda",
+        tile: int = 0,
+        tiles: int = TILES,
+        fill: int = FILL,
+        warps: int = 4,
+        stages: int = 2,
+    ) -> None:
+        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time."""
+        self.device = torch.device(device)
+        self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
+        self.partials = torch.empty(0, dtype=torch.float32, device=device)
+        self.counters = torch.zeros(0, dtype=torch.int32, device=device)
+        self._outgrown: list[Tensor] = []  # graphs that were captured before still point to them
+
+    def __call__(
+        self,
+        queries: Tensor,
+        kv: CudaKV,
+        layer: int,
+        *,
+        row_starts: Tensor,
+        positions: Tensor,
+        page_table: Tensor,
+        out: Tensor,
+        seats: int,
+        max_rows: int,
+        max_context: int,
+        scale: float,
+        window: int = 0,
+        lanes: Tensor | None = None,
+        bases: Tensor | None = None,
+        tails: Tensor | None = None,
+        block_m: int = 16,
+        pdl: bool = False,
+    ) -> Tensor:
+        """`out` = attention of queries, both [rows, heads, head_dim], as Batch describes it.
+
+        max_rows bounds the rows of a sequence and max_context their positions + 1. With `lanes` [seats] the pages of a
+        seat stand in page_table[lanes[seat]], otherwise in page_table[seat]. Rows of no seat are left alone.
+        """
+        _, heads, head_dim = queries.shape
+        keys, values = kv.keys[layer], kv.values[layer]
+        kv_heads = keys.shape[1]
+        group = heads // kv_heads
+        assert heads == group * kv_heads, f"{heads} heads cannot share {kv_heads} KV heads evenly"
+        assert tails is None or (bases is not None and tails.is_contiguous()), "tails speak of positions from bases on"
+        assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
+        block_m = max(16, block_m, triton.next_power_of_2(group))
+        blocks = triton.cdiv(max_rows, block_m // group)
+        padded = triton.next_power_of_2(head_dim)
+        tile = self.tile or tile_for(head_dim)
+        unit, units = self._units(tile, max_context, window, block_m // group, seats * blocks * kv_heads)
+        programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
+        if programs > 1:
+            self.reserve(seats * blocks * kv_heads, units * block_m * (padded + 2))
+        _attend[(seats * blocks, kv_heads, programs)](
+            queries,
+            keys,
+            values,
+            out,
+            row_starts,
+            positions,
+            page_table,
+            row_starts if lanes is None else lanes,  # what is not given is not read
+            row_starts if bases is None else bases,
+            row_starts if tails is None else tails,
+            self.partials,
+            self.counters,
+            scale * math.log2(math.e),
+            window,
+            page_table.shape[1],
+            0 if tails is None else tails.shape[1],
+            blocks,
+            units,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            PADDED=padded,
+            BLOCK_M=block_m,
+            TILE=tile,
+            TILES=self.tiles,
+            UNIT=unit,
+            PAGE=PAGE_SIZE,
+            WINDOW=window > 0,
+            LANES=lanes is not None,
+            TREE=tails is not None,
+            SOLO=programs == 1 and unit > tile,
+            PDL=pdl,
+            num_warps=self.warps if block_m < 64 else 2 * self.warps,
+            num_stages=self.stages,
+            launch_pdl=pdl,
+        )
+        return out
+
+    def reserve(self, blocks: int, partial: int) -> None:
+        """Scratch for so many blocks, each of so many floats. A graph cannot be captured while it grows."""
+        if self.counters.numel() < blocks:
+            self._outgrown.append(self.counters)
+            self._may_grow()
+            self.counters = torch.zeros(blocks, dtype=torch.int32, device=self.device)
+        if self.partials.numel() < blocks * partial:
+            self._outgrown.append(self.partials)
+            self._may_grow()
+            self.partials = torch.empty(blocks * partial, dtype=torch.float32, device=self.device)
+
+    def _may_grow(self) -> None:
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
+
+    def _units(self, tile: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
+        """What a program takes at a time, a tile or a split, and how many of them a block sees at most."""
+        split = tile * self.tiles
+        span = min(max_context, window + rows + split) if window else max_context  # a window starts within a unit
+        tiles = max(1, triton.cdiv(span, tile))
+        if tiles == 1 or tiles * blocks <= self.fill:
+            return tile, tiles
+        return split, triton.cdiv(span, split)
+
+
+def tile_for(head_dim: int) -> int:
+    """Positions of a tile, so that its keys and values of 16 bits take 32 KiB."""
+    return 64 if head_dim <= 128 else 32
+
+
+def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
+    """The smallest block_m up to `most` that holds max_rows rows of so many query heads to a KV head."""
+    return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
+
+
+@triton.jit
+def _attend(
+    queries,
+    keys,
+    values,
+    out,
+    row_starts,
+    positions,
+    page_table,
+    lanes,
+    bases,
+    tails,
+    partials,
+    counters,
+    scale,
+    window,
+    pages,
+    depth,
+    blocks,
+    units,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    UNIT: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LANES: tl.constexpr,
+    TREE: tl.constexpr,
+    SOLO: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    ROWS: tl.constexpr = BLOCK_M // GROUP
+    seat = tl.program_id(0) // blocks
+    head = tl.program_id(1)
+    me = tl.program_id(2)
+    start = tl.load(row_starts + seat) + (tl.program_id(0) % blocks) * ROWS
+    stop = tl.load(row_starts + seat + 1)
+    lane = tl.load(lanes + seat) if LANES else seat
+    table = page_table + lane.to(tl.int64) * pages
+
+    m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; what is left of the block stays empty
+    d = tl.arange(0, PADDED)
+    row = start + m // GROUP
+    valid = (m // GROUP < ROWS) & (row < stop)
+    place = tl.load(positions + row, mask=valid, other=-1)  # [BLOCK_M] positions
+    cell = (row.to(tl.int64) * HEADS + head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    q = tl.load(queries + cell, mask=mask, other=0.0)
+
+    end = tl.max(place, 0) + 1  # past the last position of the block
+    low = end * 0  # the first position that any of its rows sees
+    if WINDOW:
+        low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
+    first = low // UNIT
+    count = tl.minimum(tl.maximum(tl.cdiv(end, UNIT) - first, 1), units)
+    if (start >= stop) | (me >= count):
+        return
+    base, rows = end, 1
+    if TREE:
+        base = tl.minimum(tl.load(bases + seat), end)
+        rows = tl.minimum(stop - start, ROWS)
+        tails += start.to(tl.int64) * depth
+    keys += head * (PAGE * HEAD_DIM)
+    values += head * (PAGE * HEAD_DIM)
+    block = tl.program_id(0) * KV_HEADS + head
+    partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
+
+    if UNIT == TILE:
+        peak, total, acc = _tile(
+            first + me, q, keys, values, place, m // GROUP, table, tails, scale, window, pages, depth, end, base, rows,
+            KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
+        )  # fmt: skip
+        if count == 1:
+            _write(out + cell, mask, total, acc)
+            return
+        _keep(partials, me, peak, total, acc, BLOCK_M, PADDED)
+    else:
+        peak, total, acc = _nothing(BLOCK_M, PADDED)
+        for index in range(me, count, tl.num_programs(2)):
+            tile = (first + index) * TILES
+            peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
+            for here in range(tl.maximum(tile, low // TILE), tl.minimum(tile + TILES, tl.cdiv(end, TILE))):
+                peak__, total__, acc__ = _tile(
+                    here, q, keys, values, place, m // GROUP, table, tails, scale, window, pages, depth, end, base,
+                    rows, KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
+                )  # fmt: skip
+                peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
+            if SOLO:
+                peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+            else:
+                _keep(partials, index, peak_, total_, acc_, BLOCK_M, PADDED)
+        if SOLO:
+            _write(out + cell, mask, total, acc)
+    if not SOLO:
+        tl.debug_barrier()  # all threads have written before one of them says so
+        arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
+        if arrived == tl.minimum(tl.num_programs(2), count) - 1:
+            if UNIT == TILE:
+                total, acc = _merge_tiles(partials, first, count, BLOCK_M, PADDED, TILES)
+            else:
+                total, acc = _merge_splits(partials, count, BLOCK_M, PADDED)
+            _write(out + cell, mask, total, acc)
+            tl.store(counters + block, 0)
+
+
+@triton.jit
+def _tile(
+    tile, q, keys, values, place, member, table, tails, scale, window, pages, depth, end, base, rows,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+):  # fmt: skip
+    """The partial of one tile. `place` and `member` [BLOCK_M]: the position of a row, and which of the block it is."""
+    position = tile * TILE + tl.arange(0, TILE)
+    distance = place[:, None] - position[None, :]
+    seen = distance >= 0
+    if WINDOW:
+        seen = seen & (distance < window)
+    slot = _slots(table, position, pages, PAGE)
+    if not TREE:
+        k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        peak, total, acc = _partial(q, k, v, seen, scale, TILE)
+    else:
+        peak, total, acc = _nothing(BLOCK_M, PADDED)
+        common = (base == end) | (tile * TILE + TILE <= base)  # no row has slots of its own here
+        for i in range(0, tl.where(common, 1, rows)):
+            mine = common | (member == i)  # to the others a row's own slots are invisible, and leave no trace
+            inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
+            own = inside & (position >= base) & (position - base < depth)
+            tail = tl.load(tails + i * depth + (position - base), mask=own, other=0)
+            where = tl.where(position < base, slot, tail)
+            k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+            peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
+            peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+    return peak, total, acc
+
+
+@triton.jit
+def _slots(table, position, pages, PAGE: tl.constexpr):
+    page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
+    return page * PAGE + position % PAGE  # past the end of the sequence anything
+
+
+@triton.jit
+def _fetch(
+    keys, values, slot, inside, dtype: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [TILE, PADDED] of the slots; what is not inside is 0, lest 0 times garbage be seen."""
+    d = tl.arange(0, PADDED)
+    page = (slot // PAGE).to(tl.int64)
+    cell = ((page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM)[:, None] + d[None, :]
+    mask = inside[:, None] & (d < HEAD_DIM)[None, :]
+    k = tl.load(keys + cell, mask=mask, other=0.0)
+    v = tl.load(values + cell, mask=mask, other=0.0)
+    return k.to(dtype), v.to(dtype)
+
+
+@triton.jit
+def _partial(q, k, v, seen, scale, TILE: tl.constexpr):
+    """The softmax over one tile: its highest score, the sum of weights relative to that, and of weighted values."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    peak = tl.max(scores, 1)
+    safe = tl.where(peak == float("-inf"), 0.0, peak)
+    p = tl.exp2(scores - safe[:, None]).to(v.dtype)
+    total = tl.dot(p, tl.full([TILE, 16], 1.0, v.dtype), input_precision="ieee")  # 16 times the same
+    return peak, tl.max(total, 1), tl.dot(p, v, input_precision="ieee")
+
+
+@triton.jit
+def _nothing(BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+    """The partial over no position at all."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, PADDED], tl.float32)
+
+
+@triton.jit
+def _merge(peak, total, acc, peak_, total_, acc_):
+    """Two partials as one. Exact where either is nothing. Which products are fused is not left to the compiler."""
+    higher = tl.maximum(peak, peak_)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
+    total = tl.fma(total, old, total_ * new)
+    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
+    return higher, total, acc
+
+
+@triton.jit
+def _keep(partials, index, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+    """Store partial `index` of the block: [BLOCK_M] peaks, as many totals, [BLOCK_M, PADDED] sums."""
+    m = tl.arange(0, BLOCK_M)
+    cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+    partials += index * (BLOCK_M * (PADDED + 2))
+    tl.store(partials + m, peak)
+    tl.store(partials + BLOCK_M + m, total)
+    tl.store(partials + 2 * BLOCK_M + cell, acc)
+
+
+@triton.jit
+def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+    """What `_keep` stored, past the caches that other programs do not share; nothing if it is not there."""
+    m = tl.arange(0, BLOCK_M)
+    cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
+    partials += index * (BLOCK_M * (PADDED + 2))
+    peak = tl.load(partials + m, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(partials + BLOCK_M + m, mask=there, other=0.0, cache_modifier=".cg")
+    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there, other=0.0, cache_modifier=".cg")
+    return peak, total, acc
+
+
+@triton.jit
+def _merge_tiles(partials, first, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr, TILES: tl.constexpr):
+    """Partials of tiles `first` … `first + count - 1`: those of a split first, then the splits."""
+    peak, total, acc = _nothing(BLOCK_M, PADDED)
+    for split in range(first // TILES, tl.cdiv(first + count, TILES)):
+        peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
+        for tile in tl.static_range(TILES):
+            index = split * TILES + tile - first
+            kept = _kept(partials, index, (index >= 0) & (index < count), BLOCK_M, PADDED)
+            peak_, total_, acc_ = _merge(peak_, total_, acc_, kept[0], kept[1], kept[2])
+        peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+    return total, acc
+
+
+@triton.jit
+def _merge_splits(partials, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+    peak, total, acc = _nothing(BLOCK_M, PADDED)
+    for index in range(0, count, 4):  # the loads of four overlap
+        for next_ in tl.static_range(4):
+            kept = _kept(partials, index + next_, index + next_ < count, BLOCK_M, PADDED)
+            peak, total, acc = _merge(peak, total, acc, kept[0], kept[1], kept[2])
+    return total, acc
+
+
+@triton.jit
+def _write(cells, mask, total, acc):
+    """The weighted mean of values; zeros for rows that saw nothing."""
+    safe = tl.where(total == 0.0, 1.0, total)
+    tl.store(cells, (acc / safe[:, None]).to(cells.dtype.element_ty), mask=mask)
