@@ -15,7 +15,7 @@ from paceline.models.gguf_config import config_from_gguf
 from paceline.models.hf_config import config_from_hf, token_ids
 from paceline.models.names import resolve
 from paceline.models.safetensors import SafetensorsFolder
-from paceline.models.weights import Format, Progress, TensorSource, Weight, load_weights
+from paceline.models.weights import Device, Format, Progress, TensorSource, Weight, load_weights
 
 GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
 GGUF_GENERATION = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -45,13 +45,15 @@ class LoadedModel:
     generation: Mapping[str, float | bool]
 
 
-def load_model(name: str, *, format: Format = "auto", progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    name: str, *, format: Format = "auto", device: Device = "cpu", progress: Progress | None = None
+) -> LoadedModel:
     model = open_model(name)
     return LoadedModel(
         kind=model.kind,
         path=model.path,
         config=model.config,
-        weights=load_weights(model.source, model.config, format=format, progress=progress),
+        weights=load_weights(model.source, model.config, format=format, device=device, progress=progress),
         metadata=model.metadata,
         generation=model.generation,
     )

@@ -72,7 +72,7 @@ def iterate_weights(
 
     Tensors are quantised on the device, and the host never holds more than a piece of one.
     """
-    format = resolve_format(format, quantised=source.quantised)
+    format = resolve_format(format, quantised=source.quantised, device=device)
     names, shapes = match_names(source, config), source.shapes()
     total = sum(source.size(name) for name in names.values())
     done = 0
@@ -86,11 +86,11 @@ def iterate_weights(
             progress(done, total)
 
 
-def resolve_format(format: str, *, quantised: bool) -> Format:
+def resolve_format(format: str, *, quantised: bool, device: Device = "cpu") -> Format:
     if format not in get_args(Format):
         raise UnknownOption("weight format", format, get_args(Format))
     if format == "auto":
-        return "native" if quantised else "fp32"
+        return "native" if quantised else "fp32" if torch.device(device).type == "cpu" else "bf16"
     return format  # type: ignore[return-value]
 
 

@@ -18,7 +18,7 @@ from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models import weights as weights_module
 from paceline.models.load import load_model
 from paceline.models.safetensors import INDEX, SINGLE, SafetensorsFolder
-from paceline.models.weights import load_weights, weight_bytes
+from paceline.models.weights import load_weights, resolve_format, weight_bytes
 from paceline.runner.eager import EagerForward
 from tests.models.tiny import PAGES, load_eager, run
 
@@ -99,6 +99,27 @@ def test_8_bit_floats_survive_being_read_in_pieces(folder, monkeypatch):
     ours = EagerForward(config, pieces, num_pages=PAGES)
     exact = run(load_eager(folder), TOKENS, (24,))
     assert (run(ours, TOKENS, (24,)) - exact).norm() < 0.2 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("format", "quantised", "device", "wanted"),
+    [
+        ("auto", False, "cpu", "fp32"),
+        ("auto", False, "cuda", "bf16"),
+        ("auto", True, "cuda", "native"),
+        ("int4", False, "cuda", "int4"),
+    ],
+)
+def test_what_auto_means(format, quantised, device, wanted):
+    assert resolve_format(format, quantised=quantised, device=device) == wanted
+
+
+def test_every_piece_goes_to_the_device(folder, monkeypatch):
+    monkeypatch.setattr(weights_module, "_finite", lambda weight: True)  # a device without values
+    for format in ("bf16", "fp8", "int8", "int4"):
+        for weight in load_model(str(folder), format=format, device="meta").weights.values():
+            parts = [weight] if isinstance(weight, torch.Tensor) else [weight.q, weight.scale]
+            assert all(part.device.type == "meta" for part in parts)
 
 
 def test_int4_needs_whole_groups(tiny, tmp_path):
