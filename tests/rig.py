@@ -30,6 +30,8 @@ from paceline.models.naming import expected_shapes
 from paceline.runner.compiled import CompiledForward
 from paceline.runner.eager import EagerForward
 from paceline.runner.lanes import Lanes
+from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Seat, Ticket, Times
+from paceline.sampling import Sampler
 from paceline.tokenizer import Tokenizer
 from paceline.types import (
     OFF,
@@ -178,6 +180,58 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
 }
 
 
+# The same drafters, run by a device.
+FLOWN: Mapping[str, Model | Lookup] = {
+    "ngram": Lookup(),
+    "ngram-1": Lookup(min_ngram=1, max_ngram=2),
+    "good": TARGET,
+    "noisy": NOISY,
+    "bad": BAD,
+    "narrow": Model(seed=5, vocab_size=80),
+    "wide": Model(seed=5, vocab_size=128),
+}
+
+
+class WatchedRounds(PortableRounds):
+    """Rounds that see to it that a step in the air can do no harm: its lanes are not rewritten, and none of the pages
+    that it may write to is given to anybody else before it has landed."""
+
+    cache: KVCache | None = None  # whose pages; set once it is there
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.launches = 0
+        self.most_aloft = 0
+        self.seats: list[Sequence[Seat]] = []
+        self.chunks: list[Sequence[Chunk]] = []
+        self._aloft: list[tuple[set[int], dict[int, int]]] = []  # lanes; pages with the epochs they were taken in
+
+    def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        assert not any(lane in lanes for lanes, _ in self._aloft), "a lane is rewritten under a step in the air"
+        super().write(lane, tokens, sampler)
+
+    def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
+        assert self.cache is not None
+        for seat in seats:
+            assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
+        lanes = {part.lane for part in (*chunks, *seats)}
+        held = self._state.pages[sorted(lanes)].flatten().tolist()
+        pages = {page: self.cache.pool.epochs[page] for page in held if page < self.cache.pool.num_pages}
+        self._aloft.append((lanes, pages))
+        self.launches += 1
+        self.most_aloft = max(self.most_aloft, len(self._aloft))
+        self.seats.append(seats)
+        self.chunks.append(chunks)
+        return super().launch(chunks, seats, drafter=drafter, context=context)
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        assert self.cache is not None
+        _, pages = self._aloft.pop(0)
+        taken = [page for page, epoch in pages.items() if self.cache.pool.epochs[page] != epoch]
+        assert not taken, f"pages {taken} changed hands while a step in the air could write to them"
+        return super().collect(ticket)
+
+
 @dataclass
 class Rig:
     """An engine and what it was made of."""
@@ -186,6 +240,7 @@ class Rig:
     forward: Forward
     lanes: Lanes
     cache: KVCache
+    rounds: WatchedRounds | None = None
 
 
 def build(
@@ -198,9 +253,11 @@ def build(
     eos_ids: Sequence[int] = (),
     tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] | None = None,
+    flown: Mapping[str, Model | Lookup] | None = None,
     **options: Any,
 ) -> Rig:
-    """An engine by hand, of small limits so that they are met. The first drafter is the default."""
+    """An engine by hand, of small limits so that they are met. The first drafter is the default. With `flown`, steps
+    run on a device that can do these drafters, and those of `drafters` on the host."""
     config = EngineConfig.of(**{**LIMITS, **options})
     if forward is None:
         forward = TARGET.forward(backend, num_pages=num_pages)
@@ -218,6 +275,19 @@ def build(
         name: Guard(make(setting, backend), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, make in (drafters or {}).items()
     }
+    rounds = None
+    if flown is not None:
+        rounds = WatchedRounds(
+            forward,
+            lanes=config.max_sequences,
+            max_context=max_context,
+            max_draft=config.max_draft,
+            drafters={
+                name: by if isinstance(by, Lookup) else by.forward(backend, num_pages=forward.kv.num_pages)
+                for name, by in flown.items()
+            },
+        )
+        rounds.cache = cache
     engine = Engine(
         forward,
         config=config,
@@ -226,11 +296,12 @@ def build(
         max_context=max_context,
         eos_ids=eos_ids,
         drafters=guards,
-        default_drafter=next(iter(guards), None),
+        default_drafter=next(iter([*(flown or ()), *guards]), None),
         tokenizer=tokenizer,
+        rounds=rounds,
         **({} if clock is None else {"clock": clock}),
     )
-    return Rig(engine=engine, forward=forward, lanes=lanes, cache=cache)
+    return Rig(engine=engine, forward=forward, lanes=lanes, cache=cache, rounds=rounds)
 
 
 @dataclass
@@ -350,6 +421,21 @@ SAMPLED = (
         temperature=0.8, top_k=20, top_p=0.9, seed=6, frequency_penalty=0.7, allowed_tokens=tuple(range(50))
     ),
 )
+# What a device can do by itself.
+FLYING: Mapping[str, Sequence[SamplingParams]] = {
+    "greedy": (
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, n=2),
+        SamplingParams(temperature=0, stop_ids=tuple(range(3, 10))),
+    ),
+    "sampled": (
+        SamplingParams(temperature=1, seed=5),
+        SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1),
+        SamplingParams(temperature=0.9, top_p=0.6, seed=3, n=3),
+        SamplingParams(temperature=1.3, min_p=0.05, seed=4, stop_ids=tuple(range(3, 10))),
+        SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=6),
+    ),
+}
 LENGTHS = (1, 50, 17, 9, 33, 16, 70)  # of prompts: shorter and longer than a step's rows, at and off a page's end
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import BACKENDS, RIGS, Made, Model, Rig, build, model_drafter, run, tokens_of
+from tests.rig import BACKENDS, FLOWN, RIGS, Made, Model, Rig, build, model_drafter, run, tokens_of
 
 RULES = tuple(Rule)
 HARD = {"bad", "narrow", "wide"}  # drafters that are hardly ever right
@@ -69,5 +69,33 @@ def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
     ]
     told = run(rig, requests, every=2)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy", count))
+    assert rig.engine.stats.accepted > 0
+    assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+@pytest.mark.parametrize("name", FLOWN)
+def test_each_drafter_on_a_device(name: str, backend: str) -> None:
+    rig = build(backend, flown={name: FLOWN[name]})
+    told = run(rig, under_law.flying_requests("greedy"))
+    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "greedy"))
+    assert rig.rounds is not None
+    assert rig.rounds.most_aloft == 2
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.drafted > 0
+    assert rig.engine.stats.accepted > 0 or name in HARD
+
+
+@pytest.mark.parametrize(("backend", "mix"), [("toy", mix) for mix in MIXES] + [(b, "usual") for b in BACKENDS[1:]])
+def test_all_drafters_of_a_device_in_one_batch(backend: str, mix: str) -> None:
+    """They take turns."""
+    count = 2 * len(FLOWN)
+    rig = build(backend, flown=FLOWN, **MIXES[mix])
+    requests = [
+        replace(request, speculation=replace(request.speculation, drafter=name))
+        for name, request in zip([*FLOWN] * 2, under_law.flying_requests("greedy", count=count), strict=True)
+    ]
+    told = run(rig, requests, every=2)
+    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "greedy", count))
     assert rig.engine.stats.accepted > 0
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.types import Request, Rule, SamplingParams
 from tests.laws import under_law
-from tests.rig import BACKENDS, RIGS, build, prompt, run, tokens_of
+from tests.rig import BACKENDS, FLOWN, RIGS, build, prompt, run, tokens_of
 
 WITH_PROBS = {*RIGS["model"], "sure-chain"}
 
@@ -44,6 +44,36 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     told = run(rig, requests, every=1)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled", count))
     assert rig.engine.stats.accepted > 0
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+@pytest.mark.parametrize("name", FLOWN)
+def test_each_drafter_on_a_device(name: str, backend: str) -> None:
+    rig = build(backend, flown={name: FLOWN[name]})
+    told = run(rig, under_law.flying_requests("sampled"))
+    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "sampled"))
+    assert rig.rounds is not None
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_device_for_some_and_the_host_for_others(backend: str) -> None:
+    """Requests with penalties come and go among those that a device can do: steps alternate between the two."""
+    rig = build(backend, {"noisy": RIGS["model"]["noisy"]}, flown={"noisy": FLOWN["noisy"]}, max_sequences=3)
+    told = run(rig, under_law.requests("sampled", (Rule.COUPLED,)), every=7)
+    assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled"))
+    assert rig.rounds is not None
+    assert 10 < rig.rounds.launches < rig.engine.stats.steps - 10
+    assert rig.engine.stats.accepted > 0
+
+
+def test_a_drafter_on_a_device_that_knows_the_target_is_always_right() -> None:
+    rig = build("toy", flown={"good": FLOWN["good"]}, max_draft_batch=5)  # now and then it has to catch up
+    run(rig, under_law.flying_requests("sampled"))
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
+    assert rig.rounds is not None
+    assert any(not chunk.target for chunks in rig.rounds.chunks for chunk in chunks)
 
 
 def test_a_drafter_that_knows_the_target_is_always_right() -> None:

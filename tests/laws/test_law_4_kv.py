@@ -14,9 +14,9 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.types import Request, Rule
+from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import BACKENDS, CONTEXT, RIGS, TARGET, Key, Rig, Run, Told, build, run, tokens_of
+from tests.rig import BACKENDS, CONTEXT, FLOWN, RIGS, TARGET, Key, Rig, Run, Told, build, run, tokens_of
 
 WALKS = ("chain", "tree", "bushy-tree", "noisy")
 
@@ -90,6 +90,40 @@ def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) ->
         assert_remembered(rig, backend, asked, told)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["noisy", "ngram"])
+def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) -> None:
+    rig = build(backend, flown={name: FLOWN[name]})
+    asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.flying_requests("sampled"))]
+    asked = [replace(r, sampling=replace(r.sampling, stop_ids=())) for r in asked]
+    going = Run(rig)
+    going.submit(asked)
+    while rig.engine.has_work:
+        going.step()
+        if going.steps % 6 == 0:
+            assert_running_kv(rig, backend)
+    told = going.finish()
+    assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
+    assert_remembered(rig, backend, asked, told)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_later_requests_build_on_what_a_device_committed(backend: str) -> None:
+    """Also the drafter: it has read the shared pages for another, and is right as if it had read them itself."""
+    first = [replace(r, speculation=Speculation()) for r in under_law.flying_requests("greedy")]
+    rig = build(backend, flown={"good": TARGET})
+    told = run(rig, first)
+    second = [
+        replace(request, id="again" + request.id, prompt=(*request.prompt, *told[request.id, 0].tokens[:-1], 7))
+        for request in first
+    ]
+    drafted = rig.engine.stats.drafted
+    shared = run(rig, second)
+    assert tokens_of(shared) == tokens_of(run(build(backend, prefix_cache=False), second))
+    assert max(shared[request.id, 0].stats.cached_tokens for request in second) >= 2 * PAGE_SIZE
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > drafted
+
+
 @pytest.mark.parametrize("backend", BACKENDS[:2])
 @pytest.mark.parametrize("name", ["tree", "noisy"])
 def test_later_requests_build_on_what_was_committed(backend: str, name: str) -> None:
@@ -140,4 +174,14 @@ def test_pages_run_out_and_come_back() -> None:
         told = {key[0][2:]: each.tokens for key, each in run(rig, asked).items() if key[1] == 0}
         plain = under_law.plain_answers("toy", "sampled")
         assert told == {key[0]: each.tokens for key, each in plain.items() if key[1] == 0}
+    assert rig.engine.stats.preemptions > 0
+
+
+def test_pages_run_out_under_flights() -> None:
+    rig = build("toy", flown={"noisy": FLOWN["noisy"]}, num_pages=CONTEXT // PAGE_SIZE + 2)
+    plain = under_law.plain_flying_answers("toy", "sampled")
+    for turn in range(3):
+        asked = [replace(r, id=f"{turn}-{r.id}") for r in under_law.flying_requests("sampled")]
+        told = {(key[0][2:], key[1]): each.tokens for key, each in run(rig, asked).items()}
+        assert told == tokens_of(plain)
     assert rig.engine.stats.preemptions > 0

@@ -14,53 +14,59 @@ import pytest
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
 from paceline.types import OFF, Finish, Request, SamplingParams, Speculation
-from tests.rig import CONTEXT, RIGS, Made, Run, Told, build, prompt, run, tiny_tokenizer
+from tests.rig import CONTEXT, RIGS, TARGET, Run, Told, build, prompt, run, tiny_tokenizer
 from tests.toy import ToyForward
 
-SPECULATE: Mapping[str, Mapping[str, Made]] = {"plain": {}, "good": {"good": RIGS["model"]["good"]}}
+Way = Mapping[str, Any]  # to build an engine
+WAYS: Mapping[str, Way] = {
+    "plain": {},
+    "good": {"drafters": {"good": RIGS["model"]["good"]}},
+    "flown": {"flown": {"good": TARGET}},
+    "flown plain": {"flown": {}},
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
-both = pytest.mark.parametrize("drafters", SPECULATE.values(), ids=SPECULATE)
+every = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def ask(id: str = "a", **changes: Any) -> Request:
     return Request(id=id, prompt=prompt(9, seed=3), sampling=replace(GREEDY, **changes))
 
 
-def alone(drafters: Mapping[str, Made], request: Request, **options: Any) -> Told:
-    return run(build("toy", drafters, **options), [request])[request.id, 0]
+def alone(way: Way, request: Request, **options: Any) -> Told:
+    return run(build("toy", **way, **options), [request])[request.id, 0]
 
 
-@both
-def test_length(drafters: Mapping[str, Made]) -> None:
+@every
+def test_length(way: Way) -> None:
     for count in (1, 2, 7, 8, 9):
-        told = alone(drafters, ask(max_tokens=count))
+        told = alone(way, ask(max_tokens=count))
         assert (told.finish, len(told.tokens), told.stop) == (Finish.LENGTH, count, None)
 
 
-@both
-def test_the_context_is_full(drafters: Mapping[str, Made]) -> None:
-    told = alone(drafters, ask(max_tokens=None), max_context=40)
+@every
+def test_the_context_is_full(way: Way) -> None:
+    told = alone(way, ask(max_tokens=None), max_context=40)
     assert (told.finish, len(told.tokens)) == (Finish.LENGTH, 40 - 9)
-    told = alone(drafters, Request(id="a", prompt=prompt(39, seed=3), sampling=GREEDY), max_context=40)
+    told = alone(way, Request(id="a", prompt=prompt(39, seed=3), sampling=GREEDY), max_context=40)
     assert (told.finish, len(told.tokens)) == (Finish.LENGTH, 1)
 
 
-@both
-def test_stop_ids_and_the_end_of_sequence(drafters: Mapping[str, Made]) -> None:
+@every
+def test_stop_ids_and_the_end_of_sequence(way: Way) -> None:
     whole = alone({}, ask())
     for place in range(12):
         token = whole.tokens[place]
         first = whole.tokens.index(token)
         for request, eos_ids in ((ask(stop_ids=(token,)), ()), (ask(), (token,))):
-            told = alone(drafters, request, eos_ids=eos_ids)
+            told = alone(way, request, eos_ids=eos_ids)
             assert (told.finish, told.stop) == (Finish.STOP, token)
             assert told.tokens == whole.tokens[: first + 1]
-        told = alone(drafters, ask(ignore_eos=True), eos_ids=(token,))
+        told = alone(way, ask(ignore_eos=True), eos_ids=(token,))
         assert (told.finish, told.tokens) == (Finish.LENGTH, whole.tokens)
 
 
-@both
-def test_stop_strings(drafters: Mapping[str, Made]) -> None:
+@every
+def test_stop_strings(way: Way) -> None:
     """Wherever a stop string begins and ends in tokens and drafts, the text is the same, and so is the last token."""
     tokenizer = tiny_tokenizer()
     whole = alone({}, ask(), tokenizer=tokenizer)
@@ -69,7 +75,7 @@ def test_stop_strings(drafters: Mapping[str, Made]) -> None:
         stop = whole.text[start : start + 3]
         if "�" in stop:
             continue
-        told = alone(drafters, ask(stop=(stop, "never said")), tokenizer=tokenizer)
+        told = alone(way, ask(stop=(stop, "never said")), tokenizer=tokenizer)
         assert (told.finish, told.stop) == (Finish.STOP, stop)
         assert told.text == whole.text[: whole.text.index(stop)]
         assert told.tokens == whole.tokens[: len(told.tokens)]
@@ -77,27 +83,27 @@ def test_stop_strings(drafters: Mapping[str, Made]) -> None:
         assert stop not in tokenizer.decode(told.tokens[:-1])
 
 
-@both
-def test_what_stops_a_text_is_part_of_it_only_if_asked_for(drafters: Mapping[str, Made]) -> None:
+@every
+def test_what_stops_a_text_is_part_of_it_only_if_asked_for(way: Way) -> None:
     tokenizer = tiny_tokenizer()
     whole = alone({}, ask(), tokenizer=tokenizer)
     for place in (0, 4, 9):
         ids = (whole.tokens[place],)
         upto = whole.tokens[: whole.tokens.index(ids[0]) + 1]
         for include, shown in ((False, upto[:-1]), (True, upto)):
-            told = alone(drafters, ask(stop_ids=ids, include_stop=include), tokenizer=tokenizer)
+            told = alone(way, ask(stop_ids=ids, include_stop=include), tokenizer=tokenizer)
             assert (told.tokens, told.text) == (upto, tokenizer.decode(shown, continuation=True))
     stop = whole.text[5:8]
     end = whole.text.index(stop)
     for include in (False, True):
-        told = alone(drafters, ask(stop=stop, include_stop=include), tokenizer=tokenizer)
+        told = alone(way, ask(stop=stop, include_stop=include), tokenizer=tokenizer)
         assert told.text == whole.text[: end + 3 * include]
 
 
-@both
+@every
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "running"])
-def test_abort(drafters: Mapping[str, Made], when: str) -> None:
-    rig = build("toy", drafters, max_sequences=3)
+def test_abort(way: Way, when: str) -> None:
+    rig = build("toy", **way, max_sequences=3)
     going = Run(rig)
     others = [ask(f"other{i}", n=1) for i in range(2)]
     victim = Request(id="a", prompt=prompt(90, seed=3), sampling=replace(GREEDY, n=2, temperature=1.0))
@@ -119,12 +125,12 @@ def test_abort(drafters: Mapping[str, Made], when: str) -> None:
     assert rig.engine.stats.finished == 5
 
 
-@both
-def test_abort_gives_out_what_was_held_back(drafters: Mapping[str, Made]) -> None:
+@every
+def test_abort_gives_out_what_was_held_back(way: Way) -> None:
     """Text that may have become a stop string belongs to the answer when it ends otherwise."""
     tokenizer = tiny_tokenizer()
     whole = alone({}, ask(), tokenizer=tokenizer)
-    rig = build("toy", drafters, tokenizer=tokenizer)
+    rig = build("toy", **way, tokenizer=tokenizer)
     going = Run(rig)
     going.submit([ask(stop=(whole.text + "!",))])
     while not going.told["a", 0].tokens:
@@ -143,11 +149,11 @@ class Clock:
         return self.now
 
 
-@both
-def test_deadlines(drafters: Mapping[str, Made]) -> None:
+@every
+def test_deadlines(way: Way) -> None:
     """One passes while the request runs, one while it waits, one never."""
     clock = Clock()
-    rig = build("toy", drafters, max_sequences=2, clock=clock)
+    rig = build("toy", **way, max_sequences=2, clock=clock)
     going = Run(rig)
     deadlines = {"running": 5.0, "long": 50.0, "waiting": 5.0, "none": None}
     going.submit(replace(ask(name), deadline=deadline) for name, deadline in deadlines.items())
@@ -178,10 +184,10 @@ class Failing(ToyForward):
         return super().__call__(batch)
 
 
-@both
-def test_engine_death(drafters: Mapping[str, Made]) -> None:
+@every
+def test_engine_death(way: Way) -> None:
     """All that runs or waits ends with the error, once; what ended before is left alone; nobody else may come."""
-    rig = build("toy", drafters, forward=Failing(num_pages=40), max_sequences=3)
+    rig = build("toy", **way, forward=Failing(num_pages=40), max_sequences=3)
     going = Run(rig)
     going.submit([ask("quick", max_tokens=1), ask("many", n=4, temperature=1.0), ask("waiting", n=2)])
     told = going.finish()
@@ -196,10 +202,11 @@ def test_engine_death(drafters: Mapping[str, Made]) -> None:
     assert rig.engine.step() == []
 
 
-def test_every_sample_ends() -> None:
+@every
+def test_every_sample_ends(way: Way) -> None:
     """Of n answers each has its own end."""
     request = replace(ask(n=20, temperature=1.0, stop_ids=(3, 4)), speculation=Speculation())
-    told = run(build("toy", SPECULATE["good"]), [request])
+    told = run(build("toy", **way), [request])
     assert len(told) == 20
     assert {each.finish for each in told.values()} == {Finish.STOP, Finish.LENGTH}
 
@@ -211,9 +218,10 @@ def test_nothing_to_do_is_no_trouble() -> None:
     rig.engine.check()
 
 
-def test_the_longest_request_of_all() -> None:
+@pytest.mark.parametrize("way", ["good", "flown"])
+def test_the_longest_request_of_all(way: str) -> None:
     """It needs every page there is, beside others that want some."""
-    rig = build("toy", SPECULATE["good"], num_pages=CONTEXT // 16 + 1)
+    rig = build("toy", **WAYS[way], num_pages=CONTEXT // 16 + 1)
     asked = [replace(ask(name, max_tokens=None), speculation=OFF if name == "b" else Speculation()) for name in "abc"]
     told = run(rig, asked)
     assert {len(each.tokens) for each in told.values()} == {CONTEXT - 9}

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import GREEDY, SAMPLED, Key, Made, Rig, build, mixed_requests, plain, run, tokens_of
+from tests.rig import FLOWN, FLYING, GREEDY, SAMPLED, Key, Made, Rig, build, mixed_requests, plain, run, tokens_of
 
 COUNT = 8
 NAMES = ("noisy", "ngram", "tree", "chain")
@@ -72,6 +72,32 @@ def test_in_any_order(backend: str, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(COUNT)
     requests = [asked()[i] for i in order]
     assert tokens_of(run(engine(backend, num_pages=16), requests, every=seed)) == alone(backend)
+
+
+def flying() -> list[Request]:
+    """Requests that a device can do, and in the middle one that needs the host."""
+    speculations = [Speculation(drafter=name) for name in ("noisy", "ngram")]
+    return mixed_requests((*FLYING["greedy"], *FLYING["sampled"], SAMPLED[3]), speculations, count=11)
+
+
+@functools.cache
+def flying_alone(backend: str) -> dict[Key, list[int]]:
+    told: dict[Key, list[int]] = {}
+    for request in plain(flying()):
+        told |= tokens_of(run(build(backend), [request]))
+    return told
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+def test_on_a_device_in_any_mix(backend: str, mix: str) -> None:
+    flown = {name: FLOWN[name] for name in ("noisy", "ngram")}
+    rig = build(backend, flown=flown, **MIXES[mix])
+    assert tokens_of(run(rig, flying(), every=2 * ("two" in mix))) == flying_alone(backend)
+    assert rig.engine.stats.accepted > 0 or "small" in mix
+    assert rig.rounds is not None
+    assert rig.engine.stats.steps > rig.rounds.launches > 5
+    assert (rig.engine.stats.preemptions > 0) == ("pages" in mix)
 
 
 def test_beside_a_neighbour_that_is_aborted() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
 from tests.odd_drafters import METHODS, NONSENSE, Nonsense, Silent, hanging, raising
-from tests.rig import RIGS, Rig, always, build, run, tokens_of
+from tests.rig import RIGS, TARGET, Rig, always, build, run, tokens_of
 
 LAW, COUNT = "sampled", 4
 
@@ -96,3 +97,19 @@ def test_a_bad_drafter_leaves_the_others_alone(backend: str) -> None:
     assert rig.engine.drafters["odd"].out
     assert rig.engine.drafters["good"].out is None
     assert told["1", 0].stats.accepted > 0
+
+
+def test_when_the_host_s_drafter_is_out_the_device_goes_on() -> None:
+    """A drafter on the host keeps steps there; once it is out, nothing does."""
+    rig = build("toy", {"odd": always(raising("propose"))}, flown={"good": TARGET})
+    requests = [
+        replace(request, speculation=Speculation(drafter=("odd", "good")[i % 2]))
+        for i, request in enumerate(under_law.flying_requests(LAW))
+    ]
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers("toy", LAW))
+    assert rig.engine.drafters["odd"].out
+    assert told["0", 0].stats.off_reason == rig.engine.drafters["odd"].out
+    assert told["1", 0].stats.accepted > 0
+    assert rig.rounds is not None
+    assert 0 < rig.rounds.launches < rig.engine.stats.steps

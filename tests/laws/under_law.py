@@ -9,7 +9,7 @@ from typing import Any
 from paceline.drafters.registry import REGISTRY
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import GREEDY, RIGS, SAMPLED, Key, Made, Told, always, build, mixed_requests, plain, run
+from tests.rig import FLYING, GREEDY, RIGS, SAMPLED, Key, Made, Told, always, build, mixed_requests, plain, run
 
 KINDS = tuple(REGISTRY)  # Paceline's own, before any test registers one
 REGISTERED: Mapping[str, Made] = {name: made for kind in KINDS for name, made in RIGS.get(kind, {}).items()}
@@ -38,6 +38,17 @@ def requests(law: str, rules: Sequence[Rule], *, count: int = 9) -> list[Request
 @functools.cache
 def plain_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
     return run(build(backend), plain(requests(law, (Rule.COUPLED,), count=count)))
+
+
+def flying_requests(law: str, *, count: int = 9) -> list[Request]:
+    """Nothing that a device cannot do by itself."""
+    return mixed_requests(FLYING[law], speculations((Rule.COUPLED,)), count=count)
+
+
+@functools.cache
+def plain_flying_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
+    """Without a device and without speculation."""
+    return run(build(backend), plain(flying_requests(law, count=count)))
 
 
 def made(name: str, backend: str, law: str, count: int = 9) -> Made:
