@@ -34,7 +34,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.models.shapes import is_shape
 from paceline.models.weights import Format
 from paceline.runner.load import ReadyModel, read_model, ready_shape
-from paceline.types import OFF, Finish, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
+from paceline.types import OFF, Finish, Request, SamplingParams, Speculation, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -267,16 +267,16 @@ def requests(setup: Setup, batch: int, *, mode: Mode, vocab_size: int) -> list[R
 
 def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: int) -> Run:
     told: dict[str, list[int]] = {request.id: [] for request in asked}
-    ends: dict[str, SequenceStats] = {}
+    turns = 0
     gc.collect()  # now, rather than in the middle
     began = time.perf_counter()
     for request in asked:
         engine.submit(request)
     while engine.has_work and not all(told.values()):
-        _hear(engine.step(), told, ends)
+        _hear(engine.step(), told)
     started, before, early = time.perf_counter(), replace(engine.stats), _lengths(told)
     while engine.has_work:
-        _hear(engine.step(), told, ends)
+        turns += _hear(engine.step(), told)
     ended, after = time.perf_counter(), engine.stats
     _check(asked, told)
     return Run(
@@ -287,19 +287,19 @@ def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: in
         seconds=ended - started,
         total_tokens=_lengths(told),
         total_seconds=ended - began,
-        turns=sum(stats.steps - 1 for stats in ends.values()),
+        turns=turns,
         outputs=tuple(tuple(tokens) for tokens in told.values()),
         **_since(before, after),
     )
 
 
-def _hear(events: Sequence[TokenEvent], told: dict[str, list[int]], ends: dict[str, SequenceStats]) -> None:
+def _hear(events: Sequence[TokenEvent], told: dict[str, list[int]]) -> int:
+    """How many sequences said something."""
     for event in events:
         if event.finish is Finish.ERROR:
             raise EngineDead(f"the engine stopped after an error ({event.error})")
         told[event.request_id] += event.tokens
-        if event.stats is not None:
-            ends[event.request_id] = event.stats
+    return sum(bool(event.tokens) for event in events)
 
 
 def _lengths(told: Mapping[str, Sequence[int]]) -> int:

@@ -14,7 +14,7 @@ from paceline.bench import machine, report
 from paceline.bench.engine import Bytes, Measured, Run, Setup
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead, InvalidRequest
-from paceline.types import Finish, SequenceStats, TokenEvent
+from paceline.types import Finish, TokenEvent
 
 SETUP = Setup(target="tiny", drafter="ngram", batches=(2,), prompt_tokens=10, output_tokens=4)
 PLAIN = Run(
@@ -67,9 +67,7 @@ class ScriptedEngine:
         if self._left[request_id]:
             return TokenEvent(request_id=request_id, sample=0, tokens=(7,) * count)
         finish = Finish.ERROR if self._error else Finish.LENGTH
-        stats = SequenceStats(output_tokens=4, steps=4)
-        event = TokenEvent(request_id=request_id, sample=0, tokens=(7,) * count, finish=finish, stats=stats)
-        return replace(event, error=self._error)
+        return TokenEvent(request_id=request_id, sample=0, tokens=(7,) * count, finish=finish, error=self._error)
 
 
 def run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -85,7 +83,7 @@ def test_speed_counts_from_the_moment_all_have_their_first_token(monkeypatch: py
     assert engine.submitted == ["0", "1"]
     assert (found.tokens, found.seconds, found.tok_s) == (3, 3.0, 1.0)  # 5 of 8 came before
     assert (found.total_tokens, found.total_seconds, found.total_tok_s) == (8, 4.0, 2.0)
-    assert (found.steps, found.verify_seconds, found.turns) == (2, 2.0, 6)
+    assert (found.steps, found.verify_seconds, found.turns) == (2, 2.0, 3)
     assert found.outputs == ((7,) * 4,) * 2
 
 
@@ -219,7 +217,9 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine.COPY_BYTES, "cpu", 1 << 20)
     device = torch.device("cpu")
     assert machine.copy_bandwidth(device) > 1e7
+    monkeypatch.setenv("PACELINE_COMMIT", "abc")
     facts = machine.describe(device)
+    assert facts["commit"] == "abc"
     assert facts["device"] == "cpu"
     assert facts["cores"] >= 1
     assert facts["cpu"]

@@ -86,8 +86,13 @@ def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:
 
 def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
     _, record = found(cli, "--target", tiny, "--format", "int8", "--rounds", 1)
-    assert record["engines"]["plain"]["target"]
     assert record["batches"][0]["plain"]["tok_s"] > 0
+    small = record["engines"]["plain"]
+    _, record = found(cli, "--target", tiny, "--format", "fp8", "--rounds", 1)
+    large = record["engines"]["plain"]  # there are no kernels for it on a CPU: it runs as float32
+    assert "fp8" in large["target"]
+    assert small["target_weights"] == large["target_weights"] or "compiled" in small["target"]
+    assert 3 < large["target_weights"] / small["target_weights"] < 4 or "compiled" not in small["target"]
 
 
 @pytest.mark.parametrize(
