@@ -1,0 +1,119 @@
+"""The n-gram draft on a CUDA device, as drafters/ngram.py finds it, without an index: the whole history is looked at.
+
+    search   (chunk of the history, seat)   the longest suffix that ends in the chunk, the latest among equals
+    copy     (seat)                         the best of the chunks, and what followed it behind the committed tokens
+
+A find is one integer, size * 2**24 + end, so that the best is the largest.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.round_reference import SIZE_SHIFT, Lanes
+
+CHUNK = 1024  # places a program of `search`
+COPY = 32  # tokens copied at once
+
+_CHUNK, _COPY = tl.constexpr(CHUNK), tl.constexpr(COPY)
+_SIZE_SHIFT, _PLACE = tl.constexpr(SIZE_SHIFT), tl.constexpr((1 << SIZE_SHIFT) - 1)
+
+
+def lookup(
+    state: Lanes,
+    *,
+    seats: Tensor,
+    limits: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+    found: Tensor,
+    pdl: bool = False,
+) -> None:
+    """Drafts of at most `limits` [seats] tokens behind the committed ones, and how many into `found` [seats]."""
+    width = state.tokens.shape[1]
+    assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
+    chunks = triton.cdiv(width, CHUNK)
+    keys = _keys(seats.device, triton.next_power_of_2(len(seats)), chunks)
+    lanes = (state.tokens, state.tokens.stride(0), width, state.lengths, seats, keys)
+    options = {"PDL": pdl, "launch_pdl": pdl, "num_warps": 4}
+    _search[(chunks, len(seats))](*lanes, MIN_NGRAM=min_ngram, MAX_NGRAM=max_ngram, **options)
+    _copy[(len(seats),)](*lanes, limits, found, chunks, CHUNKS=triton.next_power_of_2(chunks), **options)
+
+
+@cache  # a graph remembers the address, so it is never given back
+def _keys(device: torch.device, seats: int, chunks: int) -> Tensor:
+    return torch.zeros((seats, chunks), dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _search(
+    tokens,
+    stride,
+    width,
+    lengths,
+    seats,
+    keys,
+    MIN_NGRAM: tl.constexpr,
+    MAX_NGRAM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    chunk, seat = tl.program_id(0), tl.program_id(1)
+    lane = tl.load(seats + seat)
+    length = tl.load(lengths + lane)
+    key = length * 0
+    if chunk * _CHUNK < length:
+        mine = tokens + lane.to(tl.int64) * stride
+        end = chunk * _CHUNK + tl.arange(0, _CHUNK)  # the n-gram is tokens[end - size : end]
+        alive = (end >= 1) & (end < length)
+        size = tl.zeros((_CHUNK,), tl.int32)
+        back = 1
+        while (back <= MAX_NGRAM) & (tl.max(alive.to(tl.int32), axis=0) > 0):
+            alive = alive & (end >= back)  # end < length, so the suffix has that many tokens too
+            wanted = tl.load(mine + length - back, mask=back <= length, other=0)
+            alive = alive & (tl.load(mine + end - back, mask=alive, other=0) == wanted)
+            size += alive.to(tl.int32)
+            back += 1
+        key = tl.max(tl.where(size >= MIN_NGRAM, (size << _SIZE_SHIFT) + end, 0), axis=0)
+    tl.store(keys + seat * tl.num_programs(0) + chunk, key)
+
+
+@triton.jit
+def _copy(
+    tokens,
+    stride,
+    width,
+    lengths,
+    seats,
+    keys,
+    limits,
+    found,
+    chunks,
+    CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    seat = tl.program_id(0)
+    chunk = tl.arange(0, CHUNKS)
+    key = tl.max(tl.load(keys + seat * chunks + chunk, mask=chunk < chunks, other=0), axis=0)
+    lane = tl.load(seats + seat)
+    length = tl.load(lengths + lane)
+    count = tl.maximum(tl.minimum(tl.load(limits + seat), width - length), 0)
+    count = tl.where(key > 0, count, 0)
+    tl.store(found + seat, count)
+    mine = tokens + lane.to(tl.int64) * stride
+    source = key & _PLACE  # a copy that reaches the end goes on from its own beginning
+    for start in range(0, count, _COPY):
+        step = start + tl.arange(0, _COPY)
+        inside = step < count
+        token = tl.load(mine + source + step % (length - source), mask=inside, other=0)
+        tl.store(mine + length + step, token, mask=inside)

@@ -1,0 +1,494 @@
+"""Logits → tokens on a CUDA device, with the very noise of kernels/noise.py; `round_reference.draw` says what it means.
+
+Three kernels, of which plain draws need the first and the last:
+
+    score    (chunk of the vocabulary, row)   the chunk's best token, or for a row with filters the largest logits
+    gather   (chunk of the vocabulary, row)   rows with filters: a list of the logits that may stay, in any order
+    settle   (row)                            the best of the chunks, or the floor of the filters and the best above it
+
+A floor is found by halving a range of float32 bit patterns until it leaves just what top-k or top-p are to leave: over
+the list, which is nearly always enough, or else over the whole row. Counts and masses are integers, so that neither
+the list's order nor the number of rows can change a token. Floating-point operations are never fused: the
+noise must be the same to the last bit on every machine.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels import noise
+from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, Lanes
+
+CHUNK = 4096  # tokens a program of `score` and `gather`
+PART = 256  # tokens whose largest logit is kept: the k-th of these bounds the k-th of all
+CAPACITY = 4096  # of a row's list
+REACH = 10.0  # how far below the largest logit the list of a row with top-p alone goes
+
+_CHUNK, _PART, _CAPACITY, _REACH = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY, REACH))
+_NONE = tl.constexpr(0x7FFFFFFF)  # later than any token
+_LOWEST = tl.constexpr(float("-inf"))
+_SQRT_HALF, _MANTISSA = tl.constexpr(noise.SQRT_HALF), tl.constexpr(noise.MANTISSA)
+_LN2_HIGH, _LN2_LOW, _LOG2_E = tl.constexpr(noise.LN2_HIGH), tl.constexpr(noise.LN2_LOW), tl.constexpr(LOG2_E)
+_P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in noise.POLYNOMIAL)
+_E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
+_FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
+
+
+def draw(
+    logits: Tensor,
+    state: Lanes,
+    *,
+    lanes: Tensor,
+    out: Tensor,
+    positions: Tensor | None = None,
+    offset: int = 0,
+    push: bool = False,
+    filters: bool = True,
+    pdl: bool = False,
+) -> None:
+    """Tokens int32 `out` [rows] from logits [rows, vocab], one for each of the sequences in `lanes` [rows].
+
+    It is the token at position `positions[row] + offset`; without `positions` at the lane's length + offset. With
+    `push` it is also written there. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    """
+    rows, vocab = logits.shape
+    assert logits.stride(1) == 1, "the logits of a row must be adjacent"
+    chunks = triton.cdiv(vocab, CHUNK)
+    scratch = _scratch(logits.device, triton.next_power_of_2(rows), vocab)
+    lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
+    row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
+    asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
+    kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are not touched
+    options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False, "num_warps": 8}
+    placed = {"PLACED": positions is not None}
+    parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
+    _score[(chunks, rows)](*row, *asked, *kept, **placed, **options)
+    if filters:
+        _gather[(chunks, rows)](*row, *asked, *kept, **parts, **options)
+    ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
+    shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, **placed, **parts}
+    _settle[(rows,)](*row, *asked, *kept, *ahead, **shape, **options)
+
+
+class _Scratch(NamedTuple):
+    scores: Tensor  # float32 [rows, chunks] best of the chunk
+    tokens: Tensor  # int32 [rows, chunks]
+    maxima: Tensor  # float32 [rows, parts]
+
+
+class _Lists(NamedTuple):
+    counts: Tensor  # int32 [rows] logits that belong into the list, also where it is too short for them
+    masses: Tensor  # int64 [rows] of all that min-p leaves, for rows with top-p alone
+    values: Tensor  # float32 [rows, CAPACITY]
+    tokens: Tensor  # int32 [rows, CAPACITY]
+
+
+@cache  # a graph remembers the addresses, so nothing is ever given back
+def _scratch(device: torch.device, rows: int, vocab: int) -> _Scratch:
+    chunks, parts = triton.cdiv(vocab, CHUNK), triton.cdiv(vocab, PART)
+    return _Scratch(
+        scores=torch.zeros((rows, chunks), device=device),
+        tokens=torch.zeros((rows, chunks), dtype=torch.int32, device=device),
+        maxima=torch.zeros((rows, parts), device=device),
+    )
+
+
+@cache
+def _lists(device: torch.device, rows: int) -> _Lists:
+    return _Lists(
+        counts=torch.zeros(rows, dtype=torch.int32, device=device),
+        masses=torch.zeros(rows, dtype=torch.int64, device=device),
+        values=torch.zeros((rows, CAPACITY), device=device),
+        tokens=torch.zeros((rows, CAPACITY), dtype=torch.int32, device=device),
+    )
+
+
+# ── kernels ──
+
+
+@triton.jit
+def _score(
+    logits,
+    stride,
+    vocab,
+    lanes,
+    positions,
+    offset,
+    lengths,
+    inverse_temperature,
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    scores,
+    tokens,
+    maxima,
+    counts,
+    masses,
+    list_values,
+    list_tokens,
+    PLACED: tl.constexpr,
+    FILTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    lane = tl.load(lanes + row)
+    scale = tl.load(inverse_temperature + lane)
+    filtered = False
+    if FILTERS:
+        filtered = _is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
+    part = tl.arange(0, _CHUNK // _PART)
+    token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
+    value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    if scale > 0:
+        value = value * scale
+        if not filtered:
+            high, low = _keys(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
+            value = value + _gumbel(token, high, low)
+    of_part = tl.max(value, axis=1)
+    best = tl.max(of_part, axis=0)
+    first = tl.min(tl.min(tl.where(value == best, token, _NONE), axis=1), axis=0)
+    chunks = tl.num_programs(0)
+    tl.store(scores + row * chunks + chunk, best)
+    tl.store(tokens + row * chunks + chunk, first)
+    if FILTERS:
+        parts = tl.cdiv(vocab, _PART)
+        at = chunk * (_CHUNK // _PART) + part
+        tl.store(maxima + row * parts + at, of_part, mask=at < parts)
+        if chunk == 0:  # what `gather` adds to
+            tl.store(counts + row, 0)
+            tl.store(masses + row, 0)
+
+
+@triton.jit
+def _gather(
+    logits,
+    stride,
+    vocab,
+    lanes,
+    positions,
+    offset,
+    lengths,
+    inverse_temperature,
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    scores,
+    tokens,
+    maxima,
+    counts,
+    masses,
+    list_values,
+    list_tokens,
+    PARTS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    lane = tl.load(lanes + row)
+    scale = tl.load(inverse_temperature + lane)
+    k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
+    if _is_filtered(scale, k, p, least, vocab):
+        best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, least, PARTS)
+        token = chunk * _CHUNK + tl.arange(0, _CHUNK)
+        value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
+        inside = (token < vocab) & (value >= bound)
+        wanted = inside.to(tl.int32)
+        count = tl.sum(wanted, axis=0)
+        if count > 0:
+            at = tl.atomic_add(counts + row, count) + tl.cumsum(wanted, axis=0) - 1
+            inside = inside & (at < _CAPACITY)
+            tl.store(list_values + row * _CAPACITY + at, value, mask=inside)
+            tl.store(list_tokens + row * _CAPACITY + at, token, mask=inside)
+        if (p < 1) & ((k <= 0) | (k >= vocab)):
+            mass = tl.where((token < vocab) & (value >= floor), _mass(value - best), 0)
+            tl.atomic_add(masses + row, tl.sum(mass, axis=0))
+
+
+@triton.jit
+def _settle(
+    logits,
+    stride,
+    vocab,
+    lanes,
+    positions,
+    offset,
+    lengths,
+    inverse_temperature,
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    scores,
+    tokens,
+    maxima,
+    counts,
+    masses,
+    list_values,
+    list_tokens,
+    out,
+    ahead,
+    ahead_stride,
+    width,
+    CHUNKS: tl.constexpr,
+    PUSH: tl.constexpr,
+    PLACED: tl.constexpr,
+    PARTS: tl.constexpr,
+    FILTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.load(lanes + row)
+    position = _position(positions, lengths, row, lane, offset, PLACED)
+    chunk, chunks = tl.arange(0, CHUNKS), tl.cdiv(vocab, _CHUNK)
+    score = tl.load(scores + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
+    token = tl.load(tokens + row * chunks + chunk, mask=chunk < chunks, other=_NONE)
+    chosen = tl.min(tl.where(score == tl.max(score, axis=0), token, _NONE), axis=0)
+    if FILTERS:
+        scale = tl.load(inverse_temperature + lane)
+        k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
+        if _is_filtered(scale, k, p, least, vocab):
+            k = tl.where(k < vocab, k, 0)
+            best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, least, PARTS)
+            high, low = _keys(seed, lane, position)
+            listed, mass = tl.load(counts + row), tl.load(masses + row)
+            values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
+            enough = listed <= _CAPACITY
+            if enough & (k <= 0) & (p < 1):  # top-p alone may need more than the list has
+                enough = _mass_from(values, listed, 1.0, best, bound, 1024, True) >= _share(p, mass)
+            if enough:
+                floor = _floor(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
+                chosen = _best(values, names, listed, 1.0, floor, high, low, 1024, True)
+            else:
+                source = logits + row * stride
+                floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
+                chosen = _best(source, names, vocab, scale, floor, high, low, 4096, False)
+    tl.store(out + row, chosen)
+    if PUSH:
+        tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
+
+
+@triton.jit
+def _is_filtered(scale, k, p, least, vocab):
+    return (scale > 0) & (((k > 0) & (k < vocab)) | (p < 1) | (least > 0))
+
+
+@triton.jit
+def _clean(value):
+    """float32 without NaN."""
+    value = value.to(tl.float32)
+    return tl.where(value == value, value, _LOWEST)
+
+
+@triton.jit
+def _position(positions, lengths, row, lane, offset, PLACED: tl.constexpr):
+    return tl.load(positions + row if PLACED else lengths + lane) + offset
+
+
+# ── kernels: floors ──
+
+
+@triton.jit
+def _bounds(maxima, vocab, k, least, PARTS: tl.constexpr):
+    """The largest logit of a row, the floor of min-p, and from where on logits belong into the list."""
+    part = tl.arange(0, PARTS)
+    tops = tl.load(maxima + part, mask=part < tl.cdiv(vocab, _PART), other=_LOWEST)
+    best = tl.max(tops, axis=0)
+    margin = tl.log(tl.where(least > 0, least, 1.0).to(tl.float64)).to(tl.float32)
+    floor = tl.where(least > 0, best + margin, _LOWEST)
+    bound = best - _REACH
+    if (k > 0) & (k < vocab):  # k parts reach it, so at least k logits do
+        low, high = _image(tl.full((), _LOWEST, tl.float32)), _image(best) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            low, high = _halve(low, high, tl.sum((tops >= _value(middle)).to(tl.int32), axis=0), k)
+        bound = _value(low)
+    return best, floor, tl.maximum(bound, floor)
+
+
+@triton.jit
+def _floor(source, length, scale, best, floor, k, p, mass, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """The smallest logit that top-k and top-p leave of those from `floor` on."""
+    if k > 0:
+        low, high = _image(floor), _image(best) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            low, high = _halve(low, high, _count_from(source, length, scale, _value(middle), BLOCK, LISTED), k)
+        floor = _value(low)
+        if p < 1:
+            mass = _mass_from(source, length, scale, best, floor, BLOCK, LISTED)
+    if p < 1:
+        wanted = _share(p, mass)
+        low, high = _image(floor), _image(best) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            reached = _mass_from(source, length, scale, best, _value(middle), BLOCK, LISTED)
+            low, high = _halve(low, high, reached, wanted)
+        floor = _value(low)
+    return floor
+
+
+@triton.jit
+def _halve(low, high, reached, wanted):
+    """The half of [low, high) to go on with: `low` reaches what is wanted. Where it is met exactly that is the end."""
+    middle = (low + high) >> 1
+    after = tl.where(reached == wanted, middle + 1, high)
+    return tl.where(reached >= wanted, middle, low), tl.where(reached >= wanted, after, middle)
+
+
+@triton.jit
+def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """The token with the highest score among the logits from `floor` on; the lowest among equals."""
+    best, chosen = tl.full((), _LOWEST, tl.float32), tl.full((), _NONE, tl.int32)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = _read(source, at, length, scale, LISTED)
+        token = at
+        if LISTED:
+            token = tl.load(names + at, mask=at < length, other=_NONE)
+        inside = (at < length) & (value >= floor)
+        score = tl.where(inside, value + _gumbel(token, high, low), _LOWEST)
+        top = tl.max(score, axis=0)
+        first = tl.min(tl.where(inside & (score == top), token, _NONE), axis=0)
+        better = (top > best) | ((top == best) & (first < chosen))
+        best, chosen = tl.where(better, top, best), tl.where(better, first, chosen)
+    return chosen
+
+
+@triton.jit
+def _read(source, at, length, scale, LISTED: tl.constexpr):
+    value = tl.load(source + at, mask=at < length, other=_LOWEST)
+    if not LISTED:
+        value = _clean(value) * scale
+    return value
+
+
+@triton.jit
+def _count_from(source, length, scale, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """How many logits reach a floor above -inf."""
+    count = tl.zeros((), tl.int32)
+    for start in range(0, length, BLOCK):
+        value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
+        count += tl.sum((value >= floor).to(tl.int32), axis=0)
+    return count
+
+
+@triton.jit
+def _mass_from(source, length, scale, best, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """The mass of the logits that reach a floor."""
+    mass = tl.zeros((), tl.int64)
+    for start in range(0, length, BLOCK):
+        value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
+        mass += tl.sum(tl.where(value >= floor, _mass(value - best), 0), axis=0)
+    return mass
+
+
+@triton.jit
+def _share(p, mass):
+    return (p.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def _image(value):
+    """An int64 in the order of float32 numbers."""
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _value(image):
+    """The float32 number of an image."""
+    bits = image.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _mass(below):
+    """`round_reference.mass`."""
+    seen = below > _FAINT
+    below = tl.where(seen, below, 0.0)
+    exponent = (below * _LOG2_E - 0.5).to(tl.int32)
+    power = exponent.to(tl.float32)
+    rest = below - power * _LN2_HIGH - power * _LN2_LOW
+    p = _E0 * rest + _E1
+    p = p * rest + _E2
+    p = p * rest + _E3
+    p = p * rest + _E4
+    p = p * rest + _E5
+    p = p * rest + _E6
+    unit = ((exponent + _MASS_BIAS) << 23).to(tl.float32, bitcast=True)
+    return tl.where(seen, (p * unit).to(tl.int64), 0)
+
+
+# ── kernels: noise ──
+
+
+@triton.jit
+def _keys(seed, lane, position):
+    """`sampling.noise_keys` of Stream.TOKEN: two numbers of 32 bits."""
+    bits = mix(tl.load(seed + lane), position, 0)
+    return (bits >> 32).to(tl.uint32), bits.to(tl.uint32)
+
+
+@triton.jit
+def mix(seed, position, stream: tl.constexpr):
+    """`sampling.mix`: 64 bits for a seed (any 64 bits) and a position."""
+    counter = position.to(tl.uint64) * 4 + stream
+    return _finalise(seed.to(tl.uint64) ^ _finalise(counter * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03))
+
+
+@triton.jit
+def _finalise(bits):
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    return bits ^ (bits >> 31)
+
+
+@triton.jit
+def _gumbel(token, high, low):
+    """`noise.gumbel_noise` of tokens."""
+    return -_log(-_log(_uniform(token, high, low)))
+
+
+@triton.jit
+def _uniform(token, high, low):
+    x = token.to(tl.uint32) * 0x9E3779B9 + high
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    x = (x ^ (x >> 16) ^ low) * 0x27D4EB2F
+    x = x ^ (x >> 15)
+    return ((x >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
+
+
+@triton.jit
+def _log(x):
+    shifted = x.to(tl.int32, bitcast=True) - _SQRT_HALF
+    exponent = (shifted >> 23).to(tl.float32)
+    t = ((shifted & _MANTISSA) + _SQRT_HALF).to(tl.float32, bitcast=True) - 1.0
+    square = t * t
+    p = _P0 * t + _P1
+    p = p * t + _P2
+    p = p * t + _P3
+    p = p * t + _P4
+    p = p * t + _P5
+    p = p * t + _P6
+    p = p * t + _P7
+    p = p * t + _P8
+    p = p * t * square + exponent * _LN2_LOW - square * 0.5
+    return t + p + exponent * _LN2_HIGH

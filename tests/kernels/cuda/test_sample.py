@@ -1,0 +1,136 @@
+"""Drawing tokens on a device: to the last bit what the reference draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels import round_reference
+from paceline.kernels.cuda import sample
+from paceline.runner.state import DeviceState
+
+# inverse temperature, top_k, top_p, min_p
+ASKED = [
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.3, 0, 1.0, 0.0),
+    (1.4, 1, 1.0, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.7, 20, 0.95, 0.0),
+    (0.5, 0, 1.0, 0.05),
+    (1.0, 40, 0.5, 0.01),
+    (1.0, 10**6, 1e-6, 0.0),
+    (0.0, 5, 0.5, 0.1),
+    (0.2, 0, 0.999, 0.0),
+]
+
+
+def asking(device: torch.device, *, width: int = 64) -> DeviceState:
+    """A lane for each of ASKED."""
+    state = DeviceState(lanes=len(ASKED), width=width, scratch_page=7, device=device)
+    columns = (state.inverse_temperature, state.top_k, state.top_p, state.min_p)
+    for column, values in zip(columns, zip(*ASKED, strict=True), strict=True):
+        column[:-1] = torch.tensor(values, device=device, dtype=column.dtype)
+    random = torch.Generator().manual_seed(11)
+    state.seed.copy_(torch.randint(-(2**63), 2**63 - 1, state.seed.shape, generator=random))
+    state.lengths.copy_(torch.randint(1, 60, state.lengths.shape, generator=random))
+    return state
+
+
+def check(logits: Tensor, *, lanes: list[int] | None = None) -> Tensor:
+    """Draws with every lane of ASKED, or the given ones, and compares with the reference."""
+    device, rows = logits.device, len(logits)
+    state = asking(device)
+    owners = torch.tensor(lanes or [i % len(ASKED) for i in range(rows)], dtype=torch.int32, device=device)
+    positions = (torch.arange(rows, dtype=torch.int32) * 7919 % 131072).to(device)
+    drawn = torch.full((rows,), -7, dtype=torch.int32, device=device)
+    wanted = torch.full_like(drawn, -8)
+    sample.draw(logits, state, lanes=owners, positions=positions, offset=1, out=drawn)
+    round_reference.draw(logits, state, lanes=owners, positions=positions, offset=1, out=wanted)
+    assert drawn.tolist() == wanted.tolist()
+    return drawn
+
+
+def random_logits(rows: int, vocab: int, device: torch.device, *, spread: float, seed: int = 0) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return (spread * torch.randn((rows, vocab), generator=random)).to(device)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 257, 1000, 9001])
+def test_as_the_reference(vocab: int, device: torch.device) -> None:
+    check(random_logits(len(ASKED), vocab, device, spread=3.0, seed=vocab))
+
+
+def test_flat_logits_outgrow_the_list(device: torch.device) -> None:
+    check(random_logits(4, 9001, device, spread=0.1), lanes=[4, 5, 6, 7])
+
+
+def test_peaked_logits(device: torch.device) -> None:
+    logits = random_logits(len(ASKED), 1000, device, spread=1.0)
+    logits[:, 800] += 30
+    assert (check(logits) == 800).sum() >= 10
+
+
+def test_a_tail_with_most_of_the_mass(device: torch.device) -> None:
+    """One logit stands out, yet the nucleus lies below what the list of top-p holds."""
+    logits = random_logits(2, 9001, device, spread=0.01)
+    logits[:, 17] = 10.5
+    check(logits, lanes=[5, 5])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's, about inf - inf
+def test_ties_and_infinities(device: torch.device) -> None:
+    lanes = [0, 1, 6, 8]
+    logits = random_logits(24, 500, device, spread=2.0)
+    rows = logits.view(6, 4, 500)
+    rows[0] = rows[0].round()
+    rows[1, :, 3:] = -torch.inf
+    rows[2] = -torch.inf
+    rows[3] = 0.0
+    rows[4, :, ::2] = torch.nan
+    rows[5] = torch.nan
+    drawn = check(logits, lanes=lanes * 6).view(6, 4)
+    assert (drawn[2] == 0).all()
+    assert (drawn[4] % 2 == 1).all()
+    assert drawn[3, 0] == 0
+
+
+def test_bf16_and_rows_apart(device: torch.device) -> None:
+    """Logits as a model gives them, inside a wider tensor."""
+    wide = random_logits(4, 900, device, spread=3.0).bfloat16()
+    check(wide[:, :700], lanes=[0, 1, 6, 7])
+
+
+def test_neighbours_do_not_matter(device: torch.device) -> None:
+    logits = random_logits(3, 5000, device, spread=2.0)
+    state = asking(device)
+    lanes = torch.tensor([0, 1, 6], dtype=torch.int32, device=device)
+    together, alone = torch.zeros_like(lanes), torch.zeros_like(lanes)
+    sample.draw(logits, state, lanes=lanes, out=together)
+    for i in range(3):
+        one = slice(i, i + 1)
+        sample.draw(logits[one], state, lanes=lanes[one], out=alone[one])
+    assert together.tolist() == alone.tolist()
+
+
+def test_draws_without_filters_push(device: torch.device) -> None:
+    state, expected = asking(device), asking(device)
+    logits = random_logits(4, 5000, device, spread=2.0)
+    lanes = torch.tensor([0, 2, 1, state.dummy], dtype=torch.int32, device=device)
+    drawn, wanted = torch.zeros_like(lanes), torch.zeros_like(lanes)
+    sample.draw(logits, state, lanes=lanes, offset=3, out=drawn, push=True, filters=False)
+    round_reference.draw(logits, expected, lanes=lanes, offset=3, out=wanted, push=True, filters=False)
+    assert drawn.tolist() == wanted.tolist()
+    assert torch.equal(state.tokens, expected.tokens)
+    assert state.tokens.count_nonzero() > 0
+
+
+def test_a_position_past_the_width_is_not_written(device: torch.device) -> None:
+    state = asking(device, width=60)
+    state.lengths[1] = 59
+    lanes = torch.tensor([1], dtype=torch.int32, device=device)
+    out = torch.zeros_like(lanes)
+    sample.draw(random_logits(1, 500, device, spread=1.0), state, lanes=lanes, offset=1, out=out, push=True)
+    assert state.tokens.count_nonzero() == 0
