@@ -1,0 +1,145 @@
+"""What stands between products: the embedding, RMS norms, and the way of a branch back into the residual stream.
+
+One program a row, in float32 and rounded once, so a row never depends on others.
+"""
+
+# ruff: noqa: N803 - constants of a kernel are upper case
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.cuda.formats import Matrix
+
+
+def embed(tokens: Tensor, table: Matrix, x: Tensor, *, scale: float = 1.0, pdl: bool = False) -> None:
+    """x [rows, hidden] = rows of the embedding; a token beyond the vocabulary is taken for the last one."""
+    width = triton.next_power_of_2(table.inputs)
+    scale = float(torch.tensor(scale, dtype=x.dtype))  # as the reference rounds it
+    _embed[(len(tokens),)](
+        tokens,
+        table.q,
+        x if table.scale is None else table.scale,
+        x if table.minimum is None else table.minimum,
+        x,
+        table.outputs,
+        table.inputs,
+        scale,
+        WIDTH=width,
+        FORMAT=table.format,
+        SCALED=scale != 1.0,
+        PDL=pdl,
+        num_warps=_warps(width),
+        **_launch(pdl),
+    )
+
+
+def norm(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False) -> None:
+    """out [rows, hidden] = rms_norm(x) · weight."""
+    _norm_rows(x, x, weight, weight, out, eps=eps, branch=False, pdl=pdl)
+
+
+def add_norm(
+    x: Tensor, branch: Tensor, branch_weight: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False
+) -> None:
+    """x += rms_norm(branch) · branch_weight, in place; out = rms_norm(x) · weight."""
+    _norm_rows(x, branch, branch_weight, weight, out, eps=eps, branch=True, pdl=pdl)
+
+
+def _norm_rows(
+    x: Tensor, added: Tensor, added_weight: Tensor, weight: Tensor, out: Tensor, *, eps: float, branch: bool, pdl: bool
+) -> None:
+    rows, hidden = x.shape
+    width = triton.next_power_of_2(hidden)
+    _norm[(rows,)](
+        x,
+        added,
+        added_weight,
+        weight,
+        out,
+        hidden,
+        eps,
+        WIDTH=width,
+        BRANCH=branch,
+        PDL=pdl,
+        num_warps=_warps(width),
+        **_launch(pdl),
+    )
+
+
+def _warps(width: int) -> int:
+    return max(1, min(16, width // 512))
+
+
+def _launch(pdl: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if pdl else {}
+
+
+@triton.jit
+def _embed(
+    tokens,
+    table,
+    scales,
+    minimums,
+    x,
+    vocab,
+    hidden,
+    scale,
+    WIDTH: tl.constexpr,
+    FORMAT: tl.constexpr,
+    SCALED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
+    k = tl.arange(0, WIDTH)
+    known = k < hidden
+    if FORMAT == 3:  # NIBBLES
+        q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
+        q = tl.where(k % 64 < 32, q & 15, q >> 4)
+    else:
+        q = tl.load(table + token * hidden + k, mask=known, other=0)
+    if FORMAT == 4:  # FLOAT8
+        q = q.to(tl.float8e4nv, bitcast=True)
+    value = q.to(tl.float32)
+    if FORMAT == 2 or FORMAT == 3:
+        group = token * (hidden // 32) + k // 32
+        low = tl.load(minimums + group, mask=known, other=0.0)
+        value = value * tl.load(scales + group, mask=known, other=0.0) + low
+    elif FORMAT == 1 or FORMAT == 4:
+        value *= tl.load(scales + token)
+    if SCALED:
+        value = value.to(x.dtype.element_ty).to(tl.float32) * scale
+    tl.store(x + row * hidden + k, value.to(x.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _norm(
+    x, added, added_weight, weight, out, hidden, eps, WIDTH: tl.constexpr, BRANCH: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    k = tl.arange(0, WIDTH)
+    known = k < hidden
+    w = tl.load(weight + k, mask=known, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * hidden + k
+    value = tl.load(x + at, mask=known, other=0.0)
+    if BRANCH:
+        branch = tl.load(added + at, mask=known, other=0.0).to(tl.float32)
+        branch *= tl.rsqrt(tl.sum(branch * branch) / hidden + eps)
+        branch *= tl.load(added_weight + k, mask=known, other=0.0)
+        value = (value.to(tl.float32) + branch.to(value.dtype).to(tl.float32)).to(value.dtype)
+        tl.store(x + at, value, mask=known)
+    wide = value.to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+    tl.store(out + at, (wide * w).to(out.dtype.element_ty), mask=known)

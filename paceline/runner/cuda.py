@@ -1,0 +1,291 @@
+"""A decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
+
+A layer is eight launches: norm, q·k·v, rotation with the KV store, attention, o + residual, norm, gate·up, down +
+residual. All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel
+computes a row by itself and in a fixed order, so a row's bits never depend on which rows ride along.
+
+`CudaDecoder` has weights and no KV memory; `CudaForward` joins it with one. A quantised copy of a target that drafts
+for it takes the target's own KV memory: verification writes every slot that the copy has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UnsupportedModel
+from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.kernels.cuda.attend import Attention, block_for
+from paceline.kernels.cuda.formats import FLOAT, Matrix, pack
+from paceline.kernels.cuda.kv import CudaKV
+from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
+from paceline.kernels.cuda.norm import add_norm, embed, norm
+from paceline.kernels.cuda.rotate import rotate
+from paceline.kernels.noise import pick
+from paceline.kernels.quant import Weight
+from paceline.models.config import ModelConfig
+from paceline.models.rope import layer_rope, rope_tables
+
+PREFILL_BLOCK = 64  # query rows × heads that an attention program takes when there are many
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The rows of one pass, on the device. `seats`, `max_rows` and `max_context` bound what the tensors may hold."""
+
+    tokens: Tensor  # int32 [rows], as the next two
+    positions: Tensor
+    slots: Tensor
+    row_starts: Tensor  # int32 [seats + 1]
+    page_table: Tensor  # int32 [lanes or seats, pages]
+    seats: int
+    max_rows: int  # of one sequence
+    max_context: int  # positions + 1
+    lanes: Tensor | None = None  # int32 [seats]: rows of the page table; None: seat by seat
+    bases: Tensor | None = None
+    tails: Tensor | None = None
+    logit_rows: Tensor | None = None  # int64 [outs]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attn_norm: Tensor
+    qkv: Matrix
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Matrix
+    post_attn_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+    post_mlp_norm: Tensor | None
+    window: int
+    cos: Tensor  # float32 [positions, head_dim / 2]
+    sin: Tensor
+
+
+class CudaDecoder:
+    """`weights` is emptied while it is packed, so that no matrix is on the device twice for long."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: MutableMapping[str, Weight],
+        *,
+        max_context: int,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cuda",
+        pdl: bool = True,
+    ) -> None:
+        if config.head_dim > 256 or config.head_dim % 16:
+            raise UnsupportedModel(f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256")
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.pdl = pdl
+        self._assemble(weights, max_context)
+        self.products = Products(self.matrices(), device=device, pdl=pdl)
+        self.attention = Attention(device=device)
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.activation = SILU if config.activation == "silu" else GELU
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+
+    def matrices(self) -> list[Matrix]:
+        inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return [*inner, self.head]
+
+    @property
+    def weight_bytes(self) -> int:
+        """What one pass reads."""
+        return sum(matrix.bytes for matrix in self.matrices())
+
+    def fill(self, rows: Pass, kv: CudaKV) -> None:
+        """Keys and values of the rows, and nothing else."""
+        self._hidden(rows, kv)
+
+    def logits(self, rows: Pass, kv: CudaKV, *, every: int = 1) -> Tensor:
+        """float32 [outs, vocab], in memory that the next pass of as many outs reuses. Without `logit_rows` the outs
+        are the last of each `every` rows."""
+        hidden = self._hidden(rows, kv)
+        hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
+        out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
+        self._product(hidden, self.head, out)
+        return out
+
+    def _hidden(self, rows: Pass, kv: CudaKV) -> Tensor:
+        """The last layer's output [rows, hidden], normed."""
+        config, count = self.config, len(rows.tokens)
+        x = self._buffer("x", count, config.hidden_size)
+        y = self._buffer("y", count, config.hidden_size)
+        embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
+        norm(x, self.layers[0].attn_norm, y, eps=config.norm_eps, pdl=self.pdl)
+        for index, layer in enumerate(self.layers):
+            after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
+            attended = self._attend(index, layer, y, rows, kv)
+            self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
+            gated = self._buffer("gated", count, config.intermediate_size)
+            self._product(y, layer.gate_up, gated, activation=self.activation)
+            self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
+        return y
+
+    def _attend(self, index: int, layer: Layer, y: Tensor, rows: Pass, kv: CudaKV) -> Tensor:
+        config, count = self.config, len(y)
+        heads, group = config.num_heads, config.num_heads // config.num_kv_heads
+        qkv = self._buffer("qkv", count, layer.qkv.outputs)
+        queries = self._buffer("queries", count, heads * config.head_dim).view(count, heads, config.head_dim)
+        out = self._buffer("attended", count, heads * config.head_dim)
+        self._product(y, layer.qkv, qkv)
+        rotate(
+            qkv,
+            queries,
+            kv,
+            index,
+            positions=rows.positions,
+            slots=rows.slots,
+            cos=layer.cos,
+            sin=layer.sin,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.norm_eps,
+            pdl=self.pdl,
+        )
+        self.attention(
+            queries,
+            kv,
+            index,
+            row_starts=rows.row_starts,
+            positions=rows.positions,
+            page_table=rows.page_table,
+            lanes=rows.lanes,
+            bases=rows.bases,
+            tails=rows.tails,
+            out=out.view(count, heads, config.head_dim),
+            seats=rows.seats,
+            max_rows=rows.max_rows,
+            max_context=rows.max_context,
+            window=layer.window,
+            scale=self.scale,
+            block_m=block_for(group, rows.max_rows),
+            pdl=self.pdl,
+        )
+        return out
+
+    def _branch(
+        self, source: Tensor, matrix: Matrix, x: Tensor, y: Tensor, post: Tensor | None, following: Tensor
+    ) -> None:
+        """x += the branch that ends in `matrix`; y = norm of x for whatever follows."""
+        eps = self.config.norm_eps
+        if post is None:
+            self._product(source, matrix, x, residual=x)
+            norm(x, following, y, eps=eps, pdl=self.pdl)
+        else:
+            branch = self._buffer("branch", len(x), x.shape[1])
+            self._product(source, matrix, branch)
+            add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
+
+    def _product(
+        self, x: Tensor, matrix: Matrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
+    ) -> None:
+        self.products(x, matrix, out, residual=residual, activation=activation)
+
+    def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[rows, columns] of memory that keeps its address for as many rows, up to the next power of two."""
+        size = 1 << max(rows - 1, 0).bit_length()
+        if (name, size) not in self._buffers:
+            self._buffers[name, size] = torch.empty((size, columns), dtype=dtype or self.dtype, device=self.device)
+        return self._buffers[name, size][:rows]
+
+    def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
+        config = self.config
+        ropes: dict[object, tuple[Tensor, Tensor]] = {}
+        for key in dict.fromkeys(layer_rope(config, index) for index in range(config.num_layers)):
+            cos, sin = rope_tables(config, *key, max_context + 1)
+            ropes[key] = cos.to(self.device), sin.to(self.device)
+        self.embedding = self._pack(weights, "embed")
+        self.layers = [self._layer(weights, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)]
+        self.norm = self._vector(weights, "norm")
+        self.head = self.embedding if config.tied_head else self._pack(weights, "head")
+
+    def _layer(self, weights: MutableMapping[str, Weight], index: int, cos: Tensor, sin: Tensor) -> Layer:
+        config, prefix = self.config, f"layers.{index}."
+
+        def vector(name: str, present: bool) -> Tensor | None:
+            return self._vector(weights, prefix + name) if present else None
+
+        return Layer(
+            attn_norm=self._vector(weights, prefix + "attn_norm"),
+            qkv=self._pack(weights, prefix + "q", prefix + "k", prefix + "v"),
+            q_norm=vector("q_norm", config.qk_norm),
+            k_norm=vector("k_norm", config.qk_norm),
+            o=self._pack(weights, prefix + "o"),
+            post_attn_norm=vector("post_attn_norm", config.post_norms),
+            mlp_norm=self._vector(weights, prefix + "mlp_norm"),
+            gate_up=self._pack(weights, prefix + "gate", prefix + "up", gated=True),
+            down=self._pack(weights, prefix + "down"),
+            post_mlp_norm=vector("post_mlp_norm", config.post_norms),
+            window=config.windows[index] if config.windows else 0,
+            cos=cos,
+            sin=sin,
+        )
+
+    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> Matrix:
+        biases = [self._vector(weights, f"{name}.bias") for name in names if f"{name}.bias" in weights]
+        assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
+        taken = [weights.pop(name) for name in names]
+        shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
+        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated)
+        return pack(taken, parts=parts, biases=biases, dtype=self.dtype, device=self.device)
+
+    def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:
+        vector = weights.pop(name)
+        assert isinstance(vector, Tensor), f"{name} is quantised"
+        return vector.to(device=self.device, dtype=torch.float32)
+
+
+class CudaForward:
+    """Implements Forward: batches come from the host and outputs go there. Rounds call the decoder themselves."""
+
+    bitwise = True
+    pick = staticmethod(pick)
+
+    def __init__(self, decoder: CudaDecoder, kv: CudaKV) -> None:
+        self.decoder = decoder
+        self.kv = kv
+        self.vocab_size = decoder.config.vocab_size
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Output:
+        logits = self.decoder.logits(self._placed(batch), self.kv)
+        argmax = logits.argmax(dim=-1).to(torch.int32)
+        return Output(logits=logits.cpu(), argmax=argmax.cpu())
+
+    def _placed(self, batch: Batch) -> Pass:
+        device = self.decoder.device
+        starts = batch.row_starts.tolist()
+        return Pass(
+            tokens=batch.tokens.to(device),
+            positions=batch.positions.to(device),
+            slots=batch.slots.to(device),
+            row_starts=batch.row_starts.to(device),
+            page_table=batch.page_table.clamp(min=0).to(device),
+            seats=len(starts) - 1,
+            max_rows=max(stop - start for start, stop in zip(starts, starts[1:], strict=False)),
+            max_context=min(int(batch.positions.max()) + 1, batch.page_table.shape[1] * PAGE_SIZE),
+            bases=batch.bases.to(device) if batch.tails is not None else None,
+            tails=batch.tails.to(device) if batch.tails is not None else None,
+            logit_rows=batch.logit_rows.long().to(device),
+        )
+
+
+def new_kv(config: ModelConfig, *, num_pages: int, dtype: torch.dtype, device: torch.device | str) -> CudaKV:
+    return CudaKV(
+        layers=config.num_layers,
+        num_pages=num_pages,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
