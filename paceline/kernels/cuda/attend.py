@@ -91,7 +91,7 @@ class Attention:
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
-        padded = triton.next_power_of_2(head_dim)
+        padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
         unit, units = self._units(tile, max_context, window, block_m // group, seats * blocks * kv_heads)
         programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
@@ -303,7 +303,7 @@ def _tile(
     else:
         peak, total, acc = _nothing(BLOCK_M, PADDED)
         common = (base == end) | (tile * TILE + TILE <= base)  # no row has slots of its own here
-        for i in range(0, tl.where(common, 1, rows)):
+        for i in range(tl.where(common, 1, rows)):
             mine = common | (member == i)  # to the others a row's own slots are invisible, and leave no trace
             inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
             own = inside & (position >= base) & (position - base < depth)

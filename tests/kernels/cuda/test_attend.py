@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from paceline.draft import Draft
+from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.cuda.attend import Attention, block_for, tile_for
+from paceline.kernels.cuda.kv import FP8, CudaKV
+from paceline.kernels.reference import ReferenceBackend, ReferenceKV
+from paceline.runner.batch import Share, build_batch
+from paceline.runner.lanes import Lanes
+
+PAGES, CONTEXT, LAYER = 40, 112, 1
+SPREAD, SPLITS, SOLO = 264, 12, 1  # `fill` for a program to each tile, to some splits, to all of them
+TREE = (-1, 0, 0, -1, 3, 2)
+
+
+def share(lane: int, start: int, count: int, *parents: int) -> Share:
+    return Share(lane=lane, start=start, count=count, draft=Draft(tokens=(7,) * len(parents), parents=parents))
+
+
+def chain(length: int) -> tuple[int, ...]:
+    return tuple(range(-1, length - 1))
+
+
+PREFILL, DECODE, VERIFY = share(0, 0, 7), share(1, 89, 1), share(2, 45, 1, *chain(4))
+BRANCHED, SHORT = share(3, 61, 1, *TREE), share(4, 0, 1)
+MIXED = (PREFILL, DECODE, VERIFY)
+
+
+class Scene:
+    """A KV memory full of noise, five sequences in it, and queries for any of their rows."""
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.heads, kv_heads, head_dim = shape
+        generator = torch.Generator().manual_seed(sum(shape))
+        size = {"layers": 2, "num_pages": PAGES, "kv_heads": kv_heads, "head_dim": head_dim, "device": device}
+        self.kv = CudaKV(**size, dtype=dtype)  # type: ignore[arg-type]
+        slots = torch.arange(PAGES * PAGE_SIZE, device=device)
+        for layer in range(2):
+            noise = torch.randn((2, len(slots), kv_heads, head_dim), generator=generator).to(device)
+            self.kv.store(layer, slots, *noise)
+        self.oracle = ReferenceKV(**size)  # type: ignore[arg-type]
+        self.oracle.keys, self.oracle.values = self.kv.read(slots)
+        self.lanes = Lanes(count=5, max_context=CONTEXT - 9, max_draft=8)
+        self.lanes.pages[:] = torch.randperm(PAGES, generator=generator)[:35].view(5, 7)
+        kind = torch.float32 if dtype == FP8 else dtype
+        self.queries = torch.randn((5, CONTEXT, self.heads, head_dim), generator=generator).to(device, kind)
+
+    def batch(self, *shares: Share) -> Batch:
+        batch = build_batch(self.lanes, shares)
+        return Batch(**{name: None if x is None else x.to(self.kv.keys.device) for name, x in fields(batch)})
+
+    def rows(self, *shares: Share) -> Tensor:
+        return torch.cat([self.queries[s.lane, s.start : s.start + s.rows] for s in shares])
+
+    def attend(self, attention: Attention, *shares: Share, window: int = 0, **options: int) -> Tensor:
+        queries = self.rows(*shares)
+        out = torch.full_like(queries, float("nan"))
+        return run(attention, self.kv, self.batch(*shares), queries, out, window=window, **options)
+
+    def reference(self, *shares: Share, window: int = 0) -> Tensor:
+        backend = ReferenceBackend(self.oracle)
+        backend.begin(self.batch(*shares))
+        return backend.attend(LAYER, self.rows(*shares), window=window, scale=0.4)
+
+
+def fields(batch: Batch) -> list[tuple[str, Tensor | None]]:
+    return [(name, getattr(batch, name)) for name in Batch.__slots__]
+
+
+def run(
+    attention: Attention, kv: CudaKV, batch: Batch, queries: Tensor, out: Tensor, *, window: int = 0, **options: int
+) -> Tensor:
+    starts = batch.row_starts.tolist()
+    return attention(
+        queries,
+        kv,
+        LAYER,
+        row_starts=batch.row_starts,
+        positions=batch.positions,
+        page_table=batch.page_table,
+        bases=batch.bases,
+        tails=batch.tails,
+        out=out,
+        seats=len(batch.bases),
+        max_rows=max(b - a for a, b in pairwise(starts)),
+        max_context=int(batch.positions.max()) + 1,
+        scale=0.4,
+        window=window,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def made(device: torch.device, *, fill: int = SPREAD, tile: int = 16, tiles: int = 2) -> Attention:
+    return Attention(device=device, tile=tile, tiles=tiles, fill=fill)
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    tolerance = 1e-5 if got.dtype == torch.float32 else 1.6e-2
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
+@pytest.mark.parametrize("window", [0, 1, 20, 40])
+def test_attention_as_the_reference_does_it(window, fill, dtype, device):
+    scene, attention = Scene((4, 2, 16), dtype, device), made(device, fill=fill)
+    close(scene.attend(attention, *MIXED, window=window), scene.reference(*MIXED, window=window))
+    assert not attention.counters.any(), "the next call would merge too early"
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 64), (5, 1, 80), (7, 1, 96), (16, 1, 16), (2, 1, 128), (3, 1, 256)], ids=str)
+def test_sizes_of_heads_and_groups(shape, dtype, device):
+    scene = Scene(shape, dtype, device)
+    shares = DECODE, share(2, 45, 1, *chain(3))
+    close(scene.attend(made(device, fill=SPLITS), *shares), scene.reference(*shares))
+
+
+@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
+@pytest.mark.parametrize("window", [0, 4, 30])
+def test_trees_beside_chains(window, fill, dtype, device):
+    scene, shares = Scene((2, 1, 16), dtype, device), (BRANCHED, VERIFY, share(0, 0, 3))
+    attention = made(device, fill=fill)
+    close(scene.attend(attention, *shares, window=window), scene.reference(*shares, window=window))
+    assert not attention.counters.any()
+
+
+@settings(max_examples=12)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=3),
+    st.sampled_from([0, 9, 33]),
+    st.sampled_from([SPREAD, SPLITS, SOLO]),
+)
+def test_any_batch(parts, window, fill):
+    device = torch.device("cuda" if "PACELINE_GPU" in os.environ else "cpu")
+    scene = Scene((2, 1, 8), torch.float32, device)
+    shares = [share(lane, start, count, *chain(k)) for lane, (start, count, k) in enumerate(parts)]
+    close(scene.attend(made(device, fill=fill), *shares, window=window), scene.reference(*shares, window=window))
+
+
+@pytest.mark.parametrize("window", [0, 21])
+def test_a_row_is_the_same_whoever_rides_along_and_whoever_computes_it(window, dtype, device):
+    scene, shares = Scene((4, 2, 16), dtype, device), (VERIFY, PREFILL, DECODE)
+    together = scene.attend(made(device), *shares, window=window)
+    for fill in (SPLITS, SOLO):
+        assert torch.equal(scene.attend(made(device, fill=fill), *shares, window=window), together)
+    first = 0
+    for part in shares:
+        alone = scene.attend(made(device, fill=SOLO), part, window=window)
+        assert torch.equal(alone, together[first : first + part.rows])
+        first += part.rows
+
+
+def test_a_verified_row_is_a_decoded_row_bit_by_bit(dtype, device):
+    scene, attention = Scene((4, 2, 16), dtype, device), made(device)
+    verified = scene.attend(attention, VERIFY)
+    for row in range(VERIFY.rows):
+        assert torch.equal(scene.attend(attention, share(2, 45 + row, 1))[0], verified[row])
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
+    """Position 45, then a tree whose third node follows the first; without the second node it is a chain."""
+    scene, attention = Scene((2, 1, 16), dtype, device), made(device)
+    tree = scene.attend(attention, share(2, 45, 1, -1, -1, 0), window=window)
+    slots = scene.batch(share(2, 45, 4)).slots
+    scene.kv.move(slots[3:], slots[2:3])
+    batch = scene.batch(share(2, 45, 1, *chain(2)))
+    queries = scene.queries[2, [45, 46, 48]]  # the nodes of the path
+    path = run(attention, scene.kv, batch, queries, torch.empty_like(queries), window=window)
+    assert torch.equal(path, tree[[0, 1, 3]])
+
+
+def test_the_shape_of_a_block_leaves_no_trace(dtype, device):
+    scene, attention = Scene((4, 2, 16), dtype, device), made(device)
+    small = scene.attend(attention, *MIXED, block_m=16)
+    assert torch.equal(scene.attend(attention, *MIXED, block_m=32), small)
+
+
+@pytest.mark.parametrize("block_m", [64, 128])
+def test_large_blocks(block_m, dtype, device):
+    scene = Scene((4, 2, 16), dtype, device)
+    close(scene.attend(made(device, fill=SOLO), *MIXED, block_m=block_m), scene.reference(*MIXED))
+
+
+def test_what_a_sequence_does_not_have_is_never_seen(dtype, device):
+    """Neither slots past its end, nor pages past its last (whose entries may be anything), nor other layers."""
+    scene, attention = Scene((2, 1, 16), dtype, device), made(device)
+    wanted = scene.attend(attention, VERIFY, SHORT)
+    batch = scene.batch(VERIFY, SHORT)
+    batch.page_table[0, 4:] = 1 << 27
+    batch.page_table[1, 1:] = -1
+    seen = [batch.page_table[0, p // PAGE_SIZE].item() * PAGE_SIZE + p % PAGE_SIZE for p in range(45 + VERIFY.rows)]
+    seen.append(batch.page_table[1, 0].item() * PAGE_SIZE)
+    others = torch.tensor([slot for slot in range(PAGES * PAGE_SIZE) if slot not in seen], device=device)
+    nothing = torch.full((len(others), 1, 16), float("nan"), device=device)
+    scene.kv.store(LAYER, others, nothing, nothing)
+    scene.kv.keys[0], scene.kv.values[0] = float("nan"), float("nan")
+    queries = scene.rows(VERIFY, SHORT)
+    assert torch.equal(run(attention, scene.kv, batch, queries, torch.empty_like(queries)), wanted)
+
+
+@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
+def test_padding(fill, dtype, device):
+    """A seat without rows, a seat on the scratch page, a row before all positions, and rows of no seat."""
+    scene = Scene((2, 1, 16), dtype, device)
+    batch = scene.batch(DECODE)
+    scratch = torch.full_like(batch.page_table, scene.kv.scratch_page)
+    batch = replace(
+        batch,
+        row_starts=torch.tensor([0, 1, 1, 2, 3], dtype=torch.int32, device=device),
+        positions=torch.tensor([89, 0, -1, 55], dtype=torch.int32, device=device),
+        page_table=torch.cat([batch.page_table, scratch, scratch, scratch]),
+        bases=batch.bases.expand(4).contiguous(),
+    )
+    queries = scene.rows(DECODE).expand(4, -1, -1).contiguous()
+    out = run(made(device, fill=fill), scene.kv, batch, queries, torch.full_like(queries, 5.0))
+    close(out[:1], scene.reference(DECODE))
+    assert not out[1:3].any(), "the scratch page holds zeros"
+    assert (out[3] == 5.0).all(), "written, though of no seat"
+
+
+def test_pages_are_found_through_lanes(dtype, device):
+    scene, attention = Scene((2, 1, 16), dtype, device), made(device)
+    wanted = scene.attend(attention, VERIFY, SHORT)
+    lanes = torch.tensor([VERIFY.lane, SHORT.lane], dtype=torch.int32, device=device)
+    batch = replace(scene.batch(VERIFY, SHORT), page_table=scene.lanes.pages.to(device))
+    queries = scene.rows(VERIFY, SHORT)
+    got = run(attention, scene.kv, batch, queries, torch.empty_like(queries), lanes=lanes)  # type: ignore[arg-type]
+    assert torch.equal(got, wanted)
+
+
+def test_memory_in_float8(device):
+    scene = Scene((4, 2, 16), FP8, device)
+    close(scene.attend(made(device), *MIXED), scene.reference(*MIXED))
+
+
+def test_scratch_memory_grows_but_is_never_freed(dtype, device):
+    """A captured graph goes on to use what it was captured with."""
+    scene, attention = Scene((2, 1, 16), dtype, device), made(device)
+    scene.attend(attention, share(0, 20, 1))
+    small = attention.partials
+    scene.attend(attention, *MIXED)
+    assert attention.partials.numel() > small.numel() > 0
+    assert any(old is small for old in attention._outgrown)
+    close(scene.attend(attention, share(0, 20, 1)), scene.reference(share(0, 20, 1)))
+
+
+def test_tiles_and_splits_of_real_size(dtype, device):
+    scene = Scene((4, 1, 64), dtype, device)
+    shares = DECODE, share(2, 60, 1, *chain(4))
+    close(scene.attend(Attention(device=device), *shares), scene.reference(*shares))
+    assert (tile_for(64), tile_for(128), tile_for(256)) == (64, 64, 32)
+
+
+def test_the_block_that_holds_the_rows():
+    assert block_for(4, 1) == block_for(4, 4) == block_for(16, 1) == 16
+    assert block_for(4, 5) == block_for(4, 500) == 32
+    assert block_for(4, 500, most=64) == 64
