@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 
 from paceline.kernels import noise
 from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, Lanes
@@ -28,9 +29,11 @@ from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BI
 CHUNK = 4096  # tokens a program of `score` and `gather`
 PART = 256  # tokens whose largest logit is kept: the k-th of these bounds the k-th of all
 CAPACITY = 4096  # of a row's list
+ROUGHLY = 1e-3  # twice the error of rough noise, at most
 REACH = 10.0  # how far below the largest logit the list of a row with top-p alone goes
 
-_CHUNK, _PART, _CAPACITY, _REACH = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY, REACH))
+_CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
+_REACH, _ROUGHLY, _LN2 = (tl.constexpr(value) for value in (REACH, ROUGHLY, 0.6931472))
 _NONE = tl.constexpr(0x7FFFFFFF)  # later than any token
 _LOWEST = tl.constexpr(float("-inf"))
 _SQRT_HALF, _MANTISSA = tl.constexpr(noise.SQRT_HALF), tl.constexpr(noise.MANTISSA)
@@ -68,7 +71,7 @@ def draw(
     options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False, "num_warps": 8}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
-    _score[(chunks, rows)](*row, *asked, *kept, **placed, **options)
+    _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, **placed, **options)
     if filters:
         _gather[(chunks, rows)](*row, *asked, *kept, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
@@ -134,6 +137,7 @@ def _score(
     list_values,
     list_tokens,
     PLACED: tl.constexpr,
+    FAST: tl.constexpr,
     FILTERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -151,19 +155,18 @@ def _score(
     value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
     if scale > 0:
         value = value * scale
-        if not filtered:
-            high, low = _keys(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
-            value = value + _gumbel(token, high, low)
-    of_part = tl.max(value, axis=1)
-    best = tl.max(of_part, axis=0)
-    first = tl.min(tl.min(tl.where(value == best, token, _NONE), axis=1), axis=0)
+    if (scale > 0) & (not filtered):
+        high, low = _keys(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
+        best, first = _top_with_noise(value, token, high, low, FAST)
+    else:
+        best, first = _top(value, token)
     chunks = tl.num_programs(0)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
     if FILTERS:
         parts = tl.cdiv(vocab, _PART)
         at = chunk * (_CHUNK // _PART) + part
-        tl.store(maxima + row * parts + at, of_part, mask=at < parts)
+        tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
         if chunk == 0:  # what `gather` adds to
             tl.store(counts + row, 0)
             tl.store(masses + row, 0)
@@ -282,6 +285,27 @@ def _settle(
     tl.store(out + row, chosen)
     if PUSH:
         tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
+
+
+@triton.jit
+def _top(value, token):
+    """The largest of a tile, and the lowest token that has it."""
+    best = tl.max(tl.max(value, axis=1), axis=0)
+    return best, tl.min(tl.min(tl.where(value == best, token, _NONE), axis=1), axis=0)
+
+
+@triton.jit
+def _top_with_noise(value, token, high, low, FAST: tl.constexpr):
+    """The top of value + noise. The exact noise is dear: a rough one shows which token it has to be computed for."""
+    rough = value + _rough_gumbel(token, high, low, FAST)
+    best = tl.max(tl.max(rough, axis=1), axis=0)
+    near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the latter for the rounding of sums
+    if tl.sum(tl.sum(near.to(tl.int32), axis=1), axis=0) == 1:
+        first = tl.min(tl.min(tl.where(near, token, _NONE), axis=1), axis=0)
+        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + _gumbel(first, high, low)
+    else:
+        best, first = _top(value + _gumbel(token, high, low), token)
+    return best, first
 
 
 @triton.jit
@@ -467,13 +491,35 @@ def _gumbel(token, high, low):
 
 
 @triton.jit
+def _rough_gumbel(token, high, low, FAST: tl.constexpr):
+    """The same to within half of ROUGHLY."""
+    shifted = _random(token, high, low)
+    uniform = shifted - 0.999999940395355224609375
+    rest = 2.0 - shifted - 5.9604644775390625e-08  # 1 - uniform, exact: little is left of it where the noise is large
+    series = rest * tl.fma(rest, tl.fma(rest, tl.fma(rest, tl.fma(rest, 0.2, 0.25), 0.33333334), 0.5), 1.0)
+    inner = tl.where(rest < 0.25, series, -_LN2 * _log2(uniform, FAST))
+    return -_LN2 * _log2(inner, FAST)
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    return libdevice.fast_log2f(x) if FAST else tl.log2(x)
+
+
+@triton.jit
 def _uniform(token, high, low):
+    return _random(token, high, low) - 0.999999940395355224609375  # 1 - 2**-24: exact
+
+
+@triton.jit
+def _random(token, high, low):
+    """A float32 number in [1, 2) with 23 random bits."""
     x = token.to(tl.uint32) * 0x9E3779B9 + high
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     x = (x ^ (x >> 16) ^ low) * 0x27D4EB2F
     x = x ^ (x >> 15)
-    return ((x >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
+    return ((x >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
