@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config import EngineConfig
+from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.registry import Recipe, Setting, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
-from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.load import ReadyModel, read_model
+from paceline.runner.rounds import Rounds
 from paceline.tokenizer import Tokenizer
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes, and never more than a quarter of what is available
@@ -50,6 +52,10 @@ class Parts:
         return self.target.model.generation
 
 
+MakeRounds = Callable[[Forward, Mapping[str, Drafter], Memory, EngineConfig], Rounds | None]
+"""(the target, the drafters by name, how memory was shared out, …) → steps on a device, or None: all on the host."""
+
+
 def assemble(
     target: str,
     *,
@@ -58,7 +64,9 @@ def assemble(
     threads: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
+    rounds: MakeRounds | None = None,
 ) -> Parts:
+    """`rounds` makes the device's side of the engine, where there is a device that can run steps by itself."""
     ready = read_model(target, format=format, progress=progress)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
@@ -78,9 +86,10 @@ def assemble(
         max_step_tokens=config.max_step_tokens,
         threads=threads,
     )
+    built = {name: made.build(setting) for name, made in recipes.items()}
     guards = {
-        name: Guard(made.build(setting), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
-        for name, made in recipes.items()
+        name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
+        for name, drafter in built.items()
     }
     engine = Engine(
         forward,
@@ -92,6 +101,7 @@ def assemble(
         drafters=guards,
         default_drafter=next(iter(guards), None),
         tokenizer=ready.tokenizer,
+        rounds=None if rounds is None else rounds(forward, built, memory, config),
     )
     return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from statistics import linear_regression
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
@@ -31,8 +32,10 @@ class Governor:
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
         `off_reason` where it is 0."""
-        wishes = [self._wish(sequence, running) for sequence in sequences]
-        wishes = self._within_a_round(sequences, wishes)
+        seconds = self._round_seconds(sequences)
+        wishes = [self._wish(sequence, running, by_cost=seconds is None) for sequence in sequences]
+        if seconds is not None and any(wishes):
+            wishes = self._within_a_round(sequences, wishes, seconds)
         total = min(rows, self._config.max_draft_tokens)
         lengths = fair_split(wishes, total)
         for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
@@ -41,10 +44,11 @@ class Governor:
         return lengths
 
     def learn(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
-        output = len(sequence.tokens) - sequence.prompt_length
-        sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
+        if not self._config.fixed_draft:
+            output = len(sequence.tokens) - sequence.prompt_length
+            sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
 
-    def _wish(self, sequence: Sequence, running: int) -> int:
+    def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
         useful = self._useful(sequence)
         if sequence.drafter is None or useful <= 0:
             return 0
@@ -55,8 +59,9 @@ class Governor:
         if sequence.request.speculation.max_draft is not None:
             limits.append(sequence.request.speculation.max_draft)
         if not self._config.fixed_draft:
-            affordable = self._affordable(sequence)
-            limits += [sequence.pace.length] if affordable is None else [sequence.pace.length, affordable]
+            limits.append(sequence.pace.length)
+            affordable = self._affordable(sequence) if by_cost and self._config.measure_cost else None
+            limits += [] if affordable is None else [affordable]
         return min(limits)
 
     def _useful(self, sequence: Sequence) -> int:
@@ -72,39 +77,43 @@ class Governor:
             limits.append(self._rounds.max_draft)
         return min(limits)
 
-    def _within_a_round(self, sequences: Seq[Sequence], wishes: list[int]) -> list[int]:
-        """Cut all wishes to the draft length with the most tokens a second, where the device has measured rounds."""
-        drafting = [sequence for sequence, wish in zip(sequences, wishes, strict=True) if wish]
-        if self._rounds is None or not drafting or not self._judges_cost:
-            return wishes
-        speeds = []
-        for length in range(max(wishes) + 1):
-            seconds = self._rounds.round_seconds(len(sequences), length)
-            if seconds is None:
-                return wishes
-            speeds.append(self._expected(sequences, wishes, length) / seconds)
-        best = speeds.index(max(speeds))
+    def _round_seconds(self, sequences: Seq[Sequence]) -> list[float] | None:
+        """Seconds of a round for drafts of 0, 1, … tokens, on a line where not measured; None: nothing to go by."""
+        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
+            return None
+        drafters = {sequence.drafter for sequence in sequences} - {None}
+        if not drafters or not drafters <= {*self._rounds.drafters}:
+            return None
+        lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
+        measured = [self._rounds.round_seconds(len(sequences), length) for length in lengths]
+        known = [(length, seconds) for length, seconds in enumerate(measured) if seconds is not None]
+        if len(known) < 2:
+            return None
+        slope, base = linear_regression(*zip(*known, strict=True))
+        least = min(seconds for _, seconds in known) / 2  # no line may promise rounds for nothing
+        return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
+
+    def _within_a_round(self, sequences: Seq[Sequence], wishes: list[int], seconds: Seq[float]) -> list[int]:
+        """Cut all wishes to the length with the most tokens a second. Where that is none, only probes are left."""
+        lengths = range(max(wishes) + 1)
+        best = max(lengths, key=lambda length: self._expected(sequences, wishes, length) / seconds[length])
         if best:
             return [min(wish, best) for wish in wishes]
-        for sequence in drafting:
-            if not sequence.pace.probing:
+        for sequence, wish in zip(sequences, wishes, strict=True):
+            if wish and not sequence.pace.probing:
                 self._pause(sequence, "paused: plain rounds make more tokens a second")
-                wishes[sequences.index(sequence)] = 0
-        return wishes
+        return [
+            wish if sequence.pace.probing and sequence.off_reason is None else 0
+            for sequence, wish in zip(sequences, wishes, strict=True)
+        ]
 
     def _expected(self, sequences: Seq[Sequence], wishes: Seq[int], length: int) -> float:
         """Tokens of a round in which nobody drafts more than `length`."""
         drafts = zip(sequences, wishes, strict=True)
         return sum(sum(sequence.pace.rate**i for i in range(min(wish, length) + 1)) for sequence, wish in drafts)
 
-    @property
-    def _judges_cost(self) -> bool:
-        return self._config.measure_cost and not self._config.fixed_draft
-
     def _affordable(self, sequence: Sequence) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
-        if not self._judges_cost or self._knows_rounds:
-            return None
         drafter, pace = sequence.drafter or "", sequence.pace
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
@@ -113,10 +122,6 @@ class Governor:
                 sequence, f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
             )
         return length
-
-    @property
-    def _knows_rounds(self) -> bool:
-        return self._rounds is not None and self._rounds.round_seconds(1, 0) is not None
 
     def _pause(self, sequence: Sequence, reason: str) -> None:
         output_tokens = len(sequence.tokens) - sequence.prompt_length

@@ -299,7 +299,8 @@ class PortableRounds:
         )
 
     def _page_table(self, seats: Tensor, bases: Tensor) -> Tensor:
-        return self._state.pages[seats.long(), : -(-int(bases.max()) // PAGE_SIZE)].contiguous()
+        table: Tensor = self._state.pages[seats.long(), : -(-int(bases.max()) // PAGE_SIZE)]
+        return table.contiguous()
 
     def _run(self, forward: Forward, batch: Batch) -> Output:
         """A drafter may meet a token of the target that it has no row for: any other will do."""

@@ -1,0 +1,314 @@
+"""Steps in the air: launched one ahead, landed one late, and never in anybody's way.
+
+`WatchedRounds` (tests/rig.py) fails a test when a lane is rewritten or a page changes hands under a step in the air.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.kernels.base import PAGE_SIZE
+from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
+from tests.odd_drafters import Silent
+from tests.rig import FLOWN, RIGS, TARGET, Rig, Run, Told, WatchedRounds, always, build, plain, prompt, run, tokens_of
+
+GOOD = {"good": TARGET}
+
+
+def ask(id: str = "a", length: int = 9, *, tokens: int = 24, text: int = 3, **changes: Any) -> Request:
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": tokens, **changes})
+    return Request(id=id, prompt=prompt(length, seed=text), sampling=sampling)
+
+
+def rounds_of(rig: Rig) -> WatchedRounds:
+    assert rig.rounds is not None
+    return rig.rounds
+
+
+def test_one_step_runs_while_the_next_is_planned() -> None:
+    rig = build("toy", flown={})
+    going = Run(rig)
+    going.submit([ask(tokens=5)])
+    counts = []
+    while rig.engine.has_work:
+        counts.append(sum(len(event.tokens) for event in going.step()))
+    assert counts == [0, 1, 1, 1, 1, 1]
+    assert rounds_of(rig).most_aloft == 2
+    assert rounds_of(rig).launches == rig.engine.stats.steps == 5
+    assert rig.engine.stats.wasted == 0
+    going.check_over()
+
+
+@pytest.mark.parametrize("flown", [{}, GOOD, {"noisy": FLOWN["noisy"]}], ids=["plain", "good", "noisy"])
+def test_an_end_costs_at_most_one_step(flown: Mapping[str, Any]) -> None:
+    """By a stop nobody could foresee, and by a length that a draft reached early."""
+    whole = run(build("toy"), [ask()])["a", 0].tokens
+    for stop in whole[3:12]:
+        rig = build("toy", flown=flown)
+        told = run(rig, [ask(stop_ids=(stop,))])["a", 0]
+        assert (told.finish, told.tokens) == (Finish.STOP, whole[: whole.index(stop) + 1])
+        assert rig.engine.stats.wasted <= 1
+        assert rounds_of(rig).launches == rig.engine.stats.steps
+        assert told.stats.steps == rig.engine.stats.steps - rig.engine.stats.wasted
+    rig = build("toy", flown=flown)
+    run(rig, [ask(str(i), 5 + i, tokens=9 + i, text=i) for i in range(8)])
+    assert rig.engine.stats.wasted <= 8 * bool(flown)  # without drafts a length is foreseen
+
+
+def test_statistics_of_a_flight() -> None:
+    rig = build("toy", flown=GOOD)
+    told = run(rig, [ask(str(i), text=i) for i in range(3)])
+    engine = rig.engine.stats
+    for each in told.values():
+        assert 0 < each.origins.count(Origin.ACCEPTED) <= each.stats.accepted  # the last round may go beyond the end
+        assert each.stats.accepted == sum(each.stats.accepted_by_position)
+        assert each.stats.drafter == "good"
+    assert engine.drafted == sum(each.stats.drafted for each in told.values())
+    assert engine.output_tokens == 3 * 24
+    for name in ("time_plan", "time_draft", "time_verify", "time_accept", "time_emit", "time_host", "time_wait"):
+        assert getattr(engine, name) > 0
+    assert engine.time_host == pytest.approx(engine.time_plan + engine.time_emit)
+    shared = sum(each.stats.time_verify for each in told.values())
+    assert shared == pytest.approx(engine.time_verify, rel=0.5)  # the rest went into steps that were wasted
+
+
+@pytest.mark.parametrize("when", range(1, 12))
+@pytest.mark.parametrize("flown", [{}, GOOD], ids=["plain", "good"])
+def test_abort_in_the_air(when: int, flown: Mapping[str, Any]) -> None:
+    """At any moment; what is dropped is never heard of, and the lane waits for the last flight."""
+    rig = build("toy", flown=flown, max_sequences=2, max_step_tokens=12)
+    going = Run(rig)
+    going.submit([ask("other", 20, text=1), ask("a", 40, tokens=60), ask("late", 30, text=2)])
+    for _ in range(when):
+        going.step()
+    said = len(going.told["a", 0].tokens)
+    rig.engine.abort("a")
+    rig.engine.abort("a")
+    told = going.finish()
+    assert (told["a", 0].finish, len(told["a", 0].tokens)) == (Finish.ABORT, said)
+    expected = tokens_of(run(build("toy"), [ask("other", 20, text=1), ask("late", 30, text=2)]))
+    assert {key: told[key].tokens for key in expected} == expected
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_deadline_in_the_air() -> None:
+    clock = Clock()
+    rig = build("toy", flown=GOOD, clock=clock)
+    going = Run(rig)
+    going.submit([replace(ask(), deadline=5.0), ask("other", text=1)])
+    for _ in range(3):
+        going.step()
+    assert rig.engine._flights is not None
+    assert len(rig.engine._flights) == 1
+    clock.now = 6.0
+    assert Finish.DEADLINE in [event.finish for event in going.step() if event.request_id == "a"]
+    told = going.finish()
+    assert told["other", 0].tokens == run(build("toy"), [ask("other", text=1)])["other", 0].tokens
+    assert 1 <= rig.engine.stats.wasted <= 2
+
+
+def test_pages_wait_for_the_last_flight() -> None:
+    """An aborted sequence's pages are wanted by the next at once, and are still in the air."""
+    rig = build("toy", flown=GOOD, num_pages=6, max_context=64, prefix_cache=False)
+    going = Run(rig)
+    going.submit([ask("a", 60, tokens=4), ask("b", 60, tokens=4, text=1)])
+    for _ in range(4):
+        going.step()
+    rig.engine.abort("a")
+    assert rig.engine._scheduler.leaving
+    assert rig.cache.pool.held > 0
+    going.step()
+    told = going.finish()
+    assert told["b", 0].tokens == run(build("toy"), [ask("b", 60, tokens=4, text=1)])["b", 0].tokens
+
+
+@pytest.mark.parametrize("pages", [8, 10, 12])
+def test_who_must_yield_lands_first(pages: int) -> None:
+    rig = build("toy", flown={"noisy": FLOWN["noisy"]}, num_pages=pages, max_context=100)
+    requests = [ask(str(i), 20 + 5 * i, tokens=40, text=i) for i in range(5)]
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(run(build("toy"), requests))
+    assert rig.engine.stats.preemptions > 0
+
+
+HOST_ONLY: Mapping[str, SamplingParams] = {
+    "penalties": SamplingParams(temperature=0, presence_penalty=0.5),
+    "bias": SamplingParams(temperature=0, logit_bias={5: 3.0}),
+    "allowed": SamplingParams(temperature=0, allowed_tokens=tuple(range(40))),
+    "min_tokens": SamplingParams(temperature=0, min_tokens=4, stop_ids=(3, 4, 5)),
+    "logprobs": SamplingParams(temperature=0, logprobs=2),
+    "prompt_logprobs": SamplingParams(temperature=0, prompt_logprobs=1),
+}
+
+
+@pytest.mark.parametrize("kind", HOST_ONLY)
+def test_one_that_needs_the_host_among_others(kind: str) -> None:
+    """It comes while others fly and leaves before they end: fly, land, walk, fly."""
+    rig = build("toy", {"good": RIGS["model"]["good"]}, flown=GOOD)
+    going = Run(rig)
+    others = [ask(str(i), 12 + i, tokens=60, text=i, temperature=i, seed=9) for i in (0, 1)]
+    odd = Request(id="odd", prompt=prompt(20, seed=8), sampling=replace(HOST_ONLY[kind], max_tokens=12))
+    going.submit(others)
+    for _ in range(4):
+        going.step()
+    before = rounds_of(rig).launches
+    assert before == 4
+    going.submit([odd])
+    while going.told["odd", 0].finish is None:
+        going.step()
+    assert rounds_of(rig).launches == before
+    told = going.finish()
+    assert rounds_of(rig).launches > before
+    expected = run(build("toy"), plain([*others, odd]))
+    assert tokens_of(told) == tokens_of(expected)
+    assert told["odd", 0].logprobs == expected["odd", 0].logprobs
+    assert told["odd", 0].prompt_logprobs == expected["odd", 0].prompt_logprobs
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 0
+
+
+def test_what_keeps_a_step_on_the_host() -> None:
+    def launches(speculation: Speculation, **changes: Any) -> int:
+        drafters = {"good": RIGS["model"]["good"], "mine": always(Silent())}
+        rig = build("toy", drafters, flown=GOOD)
+        run(rig, [replace(ask(**changes), speculation=speculation)])
+        return rounds_of(rig).launches
+
+    assert launches(Speculation()) > 0
+    assert launches(Speculation(drafter="mine")) == 0
+    assert launches(Speculation(rule=Rule.REJECTION), temperature=1.0) == 0
+    assert launches(Speculation(rule=Rule.REJECTION)) > 0
+    assert launches(replace(OFF, rule=Rule.REJECTION), temperature=1.0) > 0
+
+
+def test_a_drafter_that_only_the_device_has() -> None:
+    """On the host its sequences go plain."""
+    rig = build("toy", flown=GOOD)
+    told = run(rig, [ask(), ask("b", text=1, presence_penalty=0.3)])
+    assert tokens_of(told) == tokens_of(run(build("toy"), [ask(), ask("b", text=1, presence_penalty=0.3)]))
+    with pytest.raises(InvalidRequest, match="unknown drafter"):
+        rig.engine.submit(replace(ask("c"), speculation=Speculation(drafter="bad")))
+
+
+def catching_up(rig: Rig) -> list[int]:
+    """Rows that only the drafter read, by launch."""
+    return [sum(c.count for c in chunks if not c.target) for chunks in rounds_of(rig).chunks]
+
+
+def test_the_drafter_reads_prompts_along() -> None:
+    rig = build("toy", flown=GOOD)
+    run(rig, [ask(length=70)])
+    assert sum(catching_up(rig)) == 0
+    read = [(c.start, c.count) for chunks in rounds_of(rig).chunks for c in chunks if c.drafts]
+    assert read == [(0, 32), (32, 32), (64, 6)]
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+def test_a_drafter_that_fell_behind_catches_up() -> None:
+    """Three run, two may draft. When one has ended the others go on with a drafter that has missed something."""
+    rig = build("toy", flown=GOOD, max_draft_batch=2)
+    run(rig, [ask("a", tokens=12), ask("b", tokens=50, text=1), ask("c", tokens=50, text=2)])
+    behind = [rows for rows in catching_up(rig) if rows]
+    assert len(behind) == 1
+    assert 12 <= behind[0] <= 2 * 12
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 40
+
+
+def test_catching_up_takes_several_steps_where_there_is_much_to_read() -> None:
+    """The text was said without a drafter, and is now the beginning of a prompt."""
+    rig = build("toy", flown=GOOD, max_step_tokens=10)
+    request = ask("a", 80, tokens=3)
+    run(rig, [replace(request, speculation=OFF)])
+    told = run(rig, [replace(request, id="b", sampling=replace(request.sampling, max_tokens=40))])["b", 0]
+    assert told.stats.cached_tokens == 4 * PAGE_SIZE
+    rows = [count for count in catching_up(rig) if count]
+    assert max(rows) == 10
+    assert sum(rows) >= 64
+    assert told.stats.accepted == told.stats.drafted > 10
+    assert told.tokens == run(build("toy"), [ask("b", 80, tokens=40)])["b", 0].tokens
+
+
+def test_pages_that_the_drafter_has_read_are_not_read_again() -> None:
+    rig = build("toy", flown=GOOD)
+    run(rig, [ask("a", 80)])
+    before = len(rounds_of(rig).chunks)
+    told = run(rig, [ask("b", 80)])["b", 0]
+    assert told.stats.cached_tokens == 4 * PAGE_SIZE
+    assert sum(catching_up(rig)) == 0
+    read = [(c.start, c.count) for chunks in rounds_of(rig).chunks[before:] for c in chunks if c.drafts]
+    assert read == [(64, 16)]
+    assert told.stats.accepted == told.stats.drafted > 10
+
+
+def test_drafters_take_turns() -> None:
+    rig = build("toy", flown={"good": TARGET, "ngram": FLOWN["ngram"]})
+    requests = [
+        replace(ask(name, 30, tokens=40, text=i), speculation=Speculation(drafter=name))
+        for i, name in enumerate(("good", "ngram"))
+    ]
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(run(build("toy"), plain(requests)))
+    good = told["good", 0].stats
+    assert good.accepted == good.drafted > 10
+    assert told["ngram", 0].stats.drafted > 0
+    assert good.rounds < good.steps - 2, "it never went plain"
+
+
+def test_no_draft_leaves_the_context() -> None:
+    """A step in the air may bring more than was foreseen: the next must still fit."""
+    rig = build("toy", flown=GOOD, max_context=40)
+    told: Told = run(rig, [ask(tokens=100)])["a", 0]
+    assert (told.finish, len(told.tokens)) == (Finish.LENGTH, 31)
+    assert rig.engine.stats.wasted <= 1
+
+
+def test_fixed_drafts() -> None:
+    """Neither pace nor pauses: always as long as allowed, however wrong."""
+    rig = build("toy", flown={"bad": FLOWN["bad"]}, fixed_draft=True, max_draft=5)
+    told = run(rig, [ask(tokens=40)])["a", 0]
+    asked = [seat.max_draft for seats in rounds_of(rig).seats for seat in seats]
+    assert set(asked[:-6]) == {5}
+    assert told.stats.pauses == 0
+    assert told.tokens == run(build("toy"), [ask(tokens=40)])["a", 0].tokens
+
+
+@pytest.mark.parametrize("chance", [0.5, 1.0])
+def test_synthetic_acceptance(chance: float) -> None:
+    options = {"fixed_draft": True, "max_draft": 4, "synthetic_acceptance": chance}
+    rig = build("toy", flown={"bad": FLOWN["bad"]}, **options)
+    run(rig, [ask(str(i), tokens=60, seed=i) for i in range(4)])
+    assert rig.engine.stats.synthetic_acceptance == chance
+    share = rig.engine.stats.accepted / rig.engine.stats.drafted
+    assert share == 1.0 if chance == 1 else 0.1 < share < 0.4  # 0.5 + 0.25 + … of four
+    with pytest.raises(InvalidRequest, match="synthetic_acceptance needs a device"):
+        build("toy", {"bad": RIGS["model"]["bad"]}, synthetic_acceptance=chance)
+
+
+def test_a_device_that_fails() -> None:
+    """In the launch or when its outcome is wanted: everybody hears of it, and nothing is held."""
+    for method in ("launch", "collect"):
+        rig = build("toy", flown=GOOD)
+        going = Run(rig)
+        going.submit([ask(), ask("b", text=1)])
+        for _ in range(3):
+            going.step()
+        rig.engine.abort("b")
+
+        def fail(*args: Any, **options: Any) -> None:
+            raise RuntimeError("lost the device")
+
+        setattr(rig.rounds, method, fail)
+        told = going.finish()
+        assert (told["a", 0].finish, told["a", 0].error) == (Finish.ERROR, "RuntimeError: lost the device")
+        assert told["b", 0].finish is Finish.ABORT
