@@ -12,9 +12,9 @@ bit by bit. Totals are summed by a product with ones, in the order of positions,
 row's result depends on nothing but its own context: not on the batch, nor on who computes what, nor on chain or tree.
 (Blocks of 64 and more run on another instruction of the hardware, which need not round as that of smaller ones does.)
 
-Who computes what is only a matter of speed. With few blocks each tile has its own program; with more a program takes
-whole splits; with so many that they fill the device, it takes all of them. The program of a block that finishes last
-merges what the others have left in scratch memory, so that one launch is enough.
+Who computes what is only a matter of speed. While the device has room each tile has its own program; then a program
+takes whole splits, in turns; where blocks alone fill the device it takes all splits of its block, and needs no other.
+The program of a block that finishes last merges what the others left in scratch memory: one launch is enough.
 """
 
 # ruff: noqa: N803, N806 - constants of a kernel are upper case
@@ -32,7 +32,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
 
 TILES = 8  # of a split
-FILL = 264  # programs that fill a device: two for each of 132 multiprocessors
+FILL = 528  # programs that a device holds at once: four on each of 132 multiprocessors
 BLOCKS = (16, 32, 64, 128)  # rows times query heads of a block
 
 
@@ -156,7 +156,7 @@ class Attention:
         split = tile * self.tiles
         span = min(max_context, window + rows + split) if window else max_context  # a window starts within a unit
         tiles = max(1, triton.cdiv(span, tile))
-        if tiles == 1 or tiles * blocks <= self.fill:
+        if tiles == 1 or tiles * blocks <= 2 * self.fill:
             return tile, tiles
         return split, triton.cdiv(span, split)
 
@@ -218,6 +218,8 @@ def _attend(
     stop = tl.load(row_starts + seat + 1)
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
+    if UNIT == TILE and not WINDOW:
+        slot = _slots(table, me, pages, TILE, PAGE)  # asked for early: the first of a chain of loads
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; what is left of the block stays empty
     d = tl.arange(0, PADDED)
@@ -247,8 +249,10 @@ def _attend(
     partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
 
     if UNIT == TILE:
+        if WINDOW:
+            slot = _slots(table, first + me, pages, TILE, PAGE)
         peak, total, acc = _tile(
-            first + me, q, keys, values, place, m // GROUP, table, tails, scale, window, pages, depth, end, base, rows,
+            first + me, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
             KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
         )  # fmt: skip
         if count == 1:
@@ -261,9 +265,10 @@ def _attend(
             tile = (first + index) * TILES
             peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
             for here in range(tl.maximum(tile, low // TILE), tl.minimum(tile + TILES, tl.cdiv(end, TILE))):
+                slot = _slots(table, here, pages, TILE, PAGE)
                 peak__, total__, acc__ = _tile(
-                    here, q, keys, values, place, m // GROUP, table, tails, scale, window, pages, depth, end, base,
-                    rows, KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
+                    here, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
+                    KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
                 )  # fmt: skip
                 peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
             if SOLO:
@@ -286,7 +291,7 @@ def _attend(
 
 @triton.jit
 def _tile(
-    tile, q, keys, values, place, member, table, tails, scale, window, pages, depth, end, base, rows,
+    tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
@@ -296,7 +301,6 @@ def _tile(
     seen = distance >= 0
     if WINDOW:
         seen = seen & (distance < window)
-    slot = _slots(table, position, pages, PAGE)
     if not TREE:
         k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         peak, total, acc = _partial(q, k, v, seen, scale, TILE)
@@ -311,14 +315,17 @@ def _tile(
             where = tl.where(position < base, slot, tail)
             k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
             peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
+            acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times a value that is not a number is none
             peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
     return peak, total, acc
 
 
 @triton.jit
-def _slots(table, position, pages, PAGE: tl.constexpr):
+def _slots(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr):
+    """KV slots of a tile's positions; past the end of the sequence anything."""
+    position = tile * TILE + tl.arange(0, TILE)
     page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
-    return page * PAGE + position % PAGE  # past the end of the sequence anything
+    return page * PAGE + position % PAGE
 
 
 @triton.jit
@@ -326,20 +333,20 @@ def _fetch(
     keys, values, slot, inside, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [TILE, PADDED] of the slots; what is not inside is 0, lest 0 times garbage be seen."""
+    """Keys [PADDED, TILE] and values [TILE, PADDED] of the slots; what is not inside is 0, lest 0 times garbage be seen."""
     d = tl.arange(0, PADDED)
     page = (slot // PAGE).to(tl.int64)
-    cell = ((page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM)[:, None] + d[None, :]
-    mask = inside[:, None] & (d < HEAD_DIM)[None, :]
-    k = tl.load(keys + cell, mask=mask, other=0.0)
-    v = tl.load(values + cell, mask=mask, other=0.0)
+    cell = (page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM
+    real = d < HEAD_DIM
+    k = tl.load(keys + cell[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
+    v = tl.load(values + cell[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
     return k.to(dtype), v.to(dtype)
 
 
 @triton.jit
 def _partial(q, k, v, seen, scale, TILE: tl.constexpr):
     """The softmax over one tile: its highest score, the sum of weights relative to that, and of weighted values."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, k, input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     peak = tl.max(scores, 1)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
