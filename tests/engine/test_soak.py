@@ -11,7 +11,7 @@ import pytest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import CONTEXT, RIGS, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
+from tests.rig import CONTEXT, FLOWN, RIGS, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
 
 Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}
@@ -71,11 +71,11 @@ def some_request(random: Random, name: str) -> Request:
     return Request(id=name, prompt=tokens, sampling=some_params(random), speculation=speculation, cache_salt=salt)
 
 
-def some_engine(random: Random, asked: list[Request], answers: dict[Key, list[int]]) -> Rig:
+def some_engine(random: Random, asked: list[Request], answers: dict[Key, list[int]], way: dict[str, Any]) -> Rig:
     prompts = {request.id: request.prompt for request in asked}
     scripts = [[*prompts[key[0]], *tokens] for key, tokens in answers.items()]
     made = REGISTERED | {name: always(Scripted(scripts, **options)) for name, options in SCRIPTED.items()}
-    return build("toy", made, **some_limits(random))
+    return build("toy", made, **way, **some_limits(random))
 
 
 def drive(random: Random, rig: Rig, asked: list[Request]) -> Run:
@@ -92,12 +92,38 @@ def drive(random: Random, rig: Rig, asked: list[Request]) -> Run:
     return going
 
 
+def flying(random: Random, request: Request) -> Request:
+    """The request as a device could do it, nearly always."""
+    if random.random() < 0.1:
+        return request
+    params = request.sampling
+    kept = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "n")}
+    ends = {name: getattr(params, name) for name in ("max_tokens", "stop_ids")}
+    name = str(random.choice([*FLOWN]))
+    rule = Rule.COUPLED
+    speculation = replace(request.speculation, drafter=name, rule=rule) if request.speculation.enabled else OFF
+    return replace(request, sampling=SamplingParams(**kept, **ends), speculation=speculation)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_soak(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [some_request(random, str(i)) for i in range(10)]
+    soak(random, asked, {})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_soak_with_a_device(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    asked = [flying(random, some_request(random, str(i))) for i in range(10)]
+    rig = soak(random, asked, {"flown": FLOWN})
+    assert rig.rounds is not None
+    assert rig.rounds.launches > 20
+
+
+def soak(random: Random, asked: list[Request], way: dict[str, Any]) -> Rig:
     expected = tokens_of(run(build("toy", prefix_cache=False), plain(asked)))
-    rig = some_engine(random, asked, expected)
+    rig = some_engine(random, asked, expected, way)
     for turn in range(2):  # the second time over, prefixes are known
         again = [replace(request, id=f"{request.id}") for request in asked]
         going = drive(random, rig, again)
@@ -105,3 +131,4 @@ def test_soak(seed: int) -> None:
             whole = expected[key]
             assert told.tokens == (whole[: len(told.tokens)] if told.finish is Finish.ABORT else whole), (turn, key)
     assert all(guard.out is None for guard in rig.engine.drafters.values())
+    return rig
