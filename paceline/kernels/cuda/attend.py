@@ -333,7 +333,7 @@ def _fetch(
     keys, values, slot, inside, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Keys [PADDED, TILE] and values [TILE, PADDED] of the slots; what is not inside is 0, lest 0 times garbage be seen."""
+    """Keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for what is not inside, lest garbage be weighed."""
     d = tl.arange(0, PADDED)
     page = (slot // PAGE).to(tl.int64)
     cell = (page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM

@@ -183,7 +183,7 @@ def test_a_node_of_a_tree_is_blind_to_its_siblings_even_if_they_are_nan(dtype, d
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     before = scene.attend(attention, BRANCHED)
     nan = torch.full((1, 1, 16), float("nan"), device=device)
-    scene.kv.store(LAYER, scene.batch(BRANCHED).slots[2:3], nan, nan)  # node 1
+    scene.kv.store(LAYER, scene.batch(BRANCHED).slots[2:3], torch.zeros_like(nan), nan)  # node 1
     after = scene.attend(attention, BRANCHED)
     others = [row for row in range(BRANCHED.rows) if row != 2]
     assert torch.equal(before[others], after[others])
