@@ -68,15 +68,15 @@ def draw(
     row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
     asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
     kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are not touched
-    options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False, "num_warps": 8}
+    options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
-    _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, **placed, **options)
+    _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
-        _gather[(chunks, rows)](*row, *asked, *kept, **parts, **options)
+        _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, **placed, **parts}
-    _settle[(rows,)](*row, *asked, *kept, *ahead, **shape, **options)
+    _settle[(rows,)](*row, *asked, *kept, *ahead, num_warps=8 if filters else 1, **shape, **options)
 
 
 class _Scratch(NamedTuple):
