@@ -16,7 +16,7 @@ def check(state: DeviceState, seats: torch.Tensor, limits: torch.Tensor, sizes: 
     expected = copy.deepcopy(state)
     found, wanted = torch.full_like(seats, -7), torch.full_like(seats, -8)
     given = {"seats": seats, "limits": limits, "min_ngram": sizes[0], "max_ngram": sizes[1]}
-    lookup(state, **given, found=found)
+    lookup(state, **given, found=found, pdl=seats.is_cuda)
     round_reference.lookup(expected, **given, found=wanted)
     assert found.tolist() == wanted.tolist()
     assert torch.equal(state.tokens, expected.tokens)
@@ -52,6 +52,15 @@ def test_the_latest_place_of_a_long_history(place: int, device: torch.device) ->
     found = check(state, seats, torch.full_like(seats, 40), (1, 6))
     assert found.tolist() == [40, 0]
     assert state.tokens[0, 3050:3053].tolist() == [place + 1006, place + 1007, place + 1008]
+
+
+def test_the_longest_suffix_wins_over_the_latest(device: torch.device) -> None:
+    state = DeviceState(lanes=1, width=40, scratch_page=9, device=device)
+    state.tokens[0, :9] = torch.tensor([1, 2, 3, 7, 3, 8, 1, 2, 3], device=device)
+    state.lengths[0] = 9
+    seats = torch.zeros(1, dtype=torch.int32, device=device)
+    check(state, seats, torch.full_like(seats, 2), (1, 3))
+    assert state.tokens[0, 9:12].tolist() == [7, 3, 0]
 
 
 def test_a_loop_is_drafted_as_a_loop(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_layout(seats: int, rows: int, first: int, device: torch.device) -> None
     chosen = random_seats(random, state, seats)
     counts = torch.randint(1, 7, (seats,), generator=random).int().to(device)
     results = []
-    for layout in (rounds.layout, round_reference.layout):
+    for layout in (partial(rounds.layout, pdl=device.type == "cuda"), round_reference.layout):
         out = {
             name: torch.full((rows,), -7, dtype=torch.int32, device=device)
             for name in ("tokens", "positions", "slots", "owners")
@@ -82,7 +83,7 @@ def test_accept(seats: int, longest: int, synthetic: float, device: torch.device
     out = torch.full((seats, 2 + 2 * (longest + 1)), -7, dtype=torch.int32, device=device)
     wanted = torch.full_like(out, -8)
     given = {"seats": chosen, "row_starts": row_starts, "targets": targets}
-    rounds.accept(state, **given, out=out, synthetic_acceptance=synthetic)
+    rounds.accept(state, **given, out=out, synthetic_acceptance=synthetic, pdl=device.type == "cuda")
     round_reference.accept(expected, **given, out=wanted, synthetic_acceptance=synthetic)
     assert out.tolist() == wanted.tolist()
     assert same_state(state, expected)
