@@ -94,23 +94,20 @@ class Governor:
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
 
     def _within_a_round(self, sequences: Seq[Sequence], wishes: list[int], seconds: Seq[float]) -> list[int]:
-        """Cut all wishes to the length with the most tokens a second. Where that is none, only probes are left."""
-        lengths = range(max(wishes) + 1)
-        best = max(lengths, key=lambda length: self._expected(sequences, wishes, length) / seconds[length])
+        """Cut all wishes to the length with the most tokens a second. Where that is none everybody pauses, and probes
+        after it, one draft at a time, unless not even right drafts would pay."""
+        drafts = [(sequence.pace.rate, wish) for sequence, wish in zip(sequences, wishes, strict=True)]
+        best = _best_length(drafts, seconds)
         if best:
             return [min(wish, best) for wish in wishes]
-        for sequence, wish in zip(sequences, wishes, strict=True):
-            if wish and not sequence.pace.probing:
+        hopeless = not _best_length([(1.0, wish) for wish in wishes], seconds)
+        probes = [0] * len(wishes)
+        for i, (sequence, wish) in enumerate(zip(sequences, wishes, strict=True)):
+            if wish and (hopeless or not sequence.pace.probing):
                 self._pause(sequence, "paused: plain rounds make more tokens a second")
-        return [
-            wish if sequence.pace.probing and sequence.off_reason is None else 0
-            for sequence, wish in zip(sequences, wishes, strict=True)
-        ]
-
-    def _expected(self, sequences: Seq[Sequence], wishes: Seq[int], length: int) -> float:
-        """Tokens of a round in which nobody drafts more than `length`."""
-        drafts = zip(sequences, wishes, strict=True)
-        return sum(sum(sequence.pace.rate**i for i in range(min(wish, length) + 1)) for sequence, wish in drafts)
+            elif sequence.air.most == sequence.air.sure:  # else the last probe has not landed
+                probes[i] = wish
+        return probes
 
     def _affordable(self, sequence: Sequence) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
@@ -139,6 +136,16 @@ class Governor:
         if not config.fixed_draft and sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
             return sequence.pace.reason
         return None
+
+
+def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
+    """The draft length with the most tokens a second, where nobody drafts more; `drafts`: (how likely a token is right,
+    longest draft) of each sequence."""
+
+    def tokens(length: int) -> float:
+        return sum(sum(rate**i for i in range(min(wish, length) + 1)) for rate, wish in drafts)
+
+    return max(range(max(wish for _, wish in drafts) + 1), key=lambda length: tokens(length) / seconds[length])
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -1,0 +1,94 @@
+"""Draft lengths where a device knows how long its rounds take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.types import Request, SamplingParams
+from tests.rig import FLOWN, TARGET, Model, Rig, Told, WatchedRounds, build, prompt, run
+
+Seconds = Callable[[int, int], float | None]  # of (batch, draft)
+
+
+def fly(seconds: Seconds, flown: Model = TARGET, *, count: int = 2, **options: Any) -> tuple[list[int], Rig, Told]:
+    """All draft lengths that were asked for; the engine; and what became of the first sequence."""
+    rig = build("toy", flown={"model": flown}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
+    assert rig.rounds is not None
+    rig.rounds.round_seconds = seconds  # type: ignore[method-assign]
+    sampling = SamplingParams(temperature=0, max_tokens=80)
+    requests = [Request(id=str(i), prompt=prompt(9, seed=i), sampling=sampling) for i in range(count)]
+    told = run(rig, requests)
+    assert [each.tokens for each in told.values()] == [each.tokens for each in run(build("toy"), requests).values()]
+    return lengths(rig.rounds), rig, told["0", 0]
+
+
+def lengths(rounds: WatchedRounds) -> list[int]:
+    return [seat.max_draft for seats in rounds.seats for seat in seats]
+
+
+def test_drafts_are_as_long_as_they_are_cheap() -> None:
+    """Up to four tokens a round costs next to nothing, and then a lot."""
+    asked, rig, _ = fly(lambda batch, draft: 0.001 * (1 + 0.05 * min(draft, 4) + max(draft - 4, 0)))
+    assert max(asked) == 4
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
+
+
+def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
+    asked, _, told = fly(lambda batch, draft: 0.001 * (1 + 2 * draft))
+    assert not any(asked)
+    assert told.stats.pauses >= 2
+    assert told.stats.off_reason == "paused: plain rounds make more tokens a second"
+
+
+def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
+    """After each pause one, for things may have changed; the next not before it has landed."""
+    asked, _, told = fly(lambda batch, draft: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)  # type: ignore[arg-type]
+    probes = [i for i, length in enumerate(asked) if length]
+    assert 2 <= len(probes) <= 6
+    assert all(after - before > 5 for before, after in itertools.pairwise(probes))
+    assert told.stats.off_reason is not None
+
+
+def test_the_size_of_the_batch_matters() -> None:
+    def seconds(batch: int, draft: int) -> float:
+        return 0.001 * (1 + draft * (3.0 if batch > 2 else 0.01))
+
+    many, _, _ = fly(seconds, count=6, max_sequences=6)
+    few, _, _ = fly(seconds, count=2)
+    assert sum(few) / len(few) > 3 > sum(many) / len(many)
+
+
+def test_bad_drafts_get_shorter() -> None:
+    def seconds(batch: int, draft: int) -> float:
+        return 0.001 * (1 + 0.3 * draft)
+
+    good, _, _ = fly(seconds)
+    bad, _, _ = fly(seconds, FLOWN["bad"], min_acceptance=0.0)  # type: ignore[arg-type]
+    assert max(good[20:]) > 4
+    assert sum(bad[20:]) < sum(good[20:]) / 2
+
+
+@pytest.mark.parametrize("known", [(), (0,), (4,)])
+def test_too_little_is_known(known: tuple[int, ...]) -> None:
+    """Then what steps took decides, as on the host."""
+    asked, rig, _ = fly(lambda batch, draft: 0.001 if draft in known else None)
+    assert any(asked)
+    assert rig.engine._governor.cost._weight > 0
+
+
+def test_between_what_was_measured_there_is_a_line() -> None:
+    table = {0: 0.001, 2: 0.0011, 6: 0.01}
+    asked, _, _ = fly(lambda batch, draft: table.get(draft))
+    assert max(asked[4:]) == 2
+
+
+def test_fixed_drafts_ask_nobody() -> None:
+    def seconds(batch: int, draft: int) -> float:
+        raise AssertionError("nobody asks")
+
+    asked, _, _ = fly(seconds, FLOWN["bad"], fixed_draft=True)  # type: ignore[arg-type]
+    assert set(asked[:-20]) == {8}
