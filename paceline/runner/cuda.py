@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, block_for
-from paceline.kernels.cuda.formats import FLOAT, Matrix, pack
+from paceline.kernels.cuda.formats import Matrix, pack
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
 from paceline.kernels.cuda.norm import add_norm, embed, norm
@@ -265,10 +266,11 @@ class CudaForward:
     def _placed(self, batch: Batch) -> Pass:
         device = self.decoder.device
         starts = batch.row_starts.tolist()
+        padding = (0, padded_rows(len(batch.tokens)) - len(batch.tokens))
         return Pass(
-            tokens=batch.tokens.to(device),
-            positions=batch.positions.to(device),
-            slots=batch.slots.to(device),
+            tokens=functional.pad(batch.tokens, padding).to(device),
+            positions=functional.pad(batch.positions, padding).to(device),
+            slots=functional.pad(batch.slots, padding, value=self.kv.scratch_page * PAGE_SIZE).to(device),
             row_starts=batch.row_starts.to(device),
             page_table=batch.page_table.clamp(min=0).to(device),
             seats=len(starts) - 1,
@@ -278,6 +280,14 @@ class CudaForward:
             tails=batch.tails.to(device) if batch.tails is not None else None,
             logit_rows=batch.logit_rows.long().to(device),
         )
+
+
+def padded_rows(rows: int) -> int:
+    """Many rows come in few numbers, so that each is checked against the library's products once."""
+    if rows <= FEW_ROWS:
+        return rows
+    step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // 8)
+    return -(-rows // step) * step
 
 
 def new_kv(config: ModelConfig, *, num_pages: int, dtype: torch.dtype, device: torch.device | str) -> CudaKV:

@@ -28,7 +28,7 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
-from paceline.runner.cuda import CudaForward, Pass
+from paceline.runner.cuda import CudaForward, Pass, padded_rows
 from paceline.runner.rounds import Chunk, Landed, Lookup, Seat, Times, read_landed
 from paceline.runner.state import Changes, DeviceState
 from paceline.sampling import Sampler
@@ -190,9 +190,10 @@ class CudaRounds:
     def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], context: int) -> Pass:
         state, counts = self._state, [chunk.count for chunk in chunks]
         lanes = self._ints([chunk.lane for chunk in chunks])
-        places = np.concatenate([np.arange(c.start, c.start + c.count) for c in chunks])
-        owners = self._up(np.repeat([chunk.lane for chunk in chunks], counts))
-        positions = self._up(places.astype(np.int64))
+        padding = padded_rows(sum(counts)) - sum(counts)
+        places = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
+        owners = self._up(np.repeat([*(chunk.lane for chunk in chunks), state.dummy], [*counts, padding]))
+        positions = self._up(np.concatenate([*places, np.zeros(padding, dtype=np.int64)]))
         return Pass(
             tokens=state.tokens[owners, positions],
             positions=positions.int(),

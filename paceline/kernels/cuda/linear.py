@@ -8,13 +8,16 @@ of rows, and a row's result never depends on which rows ride along. `parts` depe
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
 The weight stands first in the product (tile [outputs, k] times [k, rows]), since the tensor cores take few rows only
-on that side.
+on that side. Beyond a few rows the library's products are faster: they are taken where they give the same bits, which
+is checked on random numbers, once for each matrix shape and number of rows.
 """
+
+# ruff: noqa: N803 - constants of a kernel are upper case
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,50 +30,52 @@ from paceline.kernels.cuda.formats import FLOAT, GROUPED, Matrix
 
 FEW_ROWS = 64  # up to here the matrix is read at memory speed
 UNIT = 256  # parts of K are multiples of it
-ENOUGH_TILES = 96  # tiles of 64 outputs that keep the device busy
+OUTPUTS = 64  # of a tile
+PROCESSORS = 132  # multiprocessors that parts are chosen for; another device works, perhaps less evenly
 SILU, GELU = 1, 2
 
 
 def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Into how many ranges K is divided, so that a narrow matrix still has work for every processor."""
-    parts = 1
-    while not gated and parts < 8 and outputs // 64 * parts < ENOUGH_TILES and inputs // (2 * parts) >= 2 * UNIT:
-        parts *= 2
-    return parts
+    """Into how many ranges K is divided: the least that keeps the processors evenly busy."""
+    if gated:
+        return 1
+    fills = {}
+    for parts in (1, 2, 3, 4):
+        share = triton.cdiv(inputs, parts * UNIT) * UNIT
+        programs = triton.cdiv(outputs, OUTPUTS) * parts
+        if parts == 1 or (share >= 2 * UNIT and share * parts <= 1.1 * inputs):
+            fills[parts] = programs / (triton.cdiv(programs, PROCESSORS) * PROCESSORS)
+    enough = [parts for parts, fill in fills.items() if fill > 0.7]
+    return enough[0] if enough else max(fills, key=lambda parts: fills[parts])
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    outputs: int
     rows: int
     inputs: int  # a step along K
-    warps: int
     stages: int
+    outputs: int = OUTPUTS
+    warps: int = 4
     descriptors: bool = False  # read tiles through the tensor copy engine
-    prefetch: int = 0  # inputs whose weights are fetched into the cache before the rows are there
+    prefetch: int = 256  # inputs whose weights are fetched into the second cache before the rows are there
 
     @classmethod
-    def of(cls, rows: int, *, gated: bool, outputs: int, format: int) -> Tiles:
-        if format != FLOAT:
-            return cls(
-                outputs=64, rows=_power(rows, 16, 64), inputs=64 if format == GROUPED else 128, warps=4, stages=3
-            )
-        if rows <= FEW_ROWS:
-            wide = gated or outputs > 1 << 14
-            tall = rows <= 16 and not wide
-            return cls(
-                outputs=64,
-                rows=_power(rows, 16, 64),
-                inputs=256 if tall else 128,
-                warps=4,
-                stages=3 if tall else 4,
-                prefetch=512,
-            )
-        return cls(outputs=128, rows=128, inputs=64, warps=8, stages=4, descriptors=True)
+    def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
+        """For `programs` tiles of OUTPUTS × all rows, and numbers of `size` bytes. As measured on an H200."""
+        if format != FLOAT or size != 2:
+            return cls(rows=_power(rows), inputs=64 if format in (FLOAT, GROUPED) else 128, stages=3)
+        if rows > FEW_ROWS:
+            return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
+        crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
+        if rows <= 16:
+            inputs, stages = ((128, 4), (128, 4), (128, 3), (128, 4))[crowd] if gated else ((256, 3), (128, 4), (64, 4), (128, 4))[crowd]
+        else:
+            inputs, stages = ((128, 4), (128, 4), (64, 4), (64, 4))[crowd] if gated else ((128, 5), (128, 3), (64, 4), (128, 3))[crowd]
+        return cls(rows=_power(rows), inputs=inputs, stages=stages)
 
 
-def _power(rows: int, low: int, high: int) -> int:
-    return min(max(triton.next_power_of_2(rows), low), high)
+def _power(rows: int) -> int:
+    return min(max(triton.next_power_of_2(rows), 16), FEW_ROWS)
 
 
 class Products:
@@ -83,6 +88,8 @@ class Products:
         self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
         self._descriptors: dict[tuple[int, ...], Any] = {}
+        self._agrees: dict[tuple[int, ...], bool] = {}  # whether the library gives our bits, by shape
+        self._scratch: dict[tuple[object, ...], Tensor] = {}
 
     def __call__(
         self,
@@ -95,10 +102,71 @@ class Products:
         tiles: Tiles | None = None,
     ) -> None:
         """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows."""
+        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(len(x), matrix, x.dtype):
+            self._by_library(x, matrix, out, residual=residual, activation=activation)
+        else:
+            self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
+
+    def _library_agrees(self, rows: int, matrix: Matrix, dtype: torch.dtype) -> bool:
+        if matrix.format != FLOAT or not matrix.q.is_cuda:
+            return False
+        key = (rows, matrix.outputs, matrix.inputs, matrix.parts)
+        if key not in self._agrees:
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            generator = torch.Generator(matrix.q.device).manual_seed(rows)
+            x = torch.randn((rows, matrix.inputs), generator=generator, device=matrix.q.device).to(dtype)
+            bare = replace(matrix, bias=None)
+            mine, other = (torch.empty((rows, matrix.outputs), device=x.device) for _ in range(2))
+            self._by_tiles(x, bare, mine)
+            self._by_library(x, bare, other)
+            self._agrees[key] = torch.equal(mine, other)
+        return self._agrees[key]
+
+    def _by_library(
+        self, x: Tensor, matrix: Matrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
+    ) -> None:
+        rows, outputs = len(x), matrix.outputs
+        if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
+            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+            return
+        wide = activation == 0 or matrix.bias is not None  # the gate is rounded before it is applied
+        sums = self._temporary("sums", (matrix.parts, rows, outputs), torch.float32 if wide else x.dtype)
+        share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
+        if matrix.inputs % share or matrix.parts == 1:
+            for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
+                torch.mm(left, right.T, out_dtype=sums.dtype, out=sums[part])  # type: ignore[call-overload]
+        else:
+            left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
+            right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)
+            torch.bmm(left, right, out_dtype=sums.dtype, out=sums)  # type: ignore[call-overload]
+        finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+
+    def _temporary(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if (name, shape, dtype) not in self._scratch:
+            self._scratch[name, shape, dtype] = torch.empty(shape, dtype=dtype, device=self.partial.device)
+        return self._scratch[name, shape, dtype]
+
+    def _by_tiles(
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        out: Tensor,
+        *,
+        residual: Tensor | None = None,
+        activation: int = 0,
+        tiles: Tiles | None = None,
+    ) -> None:
         rows, inputs = x.shape
         gated = activation != 0
         outputs = matrix.outputs // 2 if gated else matrix.outputs
-        tiles = tiles or Tiles.of(rows, gated=gated, outputs=outputs, format=matrix.format)
+        tiles = tiles or Tiles.of(
+            rows,
+            gated=gated,
+            programs=triton.cdiv(outputs, OUTPUTS) * matrix.parts,
+            format=matrix.format,
+            size=x.element_size(),
+        )
         spread = matrix.parts > 1 and rows <= FEW_ROWS  # parts by different programs
         grid = (triton.cdiv(outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows), matrix.parts if spread else 1)
         weight, source = matrix.q, x
@@ -126,7 +194,7 @@ class Products:
             BLOCK_K=tiles.inputs,
             PARTS=matrix.parts,
             SPREAD=spread,
-            EVEN=inputs % (matrix.parts * UNIT) == 0 and outputs % tiles.outputs == 0,
+            EVEN=inputs % UNIT == 0 and outputs % tiles.outputs == 0,
             ACTIVATION=activation,
             RESIDUAL=residual is not None,
             BIAS=matrix.bias is not None,
@@ -144,6 +212,36 @@ class Products:
         if key not in self._descriptors:
             self._descriptors[key] = TensorDescriptor.from_tensor(tensor, [rows, columns])
         return self._descriptors[key]
+
+
+def finish(
+    sums: Tensor,  # [parts, rows, outputs]
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    *,
+    activation: int = 0,
+    pdl: bool = False,
+) -> None:
+    """What a product does after its sums: the parts in order, bias, then residual or gate."""
+    parts, rows, width = sums.shape
+    outputs = width // 2 if activation else width
+    _finish[(rows, triton.cdiv(outputs, 1024))](
+        sums,
+        out if bias is None else bias,
+        out if residual is None else residual,
+        out,
+        rows * width,
+        outputs,
+        PARTS=parts,
+        BLOCK=1024,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        ACTIVATION=activation,
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
 
 
 @triton.jit
@@ -171,6 +269,55 @@ def _nibbles(
     at = n[:, None] * (inputs // GROUP) + (j[None, :] // GROUP * 2 + HIGH)
     low = tl.load(minimum + at, mask=known, other=0.0)
     return (q.to(tl.float32) * tl.load(scale + at, mask=known, other=0.0) + low).to(dtype)
+
+
+@triton.jit
+def _gated(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
+    """act(gate) · up, both rounded to the activations' type before."""
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    if ACTIVATION == 1:
+        return gate * tl.sigmoid(gate) * up
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(2 * inner) * up  # (1 + tanh(a)) / 2 is sigmoid(2a)
+
+
+@triton.jit
+def _finish(
+    sums,
+    bias,
+    residual,
+    out,
+    size,  # of a part: rows × outputs
+    outputs,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    known = n < outputs
+    width = 2 * outputs if ACTIVATION > 0 else outputs
+    at = row * width + n
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(sums + part * size + at, mask=known, other=0.0).to(tl.float32)
+    if BIAS:
+        total += tl.load(bias + n, mask=known, other=0.0)
+    if ACTIVATION > 0:
+        up = tl.load(sums + at + outputs, mask=known, other=0.0).to(tl.float32)
+        if BIAS:
+            up += tl.load(bias + outputs + n, mask=known, other=0.0)
+        total = _gated(total, up, out.dtype.element_ty, ACTIVATION)
+    at = row * outputs + n
+    if RESIDUAL:
+        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -310,11 +457,8 @@ def _linear(
             total += tl.load(bias + n, mask=known_n, other=0.0)[None, :]
             if ACTIVATION > 0:
                 total_up += tl.load(bias + outputs + n, mask=known_n, other=0.0)[None, :]
-        if ACTIVATION == 1:
-            total = total * tl.sigmoid(total) * total_up
-        elif ACTIVATION == 2:
-            inner = 0.7978845608028654 * (total + 0.044715 * total * total * total)
-            total = total * tl.sigmoid(2 * inner) * total_up  # (1 + tanh(a)) / 2 is sigmoid(2a)
+        if ACTIVATION > 0:
+            total = _gated(total, total_up, out.dtype.element_ty, ACTIVATION)
         if RESIDUAL:
             total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

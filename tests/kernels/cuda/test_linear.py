@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, Matrix, pack
-from paceline.kernels.cuda.linear import GELU, SILU, UNIT, Products, Tiles, parts_of
+from paceline.kernels.cuda.linear import GELU, SILU, UNIT, Products, Tiles, finish, parts_of
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -101,12 +101,49 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
         assert close(out, x[:count].float() @ w.float().T, dtype)
 
 
-def test_tiles_follow_the_rows_and_parts_only_the_matrix() -> None:
-    few, many = (Tiles.of(rows, gated=False, outputs=4096, format=FLOAT) for rows in (1, 200))
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("activation", [0, SILU])
+def test_what_follows_the_sums(parts: int, activation: int, device: torch.device, dtype: torch.dtype) -> None:
+    if activation and parts > 1:
+        pytest.skip("a gated matrix is never divided")
+    sums = torch.stack([random(3, 130, device, dtype, seed=part) for part in range(parts)]).float()
+    bias = random(1, 130, device, dtype, seed=7)[0].float()
+    width = 65 if activation else 130
+    residual = random(3, width, device, dtype, seed=8)
+    out = torch.full((3, width), torch.nan, device=device, dtype=dtype)
+    finish(sums, bias, residual, out, activation=activation, pdl=ON_GPU)
+    total = sums.sum(0) + bias
+    if activation:
+        total = functional.silu(total[:, :65].to(dtype).float()) * total[:, 65:].to(dtype).float()
+    assert close(out, total + residual.float(), dtype)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+@pytest.mark.parametrize("rows", [80, 160, 320, 512])
+@pytest.mark.parametrize(("outputs", "inputs", "parts"), [(6144, 4096, 1), (4096, 4096, 2), (2048, 8192, 4)])
+def test_the_library_gives_the_same_bits(rows: int, outputs: int, inputs: int, parts: int) -> None:
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    matrix = pack([w], parts=parts, dtype=dtype, device=device)
+    product, residual = products(matrix, device), random(rows, outputs, device, dtype, seed=2)
+    mine, other = (torch.full((rows, outputs), torch.nan, device=device, dtype=dtype) for _ in range(2))
+    product._by_tiles(x, matrix, mine, residual=residual)
+    product._by_library(x, matrix, other, residual=residual)
+    assert torch.equal(mine, other)
+    assert product._library_agrees(rows, matrix, dtype)
+
+
+def test_tiles_follow_the_rows() -> None:
+    few, many = (Tiles.of(rows, gated=False, programs=128, format=FLOAT, size=2) for rows in (1, 200))
     assert few.rows == 16
     assert many.rows > few.rows
     assert many.descriptors
-    assert parts_of(4096, 14336, gated=False) == 2
-    assert parts_of(6144, 4096, gated=False) == 1
-    assert parts_of(28672, 4096, gated=True) == 1
-    assert parts_of(96, 576, gated=False) == 1  # too short to be divided
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "parts"),
+    [(6144, 4096, 1), (4096, 14336, 2), (5120, 25600, 3), (10240, 5120, 2), (2048, 2048, 4), (96, 576, 1)],
+)
+def test_narrow_matrices_are_divided(outputs: int, inputs: int, parts: int) -> None:
+    assert parts_of(outputs, inputs, gated=False) == parts
+    assert parts_of(outputs, inputs, gated=True) == 1
