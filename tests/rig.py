@@ -231,6 +231,7 @@ class WatchedRounds(PortableRounds):
         return self._orders[-1]
 
     def _launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int) -> Ticket:
+        self._apply_changes()
         for seat in seats:
             assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
         return super().launch(chunks, seats, drafter=drafter, context=context)

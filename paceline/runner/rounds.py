@@ -27,7 +27,7 @@ from torch import Tensor
 
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
-from paceline.runner.state import DeviceState
+from paceline.runner.state import Changes, DeviceState
 from paceline.sampling import Sampler
 
 Ticket = Any
@@ -128,28 +128,20 @@ class PortableRounds:
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._forward = forward
-        self._scratch_page = forward.kv.num_pages
         self._state = DeviceState(
-            lanes=lanes, width=max_context + max_draft + 2, scratch_page=self._scratch_page, device=device
+            lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
         )
+        self._changes = Changes(self._state, vocab_size=forward.vocab_size)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        state, params = self._state, sampler.params
-        state.tokens[lane, : len(tokens)] = torch.from_numpy(tokens.astype(np.int32)).to(state.device)
-        state.lengths[lane] = len(tokens)
-        state.pages[lane] = self._scratch_page
-        state.inverse_temperature[lane] = 0.0 if sampler.greedy else 1.0 / params.temperature
-        state.top_k[lane] = min(params.top_k, self._forward.vocab_size)
-        state.top_p[lane] = params.top_p
-        state.min_p[lane] = params.min_p
-        state.seed[lane] = int(np.uint64(sampler.seed).view(np.int64))
+        self._changes.write(lane, tokens, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
-        new = torch.tensor(pages, dtype=torch.int32, device=self._state.device)
-        self._state.pages[lane, first : first + len(pages)] = new
+        self._changes.set_pages(lane, first, pages)
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
+        self._apply_changes()
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
         read = self._read(chunks)
         clock.append(time.perf_counter())
@@ -168,6 +160,11 @@ class PortableRounds:
 
     def round_seconds(self, batch: int, draft: int) -> float | None:
         return None
+
+    def _apply_changes(self) -> None:
+        if self._changes:
+            places, values = (torch.from_numpy(each).to(self._state.device) for each in self._changes.take())
+            self._state.memory[places] = values
 
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """The target's pass over prompts, and the first token of each that ends here."""

@@ -170,8 +170,10 @@ def test_a_lane_forgets_whoever_had_it() -> None:
     read(made, 1, prompt(60, seed=1), drafts=False)
     made.write(1, np.array(prompt(5, seed=2)), sampler())
     made.set_pages(1, 0, [39])
+    made.launch([], [], drafter=None, context=1)
     assert made._state.pages[1].tolist() == [39] + [PAGES] * (made._state.pages.shape[1] - 1)
     made.set_pages(1, 1, [38, 37])
+    made.launch([], [], drafter=None, context=1)
     assert made._state.pages[1, :4].tolist() == [39, 38, 37, PAGES]
 
 
