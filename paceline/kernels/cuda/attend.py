@@ -47,9 +47,12 @@ class Attention:
         tiles: int = TILES,
         fill: int = FILL,
         warps: int = 4,
-        stages: int = 2,
+        stages: int = 5,
     ) -> None:
-        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time."""
+        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time.
+
+        Of 5 stages the compiler makes two tiles in flight: it takes two more to find their pages ahead of them.
+        """
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
@@ -131,7 +134,7 @@ class Attention:
             SOLO=programs == 1 and unit > tile,
             PDL=pdl,
             num_warps=self.warps if block_m < 64 else 2 * self.warps,
-            num_stages=self.stages,
+            num_stages=self.stages if keys.element_size() <= 2 else 2,  # of wide elements one tile is enough
             launch_pdl=pdl,
         )
         return out
@@ -171,7 +174,7 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
     return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "pages", "depth", "units"])  # they vary, and a compilation takes seconds
 def _attend(
     queries,
     keys,
