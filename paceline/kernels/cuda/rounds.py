@@ -118,7 +118,7 @@ def push(state: Lanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool 
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "dummy", "seat_count", "row_count"])
 def _layout(
     lane_tokens,
     tokens_stride,
@@ -174,7 +174,7 @@ def _layout(
     tl.store(owners + row, owner, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["dummy", "rows", "longest", "heads"])
 def _accept(
     tokens,
     stride,
@@ -226,7 +226,7 @@ def _accept(
         tl.store(lengths + lane, length + accepted + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset", "seat_count"])
 def _push(
     lane_tokens,
     stride,

@@ -115,7 +115,7 @@ def _lists(device: torch.device, rows: int) -> _Lists:
 # ── kernels ──
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset"])
 def _score(
     logits,
     stride,
@@ -172,7 +172,7 @@ def _score(
             tl.store(masses + row, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset"])
 def _gather(
     logits,
     stride,
@@ -221,7 +221,7 @@ def _gather(
             tl.atomic_add(masses + row, tl.sum(mass, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset"])
 def _settle(
     logits,
     stride,

@@ -12,6 +12,7 @@ from paceline.kernels import round_reference
 from paceline.kernels.cuda import sample
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.state import DeviceState
+from paceline.sampling import Stream
 
 # inverse temperature, top_k, top_p, min_p
 ASKED = [
@@ -112,9 +113,17 @@ def test_peaked_logits(device: torch.device) -> None:
 
 def test_a_tail_with_most_of_the_mass(device: torch.device) -> None:
     """One logit stands out, yet the nucleus lies below what the list of top-p holds."""
-    logits = random_logits(2, 9001, device, spread=0.01)
-    logits[:, 17] = 10.5
-    check(logits, lanes=[5, 5])
+    logits = random_logits(3, 20_001, device, spread=0.01)
+    logits[:, 17] = 10.05
+    assert (check(logits, lanes=[5, 5, 5]) != 17).any()
+
+
+def test_close_calls(device: torch.device) -> None:
+    """Logits that undo the noise but for a hair: rough noise alone cannot tell which token is best."""
+    state, rows = asking(device), 6
+    positions = torch.arange(rows, dtype=torch.int32, device=device) * 7919 + 1
+    keys = round_reference.noise_keys(state.seed[torch.ones(rows, dtype=torch.int64)], positions, Stream.TOKEN)
+    check(random_logits(rows, 5000, device, spread=1e-5) - gumbel_noise(keys, 5000), lanes=[1] * rows)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's, about inf - inf
