@@ -205,7 +205,7 @@ def _gather(
     scale = tl.load(inverse_temperature + lane)
     k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
     if _is_filtered(scale, k, p, least, vocab):
-        best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, least, PARTS)
+        best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
         token = chunk * _CHUNK + tl.arange(0, _CHUNK)
         value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
         inside = (token < vocab) & (value >= bound)
@@ -268,7 +268,7 @@ def _settle(
         k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
         if _is_filtered(scale, k, p, least, vocab):
             k = tl.where(k < vocab, k, 0)
-            best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, least, PARTS)
+            best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
             high, low = _keys(seed, lane, position)
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
@@ -329,14 +329,14 @@ def _position(positions, lengths, row, lane, offset, PLACED: tl.constexpr):
 
 
 @triton.jit
-def _bounds(maxima, vocab, k, least, PARTS: tl.constexpr):
+def _bounds(maxima, vocab, k, p, least, PARTS: tl.constexpr):
     """The largest logit of a row, the floor of min-p, and from where on logits belong into the list."""
     part = tl.arange(0, PARTS)
     tops = tl.load(maxima + part, mask=part < tl.cdiv(vocab, _PART), other=_LOWEST)
     best = tl.max(tops, axis=0)
     margin = tl.log(tl.where(least > 0, least, 1.0).to(tl.float64)).to(tl.float32)
     floor = tl.where(least > 0, best + margin, _LOWEST)
-    bound = best - _REACH
+    bound = tl.where(p < 1, best - _REACH, _LOWEST)  # of min-p alone the list has all or is too short
     if (k > 0) & (k < vocab):  # k parts reach it, so at least k logits do
         low, high = _image(tl.full((), _LOWEST, tl.float32)), _image(best) + 1
         while high - low > 1:

@@ -28,6 +28,7 @@ ASKED = [
     (1.0, 10**6, 1e-6, 0.0),
     (0.0, 5, 0.5, 0.1),
     (0.2, 0, 0.999, 0.0),
+    (1.0, 0, 1.0, 1e-6),
 ]
 
 
@@ -112,10 +113,11 @@ def test_peaked_logits(device: torch.device) -> None:
 
 
 def test_a_tail_with_most_of_the_mass(device: torch.device) -> None:
-    """One logit stands out, yet the nucleus lies below what the list of top-p holds."""
+    """One logit stands out, yet top-p and a faint min-p leave what lies further below than the list of top-p goes."""
     logits = random_logits(3, 20_001, device, spread=0.01)
     logits[:, 17] = 10.05
     assert (check(logits, lanes=[5, 5, 5]) != 17).any()
+    assert (check(logits, lanes=[12, 12, 12]) != 17).any()
 
 
 def test_close_calls(device: torch.device) -> None:
