@@ -21,7 +21,8 @@ from paceline.runner.load import ReadyModel, read_model
 from paceline.runner.rounds import Rounds
 from paceline.tokenizer import Tokenizer
 
-DEFAULT_KV_MEMORY = 4 << 30  # bytes, and never more than a quarter of what is available
+DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU, and never more than a quarter of what is available
+GRAPH_MEMORY = 2 << 30  # bytes of a GPU that are left for graphs and what else the driver wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,17 @@ class Parts:
         return self.target.model.generation
 
 
-MakeRounds = Callable[[Forward, Mapping[str, Drafter], Memory, EngineConfig], Rounds | None]
-"""(the target, the drafters by name, how memory was shared out, …) → steps on a device, or None: all on the host."""
-
-
 def assemble(
-    target: str,
+    target: str | ReadyModel,
     *,
     drafters: Sequence[str] = (),
     format: Format = "auto",
+    device: str = "cpu",
     threads: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
-    rounds: MakeRounds | None = None,
 ) -> Parts:
-    """`rounds` makes the device's side of the engine, where there is a device that can run steps by itself."""
-    ready = read_model(target, format=format, progress=progress)
+    ready = target if isinstance(target, ReadyModel) else _read(target, format, device, config, progress)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
         made = recipe(words, ready, progress=progress)
@@ -90,6 +86,7 @@ def assemble(
     guards = {
         name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, drafter in built.items()
+        if drafter is not None
     }
     engine = Engine(
         forward,
@@ -97,13 +94,46 @@ def assemble(
         lanes=lanes,
         cache=cache,
         max_context=memory.max_context,
-        eos_ids=sorted({*ready.model.config.eos_ids, *ready.tokenizer.eos_ids}),
+        eos_ids=sorted({*ready.model.config.eos_ids, *(ready.tokenizer.eos_ids if ready.tokenizer else ())}),
         drafters=guards,
-        default_drafter=next(iter(guards), None),
+        default_drafter=next(iter(recipes), None),
         tokenizer=ready.tokenizer,
-        rounds=None if rounds is None else rounds(forward, built, memory, config),
+        rounds=_rounds(forward, recipes, built, memory, config) if ready.decoder else None,
     )
     return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
+
+
+def _read(name: str, format: Format, device: str, config: EngineConfig, progress: Progress | None) -> ReadyModel:
+    if config.kv_format != "auto" and device == "cpu":
+        raise InvalidRequest(f"kv_format {config.kv_format!r} is for a GPU; on a CPU leave it at 'auto'")
+    kv_format = "bf16" if config.kv_format == "auto" else config.kv_format
+    return read_model(name, format=format, device=device, kv_format=kv_format, progress=progress)
+
+
+def _rounds(
+    forward: Forward,
+    recipes: Mapping[str, Recipe],
+    built: Mapping[str, Drafter | None],
+    memory: Memory,
+    config: EngineConfig,
+) -> Rounds:
+    """The device's side of the engine."""
+    from paceline.runner.cuda import CudaForward
+    from paceline.runner.cuda_rounds import CudaRounds
+
+    assert isinstance(forward, CudaForward)
+    drafters: dict[str, CudaForward | Lookup] = {}
+    for name, made in recipes.items():
+        by = made.on_device(built[name], forward) if made.on_device else None
+        if isinstance(by, (CudaForward, Lookup)):
+            drafters[name] = by
+    return CudaRounds(
+        forward,
+        lanes=config.max_sequences,
+        max_context=memory.max_context,
+        max_draft=config.max_draft,
+        drafters=drafters,
+    )
 
 
 def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> Memory:
@@ -113,7 +143,7 @@ def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineCo
     wanted = config.max_context or model_context
     if wanted > model_context:
         raise InvalidRequest(f"max_context {wanted} is more than the {model_context} tokens that {target.name} knows")
-    budget = config.kv_memory if config.kv_memory is not None else min(DEFAULT_KV_MEMORY, _available() // 4)
+    budget = config.kv_memory if config.kv_memory is not None else _budget(target, recipes, config)
     useful = config.max_sequences * -(-(wanted + config.max_draft + 1) // PAGE_SIZE)
     num_pages = min(budget // page_bytes, useful)
     max_context = min(wanted, num_pages * PAGE_SIZE - config.max_draft - 1)
@@ -124,6 +154,22 @@ def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineCo
             f"{need / 2**20:.1f} MiB are needed: raise kv_memory or lower max_context"
         )
     return Memory(page_bytes=page_bytes, num_pages=num_pages, max_context=max_context)
+
+
+def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> int:
+    """Bytes for keys and values: on a GPU what is left after the largest passes, else a part of what is free."""
+    if target.decoder is None:
+        return min(DEFAULT_KV_MEMORY, _available() // 4)
+    import torch
+
+    outs = min(config.max_sequences * (1 + config.max_draft), config.max_sequences + config.max_draft_tokens)
+    target.profile(config.max_step_tokens, outs)
+    for made in recipes:
+        if made.model is not None:
+            made.model.profile(config.max_step_tokens, 2 * config.max_sequences)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(target.decoder.device)
+    return max(0, free - max(GRAPH_MEMORY, total // 50))
 
 
 def _available() -> int:

@@ -87,7 +87,7 @@ def test_an_engine_with_a_device() -> None:
     request = Request(id="a", prompt=prompt(20, seed=1, repeat=True), sampling=sampling)
     told: list[list[int]] = []
     for maker in (None, rounds):
-        engine = assemble("target", drafters=["ngram"], threads=1, config=config(), rounds=maker).engine
+        engine = assemble(ready("target"), drafters=["ngram"], threads=1, config=config(), rounds=maker).engine
         engine.submit(request)
         tokens: list[int] = []
         while engine.has_work:
