@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,13 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.drafters import registry
-from paceline.drafters.base import Drafter
 from paceline.engine import assemble as module
 from paceline.engine.assemble import assemble, share_memory
 from paceline.errors import InvalidRequest, OutOfMemory
-from paceline.kernels.base import PAGE_SIZE, Forward
+from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import quantise
 from paceline.models.load import LoadedModel
 from paceline.runner.load import ReadyModel
-from paceline.runner.rounds import Lookup, PortableRounds
 from paceline.types import OFF, Request, SamplingParams
 from tests.rig import NOISY, TARGET, Model, prompt, tiny_tokenizer
 
@@ -62,40 +59,6 @@ def test_an_engine_with_both_drafters() -> None:
     assert told["off"] == told["ngram"] == told["model"]
     assert parts.engine.stats.accepted > 0
     parts.engine.check()
-
-
-def test_an_engine_with_a_device() -> None:
-    """Whoever makes its rounds gets the target, the drafters and the memory."""
-    made: list[PortableRounds] = []
-
-    def rounds(
-        forward: Forward, drafters: Mapping[str, Drafter], memory: module.Memory, config: EngineConfig
-    ) -> PortableRounds:
-        assert [*drafters] == ["ngram"]
-        made.append(
-            PortableRounds(
-                forward,
-                lanes=config.max_sequences,
-                max_context=memory.max_context,
-                max_draft=config.max_draft,
-                drafters={"ngram": Lookup()},
-            )
-        )
-        return made[0]
-
-    sampling = SamplingParams(temperature=0, max_tokens=20)
-    request = Request(id="a", prompt=prompt(20, seed=1, repeat=True), sampling=sampling)
-    told: list[list[int]] = []
-    for maker in (None, rounds):
-        engine = assemble(ready("target"), drafters=["ngram"], threads=1, config=config(), rounds=maker).engine
-        engine.submit(request)
-        tokens: list[int] = []
-        while engine.has_work:
-            tokens += [token for event in engine.step() for token in event.tokens]
-        told.append(tokens)
-    assert told[0] == told[1]
-    assert len(told[0]) == 20
-    assert made[0]._state.lengths.max() >= 40, "it never flew"
 
 
 def test_the_tokenizer_s_end_of_sequence_ends_a_text() -> None:
