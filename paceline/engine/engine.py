@@ -31,7 +31,7 @@ from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds import Rounds
+from paceline.runner.rounds import Rounds, Times
 from paceline.tokenizer import Tokenizer
 from paceline.types import Finish, Request, TokenEvent, Verdict
 
@@ -151,14 +151,7 @@ class Engine:
             drafted = sum(len(work.draft) for work in works)
             if landing.drafter is not None and drafted:
                 self._governor.cost.observe_draft(landing.drafter, tokens=drafted, seconds=times.draft)
-            self._governor.cost.observe(
-                sequences=len(works),
-                rows=rows,
-                tokens=sum(len(verdict.path) + 1 for _, verdict in landing.works if verdict),
-                pass_seconds=times.verify,
-                step_seconds=times.step,
-                draft_seconds=times.draft,
-            )
+            self._measure([verdict for _, verdict in landing.works if verdict], rows, times)
 
     def _land_all(self) -> None:
         while self._flights:
@@ -187,14 +180,19 @@ class Engine:
         clock.append(self._clock())
         self.stats.count(clock)
         if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
-            self._governor.cost.observe(
-                sequences=len(plan.works),
-                rows=rows,
-                tokens=sum(len(verdict.path) + 1 for verdict in verdicts.values()),
-                pass_seconds=clock[3] - clock[2],
-                step_seconds=clock[5] - clock[0],
-                draft_seconds=clock[2] - clock[1],
-            )
+            times = Times(step=clock[5] - clock[0], draft=clock[2] - clock[1], verify=clock[3] - clock[2])
+            self._measure([*verdicts.values()], rows, times)
+
+    def _measure(self, verdicts: Seq[Verdict], rows: int, times: Times) -> None:
+        """What a step cost in which every sequence was decoding."""
+        self._governor.cost.observe(
+            sequences=len(verdicts),
+            rows=rows,
+            tokens=sum(len(verdict.path) + 1 for verdict in verdicts),
+            pass_seconds=times.verify,
+            step_seconds=times.step,
+            draft_seconds=times.draft,
+        )
 
     def _admit(self) -> None:
         for sequence in self._scheduler.admit():

@@ -56,6 +56,8 @@ class HostStep:
             name = work.sequence.drafter or ""
             if work.max_draft and name in self._drafters:
                 asking.setdefault(name, []).append(work)
+            elif work.max_draft:
+                work.max_draft, work.sequence.off_reason = 0, f"drafter {name} runs on the device, this step does not"
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters[name].propose([self._ask(work) for work in works])

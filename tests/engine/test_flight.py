@@ -197,6 +197,7 @@ def test_a_drafter_that_only_the_device_has() -> None:
     rig = build("toy", flown=GOOD)
     told = run(rig, [ask(), ask("b", text=1, presence_penalty=0.3)])
     assert tokens_of(told) == tokens_of(run(build("toy"), [ask(), ask("b", text=1, presence_penalty=0.3)]))
+    assert told["b", 0].stats.off_reason == "drafter good runs on the device, this step does not"
     with pytest.raises(InvalidRequest, match="unknown drafter"):
         rig.engine.submit(replace(ask("c"), speculation=Speculation(drafter="bad")))
 
