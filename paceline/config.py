@@ -9,6 +9,8 @@ from paceline.errors import UnknownOption
 from paceline.types import check_flag, check_integer, check_number
 
 MOST = 1 << 62
+KV_FORMATS = ("auto", "bf16", "fp8")
+GPU = {"max_step_tokens": 4096, "max_draft_tokens": 512, "max_draft_batch": 256}  # it has room for more at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class EngineConfig:
     max_step_tokens: int = 256  # rows of one forward pass: drafts and prefill chunks share it
     max_context: int | None = None  # tokens a sequence; None: the model's, as far as memory allows
     kv_memory: int | None = None  # bytes for keys and values
+    kv_format: str = "auto"  # of keys and values on a GPU: bf16 or fp8; auto: bf16
     prefix_cache: bool = True
     # Speculation. The governor applies these, and what it measures.
     measure_cost: bool = True  # draft no token that costs more time than it saves
@@ -35,12 +38,13 @@ class EngineConfig:
     synthetic_acceptance: float = 0.0  # above 0, where a device runs rounds: a coin decides on each drafted token
 
     @classmethod
-    def of(cls, **options: Any) -> Self:
+    def of(cls, *, device: str = "cpu", **options: Any) -> Self:
+        """As the constructor, with the defaults of a device; a misspelt option says what was probably meant."""
         known = {f.name for f in fields(cls)}
         for name in options:
             if name not in known:
                 raise UnknownOption("engine option", name, known)
-        return cls(**options)
+        return cls(**(options if device == "cpu" else GPU | options))
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens"):
@@ -53,6 +57,8 @@ class EngineConfig:
         check_number("min_acceptance", self.min_acceptance, 0, 1)
         check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
+        if self.kv_format not in KV_FORMATS:
+            raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)
         check_flag("prefix_cache", self.prefix_cache)
         check_flag("measure_cost", self.measure_cost)
         check_flag("fixed_draft", self.fixed_draft)

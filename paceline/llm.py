@@ -19,6 +19,7 @@ from paceline.config import EngineConfig
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
+from paceline.runner.load import choose_device
 from paceline.types import Finish, Logprob, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 
 Prompt = str | Sequence[int]
@@ -76,14 +77,19 @@ class LLM:
         *,
         drafter: str | Sequence[str] | None = None,
         format: Format = "auto",
+        device: str = "auto",
         threads: int | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """`drafter`: see `paceline.drafters.registry`; the first of several is the default. `options`: EngineConfig."""
+        """`drafter`: see `paceline.drafters.registry`; the first of several is the default. `device`: cpu, cuda, or
+        auto: a GPU where there is one. `options`: EngineConfig."""
         words = [] if drafter is None else [drafter] if isinstance(drafter, str) else list(drafter)
-        config = EngineConfig.of(**options)
-        self.parts = assemble(target, drafters=words, format=format, threads=threads, config=config, progress=progress)
+        device = choose_device(device)
+        config = EngineConfig.of(device=device, **options)
+        self.parts = assemble(
+            target, drafters=words, format=format, device=device, threads=threads, config=config, progress=progress
+        )
         self.engine = self.parts.engine
         self.tokenizer = self.parts.tokenizer
         self._ids = map(str, itertools.count())

@@ -178,10 +178,34 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
     },
+    "self": {},  # a device's alone: see FLOWN
 }
 
 
-# The same drafters, run by a device.
+@dataclass(frozen=True)
+class Itself:
+    """The target with some noise, on the target's own KV memory. Not every backend can share it."""
+
+    noise: float = 0.05
+
+    def forward(self, target: Forward) -> Forward:
+        copy = replace(TARGET, noise=self.noise).forward(
+            "toy" if isinstance(target, ToyForward) else "eager", num_pages=1
+        )
+        copy.kv = target.kv
+        if isinstance(copy, ToyForward) and isinstance(target, ToyForward):
+            copy._kv = target._kv
+        elif isinstance(copy, EagerForward) and isinstance(target, EagerForward):
+            copy.backend = target.backend
+        else:
+            raise AssertionError(f"{type(target).__name__} does not share its KV memory")
+        return copy
+
+
+Flown = Model | Lookup | Itself
+
+# The same drafters, run by a device; and those that only a device can run, where the backend can.
+SELF = {"self": Itself()}
 FLOWN: Mapping[str, Model | Lookup] = {
     "ngram": Lookup(),
     "ngram-1": Lookup(min_ngram=1, max_ngram=2),
@@ -257,6 +281,12 @@ class Rig:
     rounds: WatchedRounds | None = None
 
 
+def _device_drafter(by: Flown, backend: str, target: Forward) -> Forward | Lookup:
+    if isinstance(by, Lookup):
+        return by
+    return by.forward(target) if isinstance(by, Itself) else by.forward(backend, num_pages=target.kv.num_pages)
+
+
 def build(
     backend: str = "toy",
     drafters: Mapping[str, Made] | None = None,
@@ -267,7 +297,7 @@ def build(
     eos_ids: Sequence[int] = (),
     tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] | None = None,
-    flown: Mapping[str, Model | Lookup] | None = None,
+    flown: Mapping[str, Flown] | None = None,
     **options: Any,
 ) -> Rig:
     """An engine by hand, of small limits so that they are met. The first drafter is the default. With `flown`, steps
@@ -296,10 +326,7 @@ def build(
             lanes=config.max_sequences,
             max_context=max_context,
             max_draft=config.max_draft,
-            drafters={
-                name: by if isinstance(by, Lookup) else by.forward(backend, num_pages=forward.kv.num_pages)
-                for name, by in flown.items()
-            },
+            drafters={name: _device_drafter(by, backend, forward) for name, by in flown.items()},
         )
         rounds.cache = cache
     engine = Engine(

@@ -12,7 +12,8 @@ from paceline.errors import InvalidRequest, UnknownOption
 OPTIONAL = ("max_context", "kv_memory")
 FLAGS = ("prefix_cache", "measure_cost", "fixed_draft")
 REALS = ("min_acceptance", "drafter_timeout", "synthetic_acceptance")
-INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS))
+NAMES = ("kv_format",)
+INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS, *NAMES))
 
 
 @pytest.mark.parametrize("name", [*INTEGERS, *OPTIONAL])
@@ -39,6 +40,7 @@ def test_numbers(name: str, value: Any) -> None:
         {"drafter_timeout": 0},
         {"max_context": 1},
         {"kv_memory": 0},
+        {"kv_format": "fp16"},
         {"prefix_cache": "no"},
         {"measure_cost": 1},
         {"fixed_draft": 1},
@@ -53,6 +55,12 @@ def test_out_of_range(given: dict[str, Any]) -> None:
 def test_speculation_can_be_limited_to_nothing() -> None:
     config = EngineConfig.of(max_draft_tokens=0, max_draft_batch=0, max_draft_context=0)
     assert config.max_draft_tokens == 0
+
+
+def test_a_gpu_has_room_for_more() -> None:
+    cpu, gpu = EngineConfig.of(), EngineConfig.of(device="cuda", max_draft_batch=3)
+    assert gpu.max_step_tokens > cpu.max_step_tokens
+    assert gpu.max_draft_batch == 3
 
 
 def test_a_misspelt_option() -> None:

@@ -26,6 +26,7 @@ import torch
 
 from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.config import EngineConfig
+from paceline.drafters.registry import REGISTRY
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats
@@ -56,6 +57,7 @@ class Setup:
     output_tokens: int = 320
     format: Format = "auto"
     drafter_format: Format | None = None
+    kv_format: str = "bf16"  # on a GPU
     device: str = "cpu"
     threads: int | None = None
     rounds: int = 3
@@ -175,14 +177,14 @@ def build(setup: Setup, *, drafting: bool) -> Parts:
 
 def _ready(name: str, setup: Setup) -> ReadyModel:
     if is_shape(name):
-        return ready_shape(name, format=setup.format, device=setup.device, seed=setup.seed)
-    return read_model(name, format=setup.format, device=setup.device)
+        return ready_shape(name, format=setup.format, device=setup.device, kv_format=setup.kv_format, seed=setup.seed)
+    return read_model(name, format=setup.format, device=setup.device, kv_format=setup.kv_format)
 
 
 def drafter_words(setup: Setup) -> str:
-    """The drafter as the registry wants it named."""
+    """The drafter as the registry wants it named; words of its own go there as they are."""
     name = setup.drafter or ""
-    if name.partition(":")[0] in ("ngram", "model"):
+    if name.partition(":")[0] in REGISTRY:
         return name
     options = f"max_draft={setup.draft},min_confidence=0"  # no draft ends early
     if setup.drafter_format is not None:
@@ -197,6 +199,7 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "max_sequences": most,
         "max_context": setup.prompt_tokens + setup.output_tokens,
         "max_step_tokens": max(256, most * (setup.draft + 1), min(PROMPT_ROWS, most * setup.prompt_tokens)),
+        "kv_format": setup.kv_format,
         "prefix_cache": False,
         "max_draft": setup.draft,
     }

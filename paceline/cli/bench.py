@@ -53,11 +53,16 @@ def _add_models(parser: ArgumentParser) -> None:
         metavar="MODEL",
         help=f"a model, or a shape with random weights: {SHAPES}, or a config.json",
     )
-    parser.add_argument("--drafter", metavar="DRAFTER", help="a model, a shape, or ngram (default: plain runs only)")
+    parser.add_argument(
+        "--drafter", metavar="DRAFTER", help="a model, a shape, ngram, or self:FORMAT (default: plain runs only)"
+    )
     formats = ", ".join(FORMATS)
     parser.add_argument("--format", choices=FORMATS, default="auto", metavar="FORMAT", help=f"of the target: {formats}")
     parser.add_argument(
         "--drafter-format", choices=FORMATS, metavar="FORMAT", help="of the drafter (default: as the engine chooses)"
+    )
+    parser.add_argument(
+        "--kv-format", choices=("bf16", "fp8"), default="bf16", help="of keys and values on a GPU (default: bf16)"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
     parser.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
@@ -102,6 +107,7 @@ def _engine(args: Namespace) -> int:
 
 def _setup(args: Namespace) -> Setup:
     from paceline.bench.engine import Setup
+    from paceline.runner.load import choose_device
 
     return Setup(
         target=args.target,
@@ -113,23 +119,13 @@ def _setup(args: Namespace) -> Setup:
         output_tokens=args.output_tokens,
         format=args.format,
         drafter_format=args.drafter_format,
-        device=_device(args.device),
+        kv_format=args.kv_format,
+        device=choose_device(args.device),
         threads=args.threads,
         rounds=args.rounds,
         off=args.off,
         seed=args.seed,
     )
-
-
-def _device(name: str) -> str:
-    import torch
-
-    from paceline.errors import InvalidRequest
-
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise InvalidRequest("torch finds no CUDA device; use --device cpu")
-    return name if name != "auto" else "cuda" if there else "cpu"
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -166,6 +166,7 @@ def _memory(ready: ReadyModel, memory: Memory, weights: Sequence[Facts], drafter
 
 def _tokenizer(ready: ReadyModel) -> Facts:
     tokenizer = ready.tokenizer
+    assert tokenizer is not None, "only shapes have none, and they are not inspected"
     ends = sorted({*ready.model.config.eos_ids, *tokenizer.eos_ids})
     return {
         "vocab_size": tokenizer.vocab_size,

@@ -26,6 +26,7 @@ ENGINE_HELP = {
     "max_step_tokens": "rows of one forward pass, shared by decoding, drafts and prompts",
     "max_context": "longest sequence in tokens (default: the model's, as far as memory allows)",
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free)",
+    "kv_format": "of keys and values on a GPU: bf16 or fp8",
     "prefix_cache": "share the pages of equal beginnings",
     "measure_cost": "draft no token that costs more time than it saves",
     "max_draft": "longest draft of a sequence",
@@ -78,6 +79,9 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         help="ngram, ngram:min_ngram=1, or a model; may be given several times, the first one drafts (default: ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
+    parser.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda (default: a GPU if there)"
+    )
     parser.add_argument("--threads", type=count, metavar="N", help="(default: one a core)")
     _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP)
 
@@ -108,7 +112,15 @@ def load(args: Namespace, *, drafters: bool = True) -> LLM:
     words = (args.drafter or ["ngram"]) if drafters else []
     options = _given(args, EngineConfig)
     with progress_bar(f"loading {args.target}") as progress:
-        return LLM(args.target, drafter=words, format=args.format, threads=args.threads, progress=progress, **options)
+        return LLM(
+            args.target,
+            drafter=words,
+            format=args.format,
+            device=args.device,
+            threads=args.threads,
+            progress=progress,
+            **options,
+        )
 
 
 def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
@@ -174,6 +186,7 @@ READERS: Mapping[Any, Mapping[str, Any]] = {
     int: {"type": int, "metavar": "N"},
     int | None: {"type": int, "metavar": "N"},
     float: {"type": float, "metavar": "X"},
+    str: {"metavar": "NAME"},
     tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
     tuple[int, ...]: {"type": _integers, "metavar": "IDS"},
     tuple[int, ...] | None: {"type": _integers, "metavar": "IDS"},

@@ -81,7 +81,7 @@ class ModelDrafter:
         self.name = name
         self.max_draft = max_draft
         self._min_confidence = min_confidence
-        self._forward = forward
+        self.forward = forward
         self._lanes = lanes
         self._pool = pool
         self._vocab_size = vocab_size  # the target's
@@ -142,9 +142,9 @@ class ModelDrafter:
     def _compute(self, shares: Sequence[Share]) -> Output:
         """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
         batch = build_batch(self._lanes, shares)
-        if self._forward.vocab_size < self._vocab_size:
-            batch = replace(batch, tokens=batch.tokens.clamp(max=self._forward.vocab_size - 1))
-        return self._forward(batch)
+        if self.forward.vocab_size < self._vocab_size:
+            batch = replace(batch, tokens=batch.tokens.clamp(max=self.forward.vocab_size - 1))
+        return self.forward(batch)
 
     def _draw(self, drawings: Sequence[_Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""
@@ -155,7 +155,7 @@ class ModelDrafter:
             for i, d in enumerate(drawings)
             if coupled[i]
         ]
-        tokens = sample(logits, argmax, groups, self._forward.pick).tolist()
+        tokens = sample(logits, argmax, groups, self.forward.pick).tolist()
         for i, d in enumerate(drawings):
             token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
             self._lanes.tokens_np[d.ask.lane, d.position] = token
@@ -170,12 +170,12 @@ class ModelDrafter:
         # Noise of this round alone: tokens drawn beyond a rejection may have decided how long the next draft gets, and
         # must not be drawn again in it.
         place = np.array([(len(d.ask.tokens) << 32) + d.position])
-        drawn = d.ask.sampler.draw(edited, place, self._forward.pick, stream=Stream.DRAFT)
+        drawn = d.ask.sampler.draw(edited, place, self.forward.pick, stream=Stream.DRAFT)
         return int(drawn[0])
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
         """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
-        excess = self._forward.vocab_size - self._vocab_size
+        excess = self.forward.vocab_size - self._vocab_size
         if excess > 0:
             logits = output.logits[:, : self._vocab_size]
             return logits, logits.argmax(-1)

@@ -4,6 +4,7 @@
     ngram:min_ngram=1,max_ngram=3  with options
     model:NAME, or just NAME       a model with the target's vocabulary
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
+    self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
 A drafter is made in two steps, because KV memory is shared out only once all models are known: a `Recipe` says what a
@@ -20,10 +21,12 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
+from paceline.kernels.base import Forward
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
-from paceline.runner.load import ReadyModel, read_model
+from paceline.runner.load import ReadyModel, read_model, ready_shape
+from paceline.runner.rounds import Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,15 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     name: str  # what requests and statistics call the drafter
-    build: Callable[[Setting], Drafter]
+    build: Callable[[Setting], Drafter | None]  # None: only a device can run it
     page_bytes: int = 0
     model: ReadyModel | None = None
+    on_device: OnDevice | None = None  # None: only the host can run it
+    profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
+
+
+OnDevice = Callable[[Drafter | None, Forward], Forward | Lookup]
+"""(what was built, the target) → what the steps of a device draft with."""
 
 
 Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
@@ -51,19 +60,16 @@ Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
 
 
 def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    drafter = NgramDrafter(**_parse("ngram", options, {"min_ngram": int, "max_ngram": int}))
-    return Recipe(name="ngram", build=lambda setting: drafter)
+    given = _parse("ngram", options, {"min_ngram": int, "max_ngram": int})
+    drafter = NgramDrafter(**given)
+    return Recipe(name="ngram", build=lambda setting: drafter, on_device=lambda built, to: Lookup(**given))
 
 
 def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
     given = _parse("model", rest, {"format": str, "max_draft": int, "min_confidence": float})
-    ready = read_model(name, format=given.pop("format", _drafting_format(target)), progress=progress)
-    difference = target.tokenizer.same_vocabulary(ready.tokenizer)
-    if difference is not None:
-        raise VocabularyMismatch(
-            f"{name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
-        )
+    ready = _read(name, target, given.pop("format", _drafting_format(target)), progress)
+    _check_vocabulary(ready, target)
 
     def build(setting: Setting) -> Drafter:
         forward = ready.forward(
@@ -79,10 +85,36 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             **given,
         )
 
-    return Recipe(name="model", build=build, page_bytes=ready.page_bytes, model=ready)
+    def on_device(built: Drafter | None, to: Forward) -> Forward:
+        assert isinstance(built, ModelDrafter)
+        return built.forward
+
+    return Recipe(
+        name="model", build=build, page_bytes=ready.page_bytes, model=ready, on_device=on_device, profile=ready.profile
+    )
 
 
-REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model}
+def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    format, formats = options or "fp8", ("fp8", "int8", "int4")
+    if format not in formats:
+        raise UnknownOption("format of the self drafter", format, formats)
+    decoder = target.decoder
+    if decoder is None:
+        raise InvalidRequest(
+            f"the self drafter shares the target's KV memory, which needs a GPU; on a CPU take model:{target.name}"
+        )
+
+    def on_device(built: Drafter | None, to: Forward) -> Forward:
+        from paceline.runner.cuda import CudaForward
+
+        assert isinstance(to, CudaForward)
+        return CudaForward(copy, to.kv)
+
+    copy = decoder.quantised(format)
+    return Recipe(name="self", build=lambda setting: None, on_device=on_device, profile=copy.profile)
+
+
+REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model, "self": _self}
 
 
 def register(name: str, kind: Kind) -> None:
@@ -103,6 +135,23 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
         return _model(words, target, progress)
     except ModelNotFound as error:
         raise UnknownOption("drafter", words, [*REGISTRY, "or a model's name"]) from error
+
+
+def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:
+    """`shape:NAME` has random weights."""
+    if name.startswith("shape:"):
+        return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
+    return read_model(name, format=format, device=target.device, kv_format=target.kv_format, progress=progress)
+
+
+def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
+    if drafter.tokenizer is None or target.tokenizer is None:
+        return  # random weights
+    difference = target.tokenizer.same_vocabulary(drafter.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatch(
+            f"{drafter.name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
+        )
 
 
 def _drafting_format(target: ReadyModel) -> Format:

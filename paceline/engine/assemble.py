@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.load import ReadyModel, read_model
-from paceline.runner.rounds import Rounds
+from paceline.runner.rounds import Lookup, Rounds
 from paceline.tokenizer import Tokenizer
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU, and never more than a quarter of what is available
@@ -46,6 +46,8 @@ class Parts:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        if self.target.tokenizer is None:
+            raise InvalidRequest(f"{self.target.name} has random weights and no tokenizer: give prompts as token ids")
         return self.target.tokenizer
 
     @property
@@ -165,8 +167,8 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
     outs = min(config.max_sequences * (1 + config.max_draft), config.max_sequences + config.max_draft_tokens)
     target.profile(config.max_step_tokens, outs)
     for made in recipes:
-        if made.model is not None:
-            made.model.profile(config.max_step_tokens, 2 * config.max_sequences)
+        if made.profile is not None:
+            made.profile(config.max_step_tokens, 2 * config.max_sequences)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.decoder.device)
     return max(0, free - max(GRAPH_MEMORY, total // 50))

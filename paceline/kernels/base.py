@@ -84,9 +84,11 @@ class Backend(Protocol):
 class Forward(Protocol):
     """A loaded model that can run a pass over a batch, with the KV memory it reads and writes."""
 
-    kv: KVMemory
     vocab_size: int
     bitwise: bool  # True: a row's result never depends on which other rows ride along
+
+    @property
+    def kv(self) -> KVMemory: ...
 
     def __call__(self, batch: Batch) -> Output: ...
 

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.files import member, read_json
-from paceline.models.gguf import GgufFile
-from paceline.models.gguf_config import config_from_gguf
 from paceline.models.hf_config import config_from_hf, token_ids
 from paceline.models.names import resolve
 from paceline.models.safetensors import SafetensorsFolder
@@ -65,6 +63,9 @@ def open_model(name: str) -> OpenModel:
 
 
 def _open_gguf(path: Path) -> OpenModel:
+    from paceline.models.gguf import GgufFile  # whoever has no such file needs no package that reads it
+    from paceline.models.gguf_config import config_from_gguf
+
     file = GgufFile(path)
     sampling = Fields(file.metadata, source=file.label, prefix="general.sampling.")
     return OpenModel(

@@ -11,7 +11,9 @@ for it takes the target's own KV memory: verification writes every slot that the
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, block_for
-from paceline.kernels.cuda.formats import Matrix, pack
+from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
 from paceline.kernels.cuda.norm import add_norm, embed, norm
@@ -82,7 +84,9 @@ class CudaDecoder:
         pdl: bool = True,
     ) -> None:
         if config.head_dim > 256 or config.head_dim % 16:
-            raise UnsupportedModel(f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256")
+            raise UnsupportedModel(
+                f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
+            )
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
@@ -93,6 +97,37 @@ class CudaDecoder:
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.activation = SILU if config.activation == "silu" else GELU
         self._buffers: dict[tuple[str, int], Tensor] = {}
+
+    def quantised(self, format: str) -> CudaDecoder:
+        """A copy in fewer bits that shares the embedding, norms and rotary tables; scratch memory is its own."""
+        other = copy(self)
+        other.layers = [
+            replace(
+                layer,
+                qkv=requantise(layer.qkv, format),
+                o=requantise(layer.o, format),
+                gate_up=requantise(layer.gate_up, format),
+                down=requantise(layer.down, format),
+            )
+            for layer in self.layers
+        ]
+        other.head = requantise(self.head, format)
+        other.products = Products(other.matrices(), device=self.device, pdl=self.pdl)
+        other.attention = Attention(device=self.device)
+        other._buffers = {}
+        return other
+
+    @torch.inference_mode()
+    def profile(self, rows: int, outs: int) -> None:
+        """Passes of the most rows, so that every buffer is there: one over a prompt, one with the most logits."""
+        zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
+        kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
+        ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
+        for count in (rows, outs):
+            few = zeros[:count]
+            whole = Pass(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
+            self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
+        torch.cuda.synchronize(self.device)
 
     def matrices(self) -> list[Matrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
@@ -206,7 +241,9 @@ class CudaDecoder:
             cos, sin = rope_tables(config, *key, max_context + 1)
             ropes[key] = cos.to(self.device), sin.to(self.device)
         self.embedding = self._pack(weights, "embed")
-        self.layers = [self._layer(weights, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)]
+        self.layers = [
+            self._layer(weights, index, *ropes[layer_rope(config, index)]) for index in range(config.num_layers)
+        ]
         self.norm = self._vector(weights, "norm")
         self.head = self.embedding if config.tied_head else self._pack(weights, "head")
 
@@ -274,7 +311,7 @@ class CudaForward:
             row_starts=batch.row_starts.to(device),
             page_table=batch.page_table.clamp(min=0).to(device),
             seats=len(starts) - 1,
-            max_rows=max(stop - start for start, stop in zip(starts, starts[1:], strict=False)),
+            max_rows=max(stop - start for start, stop in pairwise(starts)),
             max_context=min(int(batch.positions.max()) + 1, batch.page_table.shape[1] * PAGE_SIZE),
             bases=batch.bases.to(device) if batch.tails is not None else None,
             tails=batch.tails.to(device) if batch.tails is not None else None,

@@ -18,6 +18,7 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,7 +146,7 @@ class CudaRounds:
     def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
         if self._state.device.type != "cuda":
             return None, None
-        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        return _event(), _event()
 
     def _apply_changes(self) -> None:
         if self._changes:
@@ -290,7 +291,7 @@ class _Round:
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(STEPS_ALOFT))
         self._last: Sequence[Seat] | None = None
 
-    def capture(self, pool: tuple[int, int] | None) -> None:
+    def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer is there, then record."""
         self._run()
         torch.cuda.synchronize()
@@ -419,6 +420,10 @@ class _Round:
     def _stamp(self, index: int) -> None:
         if self._stamps is not None and self._stamps.is_cuda:
             stamp(self._stamps, index, pdl=self._pdl)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

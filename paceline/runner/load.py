@@ -1,28 +1,39 @@
 """From a model's name to something that runs: which Forward, and why that one.
 
-Integer weights run as one compiled program; where no compiler can be had, or the kernels do not know the shape, they
-are dequantised and run in torch. Float weights (fp32, bf16, fp8) always run in torch, those of 8 bits as float32.
+On a CPU integer weights run as one compiled program; where no compiler can be had, or the kernels do not know the
+shape, they are dequantised and run in torch. Float weights (fp32, bf16, fp8) always run in torch there, those of 8 bits
+as float32. On a CUDA device every format has its kernels; activations are bfloat16.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OutOfMemory, UnsupportedModel
+from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
 from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
-from paceline.models.weights import Format, Progress, Weight, weight_bytes
+from paceline.models.shapes import random_weights, shape_config
+from paceline.models.weights import Format, Progress, Weight, in_format, resolve_format, weight_bytes
 from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.eager import EagerForward
 from paceline.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from paceline.runner.cuda import CudaDecoder
+
 logger = logging.getLogger(__name__)
+DEVICES = ("auto", "cpu", "cuda")
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +42,20 @@ class ReadyModel:
 
     name: str
     model: LoadedModel
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: a shape with random weights
     compiled: bool
     why: str  # this way of running
+    decoder: CudaDecoder | None = None  # has the weights, on a CUDA device
+    kv_format: str = "bf16"  # there; on a CPU keys and values have the one of its kernels
     pass_bytes: int = field(init=False)  # of weights that a forward pass reads; counted before a Forward has them
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pass_bytes", _pass_bytes(self.model, compiled=self.compiled))
+        bytes = self.decoder.weight_bytes if self.decoder else _pass_bytes(self.model, compiled=self.compiled)
+        object.__setattr__(self, "pass_bytes", bytes)
+
+    @property
+    def device(self) -> str:
+        return str(self.decoder.device) if self.decoder else "cpu"
 
     @property
     def page_bytes(self) -> int:
@@ -46,11 +64,23 @@ class ReadyModel:
         if self.compiled:
             return kv_bytes_per_page(config)
         slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        return PAGE_SIZE * slot * _dtype(self.model).itemsize
+        dtype = KV_DTYPES[self.kv_format] if self.decoder else _dtype(self.model)
+        return PAGE_SIZE * slot * dtype.itemsize
+
+    def profile(self, rows: int, outs: int) -> None:
+        """Run the largest pass there will be, so that what is free afterwards may be used."""
+        if self.decoder is not None:
+            with _memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
+                self.decoder.profile(rows, outs)
 
     def forward(self, *, num_pages: int, threads: int | None, max_context: int) -> Forward:
         """Builds the Forward; the weights are handed over to it."""
         config, weights = self.model.config, self.model.weights
+        if self.decoder is not None:
+            from paceline.runner.cuda import CudaForward, new_kv
+
+            dtype, device = KV_DTYPES[self.kv_format], self.decoder.device
+            return CudaForward(self.decoder, new_kv(config, num_pages=num_pages, dtype=dtype, device=device))
         try:
             if self.compiled:
                 # What torch does between passes is small, and its idle threads would spin on the kernels' cores.
@@ -71,12 +101,83 @@ class ReadyModel:
             ) from error
 
 
-def read_model(name: str, *, format: Format = "auto", progress: Progress | None = None) -> ReadyModel:
-    model = load_model(name, format=format, progress=progress)
-    is_gguf = model.kind == "gguf"
-    tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
+def choose_device(name: str) -> str:
+    """cpu or cuda, for what a user calls a device."""
+    there = torch.cuda.is_available()
+    if name not in DEVICES:
+        raise UnknownOption("device", name, DEVICES)
+    if name == "cuda" and not there:
+        raise InvalidRequest("torch finds no CUDA device; use device cpu")
+    return name if name != "auto" else "cuda" if there else "cpu"
+
+
+def read_model(
+    name: str,
+    *,
+    format: Format = "auto",
+    device: str = "cpu",
+    kv_format: str = "bf16",
+    progress: Progress | None = None,
+) -> ReadyModel:
+    with _memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
+        model = load_model(name, format=format, device=device, progress=progress)
+        is_gguf = model.kind == "gguf"
+        tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
+        return _ready(name, model, tokenizer, device, kv_format)
+
+
+def ready_shape(
+    name: str, *, format: Format = "auto", device: str = "cpu", kv_format: str = "bf16", seed: int = 0
+) -> ReadyModel:
+    """A model of a known shape with random weights, for measurements; it has no tokenizer."""
+    config = shape_config(name)
+    format = resolve_format(format, quantised=False, device=device)
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    with _memory_for(f"random weights of {name}", "choose a smaller format such as fp8 or int4"):
+        drawn = random_weights(config, device=device, dtype=dtype, seed=seed)
+        weights = {canonical: in_format(weight, canonical, format=format) for canonical, weight in drawn}
+        model = LoadedModel(kind="hf", path=Path(name), config=config, weights=weights, metadata={}, generation={})
+        return _ready(name, model, None, device, kv_format)
+
+
+def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: str, kv_format: str) -> ReadyModel:
+    if torch.device(device).type == "cuda":
+        kinds = sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)})
+        decoder = _cuda_decoder(model, device)
+        why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
+        return ReadyModel(name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format)
     compiled, why = _choose(model)
     return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why)
+
+
+def _cuda_decoder(model: LoadedModel, device: str) -> CudaDecoder:
+    try:
+        from paceline.runner.cuda import CudaDecoder
+    except ModuleNotFoundError as error:
+        raise UnsupportedModel("a CUDA device needs Triton: pip install triton, or use device cpu") from error
+    return CudaDecoder(model.config, model.weights, max_context=model.config.max_context, device=device)
+
+
+def _kind(weight: Weight) -> str:
+    if isinstance(weight, Tensor):
+        return "bf16"
+    return "fp8" if isinstance(weight, Float8) else f"{weight.bits}-bit"
+
+
+def _is_vector(weight: Weight) -> bool:
+    return isinstance(weight, Tensor) and weight.dim() == 1
+
+
+@contextmanager
+def _memory_for(what: str, advice: str) -> Iterator[None]:
+    """Says what did not fit on a CUDA device, and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise OutOfMemory(
+            f"no memory for {what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on the device; {advice}"
+        ) from error
 
 
 def _choose(model: LoadedModel) -> tuple[bool, str]:

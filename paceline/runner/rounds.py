@@ -91,7 +91,7 @@ class Rounds(Protocol):
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats. `drafter` reads and drafts; no sequence of the
         step can get longer than `context`. A seat that drafts with a reader has had all positions read by it but the
-        last two committed ones, which every first pass of a draft reads anyway; its length, draft and one token more
+        last two committed ones, which a reader's first pass reads anyway; its length, draft and one token more
         fit into the context. A plain seat may already stand at the last position of the context."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
@@ -125,7 +125,9 @@ class PortableRounds:
     ) -> None:
         self._drafters = dict(drafters or {})
         self.drafters: Collection[str] = self._drafters.keys()
-        self.readers: Collection[str] = [name for name, by in self._drafters.items() if not isinstance(by, Lookup)]
+        self.readers: Collection[str] = [
+            name for name, by in self._drafters.items() if not isinstance(by, Lookup) and by.kv is not forward.kv
+        ]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._forward = forward
@@ -200,9 +202,10 @@ class PortableRounds:
         return limits
 
     def _guess(self, model: Forward, lanes: Sequence[int], turn: int) -> None:
-        """One more token for each lane. The first pass reads the last two committed tokens: after a draft that was
-        accepted to its end the last drafted one has not been read."""
-        seats, count = self._ints(lanes), 2 if turn == 0 else 1
+        """One more token for each lane. A drafter with its own KV memory reads the last two committed tokens first:
+        after a draft that was accepted to its end it has not read the last one. One that shares the target's leaves
+        its own keys and values there, and verification writes over all of them."""
+        seats, count = self._ints(lanes), 2 if turn == 0 and model.kv is not self._forward.kv else 1
         batch, _ = self._seat_rows(seats, [count] * len(lanes), first=turn - count)
         last = batch.row_starts[1:] - 1
         logits = self._in_target_vocabulary(self._run(model, replace(batch, logit_rows=last)).logits)

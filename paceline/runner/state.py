@@ -31,7 +31,7 @@ class DeviceState:
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
         sizes = [2 * count, count, count, count, count, count, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        places = self.memory.split(sizes)
+        places = self.memory.split_with_sizes(sizes)
         # What is asked of sampling, as sampling.py means it; each [lanes + 1].
         self.seed = places[0].view(torch.int64)  # the bits of the unsigned seed
         self.inverse_temperature = places[1].view(torch.float32)  # 0: greedy
@@ -47,7 +47,7 @@ class DeviceState:
 
 
 class Changes:
-    """What the host wants written to a DeviceState, as places in its memory and values, later ones over earlier ones."""
+    """What the host wants written to a DeviceState: places in its memory and values, later ones over earlier ones."""
 
     def __init__(self, state: DeviceState, *, vocab_size: int) -> None:
         self._state = state
@@ -65,10 +65,14 @@ class Changes:
         self._add(state.pages, lane, 0, np.full(state.pages.shape[1], state.scratch_page))
         self._add(state.top_k, lane, 0, [min(params.top_k, self._vocab_size)])
         heat = 0.0 if sampler.greedy else 1.0 / params.temperature
-        for tensor, value in ((state.inverse_temperature, heat), (state.top_p, params.top_p), (state.min_p, params.min_p)):
+        for tensor, value in (
+            (state.inverse_temperature, heat),
+            (state.top_p, params.top_p),
+            (state.min_p, params.min_p),
+        ):
             self._add(tensor, lane, 0, np.array([value], dtype=np.float32).view(np.int32))
         seed = np.array([sampler.seed], dtype=np.uint64).view(np.int32)
-        first = state.seed.storage_offset() * 2 + 2 * lane  # in units of the memory: a seed takes two
+        first = 2 * (int(state.seed.storage_offset()) + lane)  # in units of the memory: a seed takes two
         self._pieces.append((first + np.arange(2), seed))
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
@@ -85,5 +89,5 @@ class Changes:
     def _add(self, tensor: Tensor, lane: int, first: int, values: Sequence[int] | np.ndarray) -> None:
         width = tensor.shape[1] if tensor.dim() == 2 else 1
         assert first + len(values) <= width, f"{len(values)} values from {first} on in a lane of {width}"
-        start = tensor.storage_offset() + lane * width + first
+        start = int(tensor.storage_offset()) + lane * width + first
         self._pieces.append((start + np.arange(len(values)), np.asarray(values, dtype=np.int32)))

@@ -19,6 +19,7 @@ ENGINE: dict[str, tuple[str, Any]] = {
     "max_step_tokens": ("48", 48),
     "max_context": ("77", 77),
     "kv_memory": ("1.5G", 3 << 29),
+    "kv_format": ("fp8", "fp8"),
     "prefix_cache": ("", False),
     "measure_cost": ("", False),
     "max_draft": ("5", 5),

@@ -13,7 +13,14 @@ from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, Vocabu
 from tests.odd_drafters import Silent
 from tests.rig import tiny_tokenizer
 
-TARGET: Any = SimpleNamespace(name="target", tokenizer=tiny_tokenizer(), compiled=True)
+
+def a_target(tokenizer: Any, *, compiled: bool = True) -> Any:
+    return SimpleNamespace(
+        name="target", tokenizer=tokenizer, compiled=compiled, device="cpu", kv_format="bf16", decoder=None
+    )
+
+
+TARGET: Any = a_target(tiny_tokenizer())
 
 
 def test_ngram_with_options() -> None:
@@ -55,8 +62,8 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
-    monkeypatch.setattr(registry, "read_model", lambda name, **_: SimpleNamespace(tokenizer=tokenizer))
-    target: Any = SimpleNamespace(name="target", tokenizer=tokenizer, compiled=True)
+    monkeypatch.setattr(registry, "read_model", lambda name, **_: SimpleNamespace(name=name, tokenizer=tokenizer))
+    target = a_target(tokenizer)
     with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
         registry.recipe("model:small", target)
 
@@ -72,11 +79,18 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready: Any = SimpleNamespace(tokenizer=tiny_tokenizer(), page_bytes=77)
+    ready: Any = SimpleNamespace(tokenizer=tiny_tokenizer(), page_bytes=77, profile=None)
     read = []
     monkeypatch.setattr(registry, "read_model", lambda name, format, **_: read.append((name, format)) or ready)
     for words in ("small", "model:small", "model:small,format=native,max_draft=3"):
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
-    registry.recipe("small", SimpleNamespace(name="target", tokenizer=tiny_tokenizer(), compiled=False))  # type: ignore[arg-type]
+    registry.recipe("small", a_target(tiny_tokenizer(), compiled=False))
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
+
+
+def test_the_target_itself_needs_a_gpu() -> None:
+    with pytest.raises(InvalidRequest, match=r"needs a GPU; on a CPU take model:target"):
+        registry.recipe("self", TARGET)
+    with pytest.raises(UnknownOption, match="format of the self drafter"):
+        registry.recipe("self:int3", TARGET)

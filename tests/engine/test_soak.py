@@ -11,7 +11,7 @@ import pytest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import CONTEXT, FLOWN, RIGS, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
+from tests.rig import CONTEXT, FLOWN, RIGS, SELF, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
 
 Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}
@@ -99,7 +99,7 @@ def flying(random: Random, request: Request) -> Request:
     params = request.sampling
     kept = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "n")}
     ends = {name: getattr(params, name) for name in ("max_tokens", "stop_ids")}
-    name = str(random.choice([*FLOWN]))
+    name = str(random.choice([*FLOWN, *SELF]))
     rule = Rule.COUPLED
     speculation = replace(request.speculation, drafter=name, rule=rule) if request.speculation.enabled else OFF
     return replace(request, sampling=SamplingParams(**kept, **ends), speculation=speculation)
@@ -116,7 +116,7 @@ def test_soak(seed: int) -> None:
 def test_soak_with_a_device(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [flying(random, some_request(random, str(i))) for i in range(10)]
-    rig = soak(random, asked, {"flown": FLOWN})
+    rig = soak(random, asked, {"flown": {**FLOWN, **SELF}})
     assert rig.rounds is not None
     assert rig.rounds.launches > 20
 

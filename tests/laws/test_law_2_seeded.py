@@ -11,8 +11,10 @@ import pytest
 
 from paceline.types import Request, Rule, SamplingParams
 from tests.laws import under_law
-from tests.rig import BACKENDS, FLOWN, RIGS, build, prompt, run, tokens_of
+from tests.rig import BACKENDS, FLOWN, RIGS, SELF, build, prompt, run, tokens_of
 
+ON_A_DEVICE = [(name, backend) for name in FLOWN for backend in ("toy", "compiled")]
+ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
 WITH_PROBS = {*RIGS["model"], "sure-chain"}
 
 
@@ -46,10 +48,9 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     assert rig.engine.stats.accepted > 0
 
 
-@pytest.mark.parametrize("backend", ["toy", "compiled"])
-@pytest.mark.parametrize("name", FLOWN)
+@pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)
 def test_each_drafter_on_a_device(name: str, backend: str) -> None:
-    rig = build(backend, flown={name: FLOWN[name]})
+    rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
     told = run(rig, under_law.flying_requests("sampled"))
     assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "sampled"))
     assert rig.rounds is not None

@@ -16,7 +16,7 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import BACKENDS, CONTEXT, FLOWN, RIGS, TARGET, Key, Rig, Run, Told, build, run, tokens_of
+from tests.rig import BACKENDS, CONTEXT, FLOWN, RIGS, SELF, TARGET, Key, Rig, Run, Told, build, run, tokens_of
 
 WALKS = ("chain", "tree", "bushy-tree", "noisy")
 
@@ -90,10 +90,12 @@ def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) ->
         assert_remembered(rig, backend, asked, told)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["noisy", "ngram"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [*((backend, name) for backend in BACKENDS for name in ("noisy", "ngram")), ("toy", "self"), ("eager", "self")],
+)
 def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) -> None:
-    rig = build(backend, flown={name: FLOWN[name]})
+    rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
     asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.flying_requests("sampled"))]
     asked = [replace(r, sampling=replace(r.sampling, stop_ids=())) for r in asked]
     going = Run(rig)

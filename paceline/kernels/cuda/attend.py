@@ -17,8 +17,6 @@ takes whole splits, in turns; where blocks alone fill the device it takes all sp
 The program of a block that finishes last merges what the others left in scratch memory: one launch is enough.
 """
 
-# ruff: noqa: N803, N806 - constants of a kernel are upper case
-
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """The device's own clock, read between kernels, so that the parts of a graph can be told apart."""
 
-# ruff: noqa: N803 - constants of a kernel are upper case
-
 from __future__ import annotations
 
 import triton

@@ -11,13 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise
+from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise, quantise, quantise_fp8
 
 FLOAT, CHANNEL, GROUPED, NIBBLES, FLOAT8 = 0, 1, 2, 3, 4
 
@@ -57,6 +57,21 @@ def pack(
     q, scale, minimum, format = _join(weights, dtype=dtype, device=device)
     return Matrix(
         q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, minimum=minimum, bias=bias
+    )
+
+
+def requantise(matrix: Matrix, format: str) -> Matrix:
+    """The same matrix as "int8", "fp8" or "int4"; one that already has fewer bits than floats stays as it is."""
+    if matrix.format != FLOAT:
+        return matrix
+    makers: dict[str, Callable[[Tensor], Quantised | Float8]] = {
+        "int8": lambda weight: quantise(weight, bits=8),
+        "fp8": quantise_fp8,
+        "int4": lambda weight: quantise(weight, bits=4, group=GROUP),
+    }
+    biases = [] if matrix.bias is None else [matrix.bias]
+    return pack(
+        [makers[format](matrix.q)], parts=matrix.parts, biases=biases, dtype=matrix.q.dtype, device=matrix.q.device
     )
 
 

@@ -12,8 +12,6 @@ on that side. Beyond a few rows the library's products are faster: they are take
 is checked on random numbers, once for each matrix shape and number of rows.
 """
 
-# ruff: noqa: N803 - constants of a kernel are upper case
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -68,14 +66,22 @@ class Tiles:
             return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
         if rows <= 16:
-            inputs, stages = ((128, 4), (128, 4), (128, 3), (128, 4))[crowd] if gated else ((256, 3), (128, 4), (64, 4), (128, 4))[crowd]
+            inputs, stages = (
+                ((128, 4), (128, 4), (128, 3), (128, 4))[crowd]
+                if gated
+                else ((256, 3), (128, 4), (64, 4), (128, 4))[crowd]
+            )
         else:
-            inputs, stages = ((128, 4), (128, 4), (64, 4), (64, 4))[crowd] if gated else ((128, 5), (128, 3), (64, 4), (128, 3))[crowd]
+            inputs, stages = (
+                ((128, 4), (128, 4), (64, 4), (64, 4))[crowd]
+                if gated
+                else ((128, 5), (128, 3), (64, 4), (128, 3))[crowd]
+            )
         return cls(rows=_power(rows), inputs=inputs, stages=stages)
 
 
 def _power(rows: int) -> int:
-    return min(max(triton.next_power_of_2(rows), 16), FEW_ROWS)
+    return int(min(max(triton.next_power_of_2(rows), 16), FEW_ROWS))
 
 
 class Products:
@@ -128,18 +134,18 @@ class Products:
     ) -> None:
         rows, outputs = len(x), matrix.outputs
         if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
-            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)  # type: ignore[call-overload]
+            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
             return
         wide = activation == 0 or matrix.bias is not None  # the gate is rounded before it is applied
         sums = self._temporary("sums", (matrix.parts, rows, outputs), torch.float32 if wide else x.dtype)
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
-                torch.mm(left, right.T, out_dtype=sums.dtype, out=sums[part])  # type: ignore[call-overload]
+                torch.mm(left, right.T, out_dtype=sums.dtype, out=sums[part])
         else:
             left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
             right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)
-            torch.bmm(left, right, out_dtype=sums.dtype, out=sums)  # type: ignore[call-overload]
+            torch.bmm(left, right, out_dtype=sums.dtype, out=sums)
         finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
 
     def _temporary(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

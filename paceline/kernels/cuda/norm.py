@@ -3,8 +3,6 @@
 One program a row, in float32 and rounded once, so a row never depends on others.
 """
 
-# ruff: noqa: N803 - constants of a kernel are upper case
-
 from __future__ import annotations
 
 from typing import Any

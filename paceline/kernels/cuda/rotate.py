@@ -9,8 +9,6 @@ A program takes one row and HEADS_EACH adjacent heads of whatever kind, so that 
 computed in float32 and rounded where `kernels.reference` rounds: after the norm and after the rotation.
 """
 
-# ruff: noqa: N803 - constants of a kernel are upper case
-
 from __future__ import annotations
 
 import triton

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -77,7 +79,7 @@ def test_bits_of_a_row_depend_on_nothing_else(device: torch.device, dtype: torch
     for cuts in ((0, 100), (0, 7, 71, 100), (0, 60, *range(61, 101))):
         forward, _ = forwards(CONFIGS["two-layers"], "mixed", device, dtype)
         logits = []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             works = [(TOKENS, start, stop, PAGES)] + ([(TOKENS, 0, 9, OTHER)] if start else [])
             logits.append(forward(rows_of(*works)).logits[: stop - start])
         whole = torch.cat(logits)
