@@ -185,6 +185,8 @@ def drafter_words(setup: Setup) -> str:
     """The drafter as the registry wants it named; words of its own go there as they are."""
     name = setup.drafter or ""
     if name.partition(":")[0] in REGISTRY:
+        if setup.drafter_format is not None:
+            raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
         return name
     options = f"max_draft={setup.draft},min_confidence=0"  # no draft ends early
     if setup.drafter_format is not None:

@@ -128,6 +128,11 @@ def test_how_a_drafter_is_named(drafter: str, format: Any, words: str) -> None:
     assert bench.drafter_words(replace(SETUP, drafter=drafter, drafter_format=format)) == words
 
 
+def test_a_format_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="drafter-format is for a model"):
+        bench.drafter_words(replace(SETUP, drafter="ngram", drafter_format="int4"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
