@@ -67,9 +67,9 @@ class Governor:
     def _useful(self, sequence: Sequence) -> int:
         """The longest draft that could matter: a round gives one token more than it accepts, so the last token allowed
         never needs a draft. With steps in the air, one that matters if they bring as little as they can, and that
-        stays inside the context if they bring all."""
-        ahead = len(sequence.tokens) + sequence.air.sure + 1
-        return min(sequence.max_length - ahead, self._max_context - sequence.longest - 1)
+        stays inside the lane, which has room for a draft beyond the context, if they bring all."""
+        needed = sequence.max_length - len(sequence.tokens) - sequence.air.sure - 1
+        return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
         limits = [self._drafters[drafter].max_draft] if drafter in self._drafters else []

@@ -91,8 +91,10 @@ class Rounds(Protocol):
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats. `drafter` reads and drafts; no sequence of the
         step can get longer than `context`. A seat that drafts with a reader has had all positions read by it but the
-        last two committed ones, which a reader's first pass reads anyway; its length, draft and one token more
-        fit into the context. A plain seat may already stand at the last position of the context."""
+        last two committed ones, which a reader's first pass reads anyway.
+
+        Where a sequence has ended in the air, its length and draft may go beyond the context, by `max_draft` + 1 tokens
+        at most: lanes have that much room, and what a model makes of those positions is never heard."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step, each once and in order: chunks (None where nothing was drawn), seats, times."""

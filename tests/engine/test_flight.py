@@ -266,12 +266,20 @@ def test_drafters_take_turns() -> None:
     assert good.rounds < good.steps - 2, "it never went plain"
 
 
-def test_no_draft_leaves_the_context() -> None:
-    """A step in the air may bring more than was foreseen: the next must still fit."""
-    rig = build("toy", flown=GOOD, max_context=40)
-    told: Told = run(rig, [ask(tokens=100)])["a", 0]
-    assert (told.finish, len(told.tokens)) == (Finish.LENGTH, 31)
-    assert rig.engine.stats.wasted <= 1
+@pytest.mark.parametrize("draft", [1, 3, 8])
+def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
+    """A step in the air may bring more than was foreseen: then the next goes beyond the end, but not far."""
+    for context in range(36, 44):
+        options: dict[str, Any] = {"fixed_draft": True, "max_draft": draft, "max_context": context}
+        rig = build("toy", flown=GOOD, **options)
+        told: Told = run(rig, [ask(tokens=100)])["a", 0]
+        assert (told.finish, len(told.tokens)) == (Finish.LENGTH, context - 9)
+        assert told.tokens == run(build("toy"), [ask(tokens=context - 9)])["a", 0].tokens
+        assert rig.engine.stats.wasted <= 1
+        state = rounds_of(rig)._state
+        assert int(state.lengths.max()) <= context + draft + 2 == state.tokens.shape[1]
+        asked = [seat.max_draft for seats in rounds_of(rig).seats for seat in seats]
+        assert set(asked[:-2]) == {draft}, "drafts got shorter before the end"
 
 
 def test_fixed_drafts() -> None:
