@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ from paceline.types import (
 from tests.toy import ToyForward
 
 BACKENDS = ("toy", "compiled", "eager")
+ON_GPU = "PACELINE_GPU" in os.environ
 VOCAB = 97
 CONTEXT = 160
 
@@ -84,6 +86,8 @@ class Model:
             )
         if backend == "eager":
             return EagerForward(self.config, self.weights, num_pages=num_pages)
+        if backend == "cuda":
+            return cuda_forward(self, num_pages=num_pages)
         quantised = {name: quantise(w) if w.dim() == 2 else w for name, w in self.weights.items()}
         return CompiledForward(self.config, quantised, num_pages=num_pages, threads=1)
 
@@ -108,6 +112,17 @@ class Model:
     def weights(self) -> dict[str, torch.Tensor]:
         own, other = (_random_weights(self.config, seed) for seed in (self.seed, self.seed + 1000))
         return {name: weight + self.noise * other[name] for name, weight in own.items()}
+
+
+def cuda_forward(model: Model, *, num_pages: int, kv: Any = None) -> Forward:
+    """The kernels for GPUs: on one, or by Triton's interpreter."""
+    from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv
+
+    device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
+    decoder = CudaDecoder(
+        model.config, dict(model.weights), max_context=CONTEXT + 32, dtype=dtype, device=device, pdl=ON_GPU
+    )
+    return CudaForward(decoder, kv or new_kv(model.config, num_pages=num_pages, dtype=dtype, device=device))
 
 
 def _random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -189,6 +204,8 @@ class Itself:
     noise: float = 0.05
 
     def forward(self, target: Forward) -> Forward:
+        if not isinstance(target, (ToyForward, EagerForward)):
+            return cuda_forward(replace(TARGET, noise=self.noise), num_pages=1, kv=target.kv)
         copy = replace(TARGET, noise=self.noise).forward(
             "toy" if isinstance(target, ToyForward) else "eager", num_pages=1
         )
@@ -278,13 +295,21 @@ class Rig:
     forward: Forward
     lanes: Lanes
     cache: KVCache
-    rounds: WatchedRounds | None = None
+    rounds: Any = None
 
 
 def _device_drafter(by: Flown, backend: str, target: Forward) -> Forward | Lookup:
     if isinstance(by, Lookup):
         return by
     return by.forward(target) if isinstance(by, Itself) else by.forward(backend, num_pages=target.kv.num_pages)
+
+
+def _rounds(forward: Forward, backend: str, *, config: EngineConfig, **options: Any) -> Any:
+    if backend == "cuda":
+        from paceline.runner.cuda_rounds import CudaRounds
+
+        return CudaRounds(forward, max_draft=config.max_draft, graphs=ON_GPU, **options)  # type: ignore[arg-type]
+    return WatchedRounds(forward, max_draft=config.max_draft, **options)
 
 
 def build(
@@ -319,14 +344,11 @@ def build(
         name: Guard(make(setting, backend), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, make in (drafters or {}).items()
     }
-    rounds = None
+    rounds: Any = None
     if flown is not None:
-        rounds = WatchedRounds(
-            forward,
-            lanes=config.max_sequences,
-            max_context=max_context,
-            max_draft=config.max_draft,
-            drafters={name: _device_drafter(by, backend, forward) for name, by in flown.items()},
+        by = {name: _device_drafter(by, backend, forward) for name, by in flown.items()}
+        rounds = _rounds(
+            forward, backend, lanes=config.max_sequences, max_context=max_context, drafters=by, config=config
         )
         rounds.cache = cache
     engine = Engine(

@@ -228,10 +228,11 @@ class CudaDecoder:
         self.products(x, matrix, out, residual=residual, activation=activation)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[rows, columns] of memory that keeps its address for as many rows, up to the next power of two."""
+        """[rows, columns] of memory that keeps its address for as many rows, up to the next power of two. It begins as
+        zeros: attention skips rows that only pad a pass, and what they hold is multiplied all the same."""
         size = 1 << max(rows - 1, 0).bit_length()
         if (name, size) not in self._buffers:
-            self._buffers[name, size] = torch.empty((size, columns), dtype=dtype or self.dtype, device=self.device)
+            self._buffers[name, size] = torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device)
         return self._buffers[name, size][:rows]
 
     def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:

@@ -1,0 +1,53 @@
+"""The laws over rounds of CUDA kernels: few and short requests by the interpreter, all of them on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from paceline.types import Request
+from tests.laws import under_law
+from tests.rig import FLOWN, ON_GPU, SELF, Flown, Key, Told, build, plain, run, tokens_of
+
+DRAFTERS: Mapping[str, Flown] = {"ngram": FLOWN["ngram"], "noisy": FLOWN["noisy"], "wide": FLOWN["wide"], **SELF}
+PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
+if not ON_GPU:
+    PAIRS = [("ngram", "sampled"), ("noisy", "greedy"), ("self", "sampled")]
+COUNT = 9 if ON_GPU else 2
+
+
+def requests(law: str) -> list[Request]:
+    asked = under_law.flying_requests(law, count=COUNT)
+    if ON_GPU:
+        return asked
+    return [replace(one, prompt=one.prompt[:9], sampling=replace(one.sampling, max_tokens=5, n=1)) for one in asked]
+
+
+@functools.cache
+def plain_answers(law: str) -> dict[Key, Told]:
+    return run(build("cuda", flown={}), plain(requests(law)))
+
+
+@pytest.mark.parametrize(("name", "law"), PAIRS)
+def test_same_text_whoever_drafts(name: str, law: str) -> None:
+    rig = build("cuda", flown={name: DRAFTERS[name]})
+    assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
+    assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")
+@pytest.mark.parametrize("options", [{"max_step_tokens": 7}, {"num_pages": 14}, {"prefix_cache": False}])
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+def test_same_text_under_pressure(options: Mapping[str, int], law: str) -> None:
+    rig = build("cuda", flown={"noisy": FLOWN["noisy"]}, **options)
+    assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+def test_steps_on_the_host_give_the_same_text(law: str) -> None:
+    """Without a device's steps: passes one by one, sampling on the host."""
+    assert tokens_of(run(build("cuda"), plain(requests(law)))) == tokens_of(plain_answers(law))
