@@ -27,6 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from paceline.kernels.cuda.formats import FLOAT, GROUPED, Matrix
 
 FEW_ROWS = 64  # up to here the matrix is read at memory speed
+MORE_ROWS = 128  # up to here parts are summed by programs of their own
 UNIT = 256  # parts of K are multiples of it
 OUTPUTS = 64  # of a tile
 PROCESSORS = 132  # multiprocessors that parts are chosen for; another device works, perhaps less evenly
@@ -91,7 +92,7 @@ class Products:
         """`matrices`: those it will meet."""
         self.pdl = pdl
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
-        self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
+        self.partial = torch.empty(MORE_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
         self._descriptors: dict[tuple[int, ...], Any] = {}
         self._agrees: dict[tuple[int, ...], bool] = {}  # whether the library gives our bits, by shape
@@ -173,7 +174,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = matrix.parts > 1 and rows <= FEW_ROWS  # parts by different programs
+        spread = matrix.parts > 1 and rows <= MORE_ROWS  # parts by different programs
         grid = (triton.cdiv(outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows), matrix.parts if spread else 1)
         weight, source = matrix.q, x
         if tiles.descriptors:
