@@ -25,7 +25,7 @@ from paceline.kernels.cuda.attend import Attention, block_for
 from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
-from paceline.kernels.cuda.norm import add_norm, embed, norm
+from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
@@ -215,6 +215,10 @@ class CudaDecoder:
         """x += the branch that ends in `matrix`; y = norm of x for whatever follows."""
         eps = self.config.norm_eps
         if post is None:
+            sums = self.products.sums(source, matrix)
+            if sums is not None:
+                finish_norm(sums, matrix.bias, x, following, y, eps=eps, pdl=self.pdl)
+                return
             self._product(source, matrix, x, residual=x)
             norm(x, following, y, eps=eps, pdl=self.pdl)
         else:

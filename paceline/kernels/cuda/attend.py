@@ -3,7 +3,7 @@
 A program takes a block of adjacent rows of one sequence with all query heads that share a KV head: together they are
 the rows of its products. Positions are cut into tiles, and tiles make splits:
 
-    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      64 positions a tile, 32 where heads are wide
+    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      64 positions a tile, by the size of a head
     splits        ┃           0            ┃         1            8 tiles a split
 
 Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, and then those of
@@ -45,12 +45,9 @@ class Attention:
         tiles: int = TILES,
         fill: int = FILL,
         warps: int = 4,
-        stages: int = 5,
+        stages: int = 2,
     ) -> None:
-        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time.
-
-        Of 5 stages the compiler makes two tiles in flight: it takes two more to find their pages ahead of them.
-        """
+        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time."""
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
@@ -132,7 +129,7 @@ class Attention:
             SOLO=programs == 1 and unit > tile,
             PDL=pdl,
             num_warps=self.warps if block_m < 64 else 2 * self.warps,
-            num_stages=self.stages if keys.element_size() <= 2 else 2,  # of wide elements one tile is enough
+            num_stages=self.stages,
             launch_pdl=pdl,
         )
         return out
@@ -164,7 +161,7 @@ class Attention:
 
 def tile_for(head_dim: int) -> int:
     """Positions of a tile, so that its keys and values of 16 bits take 32 KiB."""
-    return 64 if head_dim <= 128 else 32
+    return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
 
 
 def block_for(group: int, max_rows: int, *, most: int = 32) -> int:

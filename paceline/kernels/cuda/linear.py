@@ -14,6 +14,7 @@ is checked on random numbers, once for each matrix shape and number of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,7 +97,7 @@ class Products:
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
         self._descriptors: dict[tuple[int, ...], Any] = {}
         self._agrees: dict[tuple[int, ...], bool] = {}  # whether the library gives our bits, by shape
-        self._scratch: dict[tuple[object, ...], Tensor] = {}
+        self._scratch: dict[int, Tensor] = {}
 
     def __call__(
         self,
@@ -130,15 +131,25 @@ class Products:
             self._agrees[key] = torch.equal(mine, other)
         return self._agrees[key]
 
+    def sums(self, x: Tensor, matrix: Matrix) -> Tensor | None:
+        """The parts of the product, float32 [parts, rows, outputs], where the library makes them; see `finish`."""
+        if len(x) <= FEW_ROWS or not self._library_agrees(len(x), matrix, x.dtype):
+            return None
+        return self._library_sums(x, matrix, torch.float32)
+
     def _by_library(
         self, x: Tensor, matrix: Matrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
     ) -> None:
-        rows, outputs = len(x), matrix.outputs
         if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
             torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
             return
         wide = activation == 0 or matrix.bias is not None  # the gate is rounded before it is applied
-        sums = self._temporary("sums", (matrix.parts, rows, outputs), torch.float32 if wide else x.dtype)
+        sums = self._library_sums(x, matrix, torch.float32 if wide else x.dtype)
+        finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+
+    def _library_sums(self, x: Tensor, matrix: Matrix, dtype: torch.dtype) -> Tensor:
+        rows, outputs = len(x), matrix.outputs
+        sums = self._temporary((matrix.parts, rows, outputs), dtype)
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
@@ -147,12 +158,15 @@ class Products:
             left = x.view(rows, matrix.parts, -1).transpose(0, 1)  # [parts, rows, inputs of a part]
             right = matrix.q.view(outputs, matrix.parts, -1).permute(1, 2, 0)
             torch.bmm(left, right, out_dtype=sums.dtype, out=sums)
-        finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+        return sums
 
-    def _temporary(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if (name, shape, dtype) not in self._scratch:
-            self._scratch[name, shape, dtype] = torch.empty(shape, dtype=dtype, device=self.partial.device)
-        return self._scratch[name, shape, dtype]
+    def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that keeps its address, shared by all products of as many bytes up to the next power of two."""
+        bytes = math.prod(shape) * dtype.itemsize
+        size = 1 << (bytes - 1).bit_length()
+        if size not in self._scratch:
+            self._scratch[size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
+        return self._scratch[size][:bytes].view(dtype).view(shape)
 
     def _by_tiles(
         self,

@@ -49,6 +49,30 @@ def add_norm(
     _norm_rows(x, branch, branch_weight, weight, out, eps=eps, branch=True, pdl=pdl)
 
 
+def finish_norm(
+    sums: Tensor, bias: Tensor | None, x: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False
+) -> None:
+    """x += the product whose parts are `sums` [parts, rows, hidden], in place; out = rms_norm(x) · weight."""
+    rows, hidden = x.shape
+    width = triton.next_power_of_2(hidden)
+    _finish_norm[(rows,)](
+        sums,
+        weight if bias is None else bias,
+        x,
+        weight,
+        out,
+        rows * hidden,
+        hidden,
+        eps,
+        WIDTH=width,
+        PARTS=len(sums),
+        BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=_warps(width),
+        **_launch(pdl),
+    )
+
+
 def _norm_rows(
     x: Tensor, added: Tensor, added_weight: Tensor, weight: Tensor, out: Tensor, *, eps: float, branch: bool, pdl: bool
 ) -> None:
@@ -138,6 +162,41 @@ def _norm(
         branch *= tl.load(added_weight + k, mask=known, other=0.0)
         value = (value.to(tl.float32) + branch.to(value.dtype).to(tl.float32)).to(value.dtype)
         tl.store(x + at, value, mask=known)
+    wide = value.to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+    tl.store(out + at, (wide * w).to(out.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _finish_norm(
+    sums,
+    bias,
+    x,
+    weight,
+    out,
+    size,  # of a part: rows × hidden
+    hidden,
+    eps,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    k = tl.arange(0, WIDTH)
+    known = k < hidden
+    w = tl.load(weight + k, mask=known, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * hidden + k
+    total = tl.zeros((WIDTH,), tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(sums + part * size + at, mask=known, other=0.0)
+    if BIAS:
+        total += tl.load(bias + k, mask=known, other=0.0)
+    value = (total + tl.load(x + at, mask=known, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+    tl.store(x + at, value, mask=known)
     wide = value.to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
     tl.store(out + at, (wide * w).to(out.dtype.element_ty), mask=known)
