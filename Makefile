@@ -1,13 +1,16 @@
 # Every target sets up .venv by itself: `make demo` with what a user needs, the others with the developer's tools too.
 #
-#   make demo    a real model with and without speculation
-#   make test    everything CI runs: check, then the tests with coverage
-#   make check   lint, format, types, import directions
-#   make fmt     repair what can be repaired automatically
-#   make bench   Paceline beside its peers on this machine (see docs/benchmarks.md)
-#   make clean   remove the environment and every cache
+#   make demo       a real model with and without speculation
+#   make test       everything CI runs: check, then the tests with coverage
+#   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
+#   make check      lint, format, types, import directions
+#   make fmt        repair what can be repaired automatically
+#   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
+#   make clean      remove the environment and every cache
 
 PYTHON ?= python3
+GPU_PYTHON ?= python3
+GPU_TESTS ?= tests/kernels/cuda
 PEERS ?= .peers
 BENCH ?= --suite plain
 
@@ -20,7 +23,7 @@ READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 test: export OMP_NUM_THREADS = 2
 
-.PHONY: demo test check fmt bench clean
+.PHONY: demo test test-gpu check fmt bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY_TO_RUN)
@@ -28,6 +31,10 @@ demo: $(READY_TO_RUN)
 
 test: check
 	$(BIN)/python -m pytest --cov
+
+# Not in .venv, whose torch may be the one without CUDA.
+test-gpu:
+	PACELINE_GPU=1 $(GPU_PYTHON) -m pytest -c tests/gpu.ini --rootdir . $(GPU_TESTS)
 
 check: $(READY_TO_DEVELOP)
 	$(BIN)/ruff check
