@@ -3,9 +3,13 @@
 The engines are those that `LLM` and the server run, put together by the same `assemble`. Everything is greedy and runs
 to a fixed length. Decode speed is what counts:
 
-    submit │ prompts are read │ every request has its first token │ decoding │ last token of the last request
-                              └─────────── seconds ────────────────────────┘
+    submit │ prompts are read │ every request has its first token │ … │ the first has its last │ … │ all have
+                                                                  └── full ────────────────┘       │
+                                                                  └── whole ───────────────────────┘
     tok_s = tokens that came after every request had its first / those seconds
+
+While it is full the batch has the size it is named for: that is `tok_s`. Drafts are not equally lucky for all, so in
+the end ever fewer requests run: the whole is `to_the_end_tok_s`.
 
 With random weights a drafter guesses nothing right. A *synthetic* acceptance then decides at random how many drafted
 tokens count as right, so that the work of a round is the work of a real one; the text means nothing, and no number that
@@ -95,15 +99,15 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One batch of requests. Times and counts are of the decoding part, but for those called total."""
+    """One batch of requests. Times and counts are of the time in which all of them decode."""
 
     mode: Mode
     batch: int
     round: int
     tokens: int
     seconds: float
-    total_tokens: int
-    total_seconds: float
+    to_the_end_tok_s: float
+    total_tok_s: float
     steps: int  # of the engine
     turns: int  # of sequences: one each in every step it took part in
     drafted: int
@@ -119,10 +123,6 @@ class Run:
     @property
     def tok_s(self) -> float:
         return self.tokens / self.seconds
-
-    @property
-    def total_tok_s(self) -> float:
-        return self.total_tokens / self.total_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,8 @@ def play(setup: Setup, engines: Mapping[Mode, Parts]) -> Iterator[Run]:
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
             for mode, parts in engines.items():
-                asked = requests(setup, batch, mode=mode, vocab_size=parts.target.model.config.vocab_size)
+                vocab_size = parts.target.model.config.vocab_size
+                asked = requests(setup, batch, mode=mode, round=round, vocab_size=vocab_size)
                 run = run_batch(parts.engine, asked, mode=mode, round=round)
                 logger.info("%s, batch %d, %s: %.1f tokens/s", mode, batch, _which(round), run.tok_s)
                 if round >= 0:
@@ -254,8 +255,8 @@ def _which(round: int) -> str:
     return "warming up" if round < 0 else f"round {round + 1}"
 
 
-def requests(setup: Setup, batch: int, *, mode: Mode, vocab_size: int) -> list[Request]:
-    """The same prompts for every mode and round, and the same coins where acceptance is synthetic."""
+def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: int) -> list[Request]:
+    """The same prompts for every mode and round; where acceptance is synthetic, other coins in every round."""
     rng = random.Random(setup.seed)
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)
@@ -263,11 +264,21 @@ def requests(setup: Setup, batch: int, *, mode: Mode, vocab_size: int) -> list[R
         Request(
             id=str(i),
             prompt=tuple(rng.randrange(vocab_size) for _ in range(setup.prompt_tokens)),
-            sampling=replace(sampling, seed=i),
+            sampling=replace(sampling, seed=(1 + round) * batch + i),
             speculation=speculation,
         )
         for i in range(batch)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a run has come."""
+
+    clock: float
+    tokens: int
+    turns: int
+    stats: EngineStats
 
 
 def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: int) -> Run:
@@ -279,23 +290,31 @@ def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: in
         engine.submit(request)
     while engine.has_work and not all(told.values()):
         _hear(engine.step(), told)
-    started, before, early = time.perf_counter(), replace(engine.stats), _lengths(told)
+    start = full = end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
     while engine.has_work:
-        turns += _hear(engine.step(), told)
-    ended, after = time.perf_counter(), engine.stats
+        events = engine.step()
+        if events:  # the last step on a device may be one that nobody waits for
+            turns += _hear(events, told)
+            end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
+            full = end if _all_run(asked, told) else full
     _check(asked, told)
+    full = end if full is start else full  # too short to be ever full
     return Run(
         mode=mode,
         batch=len(asked),
         round=round,
-        tokens=_lengths(told) - early,
-        seconds=ended - started,
-        total_tokens=_lengths(told),
-        total_seconds=ended - began,
-        turns=turns,
+        tokens=full.tokens - start.tokens,
+        seconds=full.clock - start.clock,
+        to_the_end_tok_s=(end.tokens - start.tokens) / (end.clock - start.clock),
+        total_tok_s=end.tokens / (end.clock - began),
+        turns=full.turns - start.turns,
         outputs=tuple(tuple(tokens) for tokens in told.values()),
-        **_since(before, after),
+        **_since(start.stats, full.stats),
     )
+
+
+def _all_run(asked: Sequence[Request], told: Mapping[str, Sequence[int]]) -> bool:
+    return all(len(told[request.id]) < (request.sampling.max_tokens or 0) for request in asked)
 
 
 def _hear(events: Sequence[TokenEvent], told: dict[str, list[int]]) -> int:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
 
-tok/s is decode speed: the tokens that came after every request had its first one, by the seconds from that moment to
-the last token. `total` counts all output tokens and all seconds, prompts included. `of limit` is the time that memory
+tok/s is decode speed at the size of the batch: tokens by seconds from the moment every request has its first token to
+the moment the first of them has its last. `to the end` goes on until all have, when fewer and fewer run; `total` counts
+all output tokens and all seconds, prompts included. `of limit` is the time that memory
 alone would need to read what a step must read (weights of the target once and of the drafter once a drafted token, keys
 and values of the mean context), by the time that the step took; memory is taken to be as fast as a measured copy.
 

@@ -23,8 +23,8 @@ PLAIN = Run(
     round=0,
     tokens=100,
     seconds=2.0,
-    total_tokens=110,
-    total_seconds=5.0,
+    to_the_end_tok_s=40.0,
+    total_tok_s=22.0,
     steps=50,
     turns=100,
     drafted=0,
@@ -73,18 +73,26 @@ class ScriptedEngine:
 def run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
     clock = itertools.count()
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)) ** 2)  # 0, 1, 4
-    asked = bench.requests(SETUP, 2, mode="plain", vocab_size=50)
+    asked = bench.requests(SETUP, 2, mode="plain", round=0, vocab_size=50)
     return bench.run_batch(engine, asked, mode="plain", round=0)
 
 
 def test_speed_counts_from_the_moment_all_have_their_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = ScriptedEngine([("0", 1)], [("0", 1)], [("0", 1), ("1", 2)], [("0", 1), ("1", 1)], [("1", 1)])
-    found = run(engine, monkeypatch)
+    first, later = [[("0", 1)], [("0", 1), ("1", 1)]], [[("0", 1), ("1", 1)], [("0", 1), ("1", 1)], [("1", 1)], []]
+    engine = ScriptedEngine(*first, *later)
+    found = run(engine, monkeypatch)  # the clock: 0 at the beginning, 1 when both have a token, then 4, 9, 16
     assert engine.submitted == ["0", "1"]
-    assert (found.tokens, found.seconds, found.tok_s) == (3, 3.0, 1.0)  # 5 of 8 came before
-    assert (found.total_tokens, found.total_seconds, found.total_tok_s) == (8, 4.0, 2.0)
-    assert (found.steps, found.verify_seconds, found.turns) == (2, 2.0, 3)
+    assert (found.tokens, found.seconds, found.turns) == (2, 3.0, 2)  # one step: the second ends request 0
+    assert (found.steps, found.verify_seconds) == (1, 1.0)
+    assert found.to_the_end_tok_s == 5 / 15
+    assert found.total_tok_s == 8 / 16
     assert found.outputs == ((7,) * 4,) * 2
+
+
+def test_a_batch_that_is_never_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run(ScriptedEngine([("0", 3), ("1", 3)], [("0", 1)], [("1", 1)]), monkeypatch)
+    assert (found.tokens, found.seconds) == (2, 8.0)
+    assert found.tok_s == found.to_the_end_tok_s
 
 
 def test_a_run_that_breaks_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +103,9 @@ def test_a_run_that_breaks_is_no_measurement(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_mode_and_round_gets_the_same_prompts() -> None:
-    plain, again = (bench.requests(SETUP, 3, mode="plain", vocab_size=50) for _ in range(2))
-    drafting = bench.requests(SETUP, 3, mode="speculative", vocab_size=50)
+    plain, again = (bench.requests(SETUP, 3, mode="plain", round=round, vocab_size=50) for round in range(2))
+    drafting = bench.requests(SETUP, 3, mode="speculative", round=0, vocab_size=50)
+    assert len({one.sampling.seed for one in [*plain, *again]}) == 6
     assert [one.prompt for one in plain] == [one.prompt for one in again] == [one.prompt for one in drafting]
     assert len({one.prompt for one in plain}) == 3
     assert not any(one.speculation.enabled for one in plain)
