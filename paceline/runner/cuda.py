@@ -24,7 +24,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, block_for
 from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
+from paceline.kernels.cuda.linear import AHEAD, FEW_ROWS, GELU, SILU, Products, parts_of
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.noise import pick
@@ -32,7 +32,7 @@ from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
 
-PREFILL_BLOCK = 64  # query rows × heads that an attention program takes when there are many
+AFTER_ATTENTION = 1024  # inputs whose weights are fetched ahead, while memory has little else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class CudaDecoder:
         hidden = self._hidden(rows, kv)
         hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
-        self._product(hidden, self.head, out)
+        self.products(hidden, self.head, out)
         return out
 
     def _hidden(self, rows: Pass, kv: CudaKV) -> Tensor:
@@ -161,9 +161,9 @@ class CudaDecoder:
         for index, layer in enumerate(self.layers):
             after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
             attended = self._attend(index, layer, y, rows, kv)
-            self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
+            self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm, ahead=AFTER_ATTENTION)
             gated = self._buffer("gated", count, config.intermediate_size)
-            self._product(y, layer.gate_up, gated, activation=self.activation)
+            self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
         return y
 
@@ -173,7 +173,7 @@ class CudaDecoder:
         qkv = self._buffer("qkv", count, layer.qkv.outputs)
         queries = self._buffer("queries", count, heads * config.head_dim).view(count, heads, config.head_dim)
         out = self._buffer("attended", count, heads * config.head_dim)
-        self._product(y, layer.qkv, qkv)
+        self.products(y, layer.qkv, qkv)
         rotate(
             qkv,
             queries,
@@ -210,7 +210,15 @@ class CudaDecoder:
         return out
 
     def _branch(
-        self, source: Tensor, matrix: Matrix, x: Tensor, y: Tensor, post: Tensor | None, following: Tensor
+        self,
+        source: Tensor,
+        matrix: Matrix,
+        x: Tensor,
+        y: Tensor,
+        post: Tensor | None,
+        following: Tensor,
+        *,
+        ahead: int = AHEAD,
     ) -> None:
         """x += the branch that ends in `matrix`; y = norm of x for whatever follows."""
         eps = self.config.norm_eps
@@ -219,17 +227,12 @@ class CudaDecoder:
             if sums is not None:
                 finish_norm(sums, matrix.bias, x, following, y, eps=eps, pdl=self.pdl)
                 return
-            self._product(source, matrix, x, residual=x)
+            self.products(source, matrix, x, residual=x, ahead=ahead)
             norm(x, following, y, eps=eps, pdl=self.pdl)
         else:
             branch = self._buffer("branch", len(x), x.shape[1])
-            self._product(source, matrix, branch)
+            self.products(source, matrix, branch, ahead=ahead)
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
-
-    def _product(
-        self, x: Tensor, matrix: Matrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
-    ) -> None:
-        self.products(x, matrix, out, residual=residual, activation=activation)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
         """[rows, columns] of memory that keeps its address for as many rows, up to the next power of two. It begins as

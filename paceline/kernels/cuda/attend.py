@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
 
-TILES = 8  # of a split
+SPLIT = 512  # positions of a split
 FILL = 528  # programs that a device holds at once: four on each of 132 multiprocessors
 BLOCKS = (16, 32, 64, 128)  # rows times query heads of a block
 
@@ -42,12 +42,13 @@ class Attention:
         *,
         device: torch.device | str = "cuda",
         tile: int = 0,
-        tiles: int = TILES,
+        tiles: int = 0,
         fill: int = FILL,
-        warps: int = 4,
-        stages: int = 2,
+        warps: int = 0,
+        stages: int = 3,
     ) -> None:
-        """tile (0: by the size of a head) and tiles shape the results; fill, warps and stages only the time."""
+        """tile and the tiles of a split (0: by the size of a head) shape the results; fill, warps and stages only the
+        time."""
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
@@ -91,8 +92,12 @@ class Attention:
         blocks = triton.cdiv(max_rows, block_m // group)
         padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
-        unit, units = self._units(tile, max_context, window, block_m // group, seats * blocks * kv_heads)
+        tiles = self.tiles or min(8, SPLIT // tile)
+        unit, units = self._units(tile, tiles, max_context, window, block_m // group, seats * blocks * kv_heads)
         programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
+        solo = programs == 1 and unit > tile
+        crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # then smaller programs leave less idle
+        warps = self.warps or (2 if crowded else 4)
         if programs > 1:
             self.reserve(seats * blocks * kv_heads, units * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
@@ -120,15 +125,15 @@ class Attention:
             PADDED=padded,
             BLOCK_M=block_m,
             TILE=tile,
-            TILES=self.tiles,
+            TILES=tiles,
             UNIT=unit,
             PAGE=PAGE_SIZE,
             WINDOW=window > 0,
             LANES=lanes is not None,
             TREE=tails is not None,
-            SOLO=programs == 1 and unit > tile,
+            SOLO=solo,
             PDL=pdl,
-            num_warps=self.warps if block_m < 64 else 2 * self.warps,
+            num_warps=warps if block_m < 64 else 2 * warps,
             num_stages=self.stages,
             launch_pdl=pdl,
         )
@@ -149,12 +154,13 @@ class Attention:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
-    def _units(self, tile: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
-        """What a program takes at a time, a tile or a split, and how many of them a block sees at most."""
-        split = tile * self.tiles
+    def _units(self, tile: int, each: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
+        """What a program takes at a time, a tile or a split of `each`, and how many of them a block sees at most."""
+        split = tile * each
         span = min(max_context, window + rows + split) if window else max_context  # a window starts within a unit
         tiles = max(1, triton.cdiv(span, tile))
-        if tiles == 1 or tiles * blocks <= 2 * self.fill:
+        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # one program is done with few soon
+        if tiles == 1 or tiles * blocks <= room:
             return tile, tiles
         return split, triton.cdiv(span, split)
 

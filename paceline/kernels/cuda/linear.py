@@ -32,6 +32,7 @@ MORE_ROWS = 128  # up to here parts are summed by programs of their own
 UNIT = 256  # parts of K are multiples of it
 OUTPUTS = 64  # of a tile
 PROCESSORS = 132  # multiprocessors that parts are chosen for; another device works, perhaps less evenly
+AHEAD = 256  # inputs whose weights are fetched before the rows are there; more disturbs the kernel before
 SILU, GELU = 1, 2
 
 
@@ -57,7 +58,6 @@ class Tiles:
     outputs: int = OUTPUTS
     warps: int = 4
     descriptors: bool = False  # read tiles through the tensor copy engine
-    prefetch: int = 256  # inputs whose weights are fetched into the second cache before the rows are there
 
     @classmethod
     def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
@@ -80,6 +80,10 @@ class Tiles:
                 else ((128, 5), (128, 3), (64, 4), (128, 3))[crowd]
             )
         return cls(rows=_power(rows), inputs=inputs, stages=stages)
+
+
+def _power_below(count: int) -> int:
+    return 1 << (count.bit_length() - 1)
 
 
 def _power(rows: int) -> int:
@@ -107,13 +111,15 @@ class Products:
         *,
         residual: Tensor | None = None,  # [rows, outputs]; may be `out` itself
         activation: int = 0,
+        ahead: int = AHEAD,
         tiles: Tiles | None = None,
     ) -> None:
-        """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows."""
+        """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows. `ahead`: of
+        how many inputs the weights are fetched into the second cache before the rows are there."""
         if tiles is None and len(x) > FEW_ROWS and self._library_agrees(len(x), matrix, x.dtype):
             self._by_library(x, matrix, out, residual=residual, activation=activation)
         else:
-            self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
+            self._by_tiles(x, matrix, out, residual=residual, activation=activation, ahead=ahead, tiles=tiles)
 
     def _library_agrees(self, rows: int, matrix: Matrix, dtype: torch.dtype) -> bool:
         if matrix.format != FLOAT or not matrix.q.is_cuda:
@@ -176,6 +182,7 @@ class Products:
         *,
         residual: Tensor | None = None,
         activation: int = 0,
+        ahead: int = AHEAD,
         tiles: Tiles | None = None,
     ) -> None:
         rows, inputs = x.shape
@@ -222,7 +229,7 @@ class Products:
             FORMAT=matrix.format,
             DESCRIPTORS=tiles.descriptors,
             STAGES=tiles.stages,
-            PREFETCH=min(tiles.prefetch, inputs // matrix.parts) // 128 * 128 if self.pdl else 0,
+            AHEAD=_power_below(min(ahead, inputs // matrix.parts)) if self.pdl and rows <= FEW_ROWS else 0,
             PDL=self.pdl,
             num_warps=tiles.warps,
             **({"launch_pdl": True} if self.pdl else {}),
@@ -342,9 +349,9 @@ def _finish(
 
 
 @triton.jit
-def _fetch(pointer, rows, first, inputs, known, PREFETCH: tl.constexpr):
+def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
     """Ask for the beginning of these rows of the weights [rows, inputs] (2 bytes each) in the second cache."""
-    lines = tl.arange(0, PREFETCH // 64)
+    lines = tl.arange(0, AHEAD // 64)
     at = pointer + tl.where(known, rows, 0)[:, None] * inputs + first + lines[None, :] * 64
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
@@ -380,7 +387,7 @@ def _linear(
     FORMAT: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -392,10 +399,10 @@ def _linear(
     r = (block * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
     known_n = n < outputs
     known_r = r < rows
-    if PREFETCH > 0 and FORMAT == 0:
-        _fetch(w_memory, n, tl.program_id(1) * share, inputs, known_n, PREFETCH)
+    if AHEAD >= 64 and FORMAT == 0:
+        _fetch(w_memory, n, tl.program_id(1) * share, inputs, known_n, AHEAD)
         if ACTIVATION > 0:
-            _fetch(w_memory, n + outputs, tl.program_id(1) * share, inputs, known_n, PREFETCH)
+            _fetch(w_memory, n + outputs, tl.program_id(1) * share, inputs, known_n, AHEAD)
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
