@@ -8,22 +8,25 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.runner.rounds import Lookup
 from paceline.types import Request
 from tests.laws import under_law
-from tests.rig import FLOWN, ON_GPU, SELF, Flown, Key, Told, build, plain, run, tokens_of
+from tests.rig import FLOWN, ON_GPU, SELF, Flown, Key, Model, Told, build, plain, run, tokens_of
 
 DRAFTERS: Mapping[str, Flown] = {"ngram": FLOWN["ngram"], "noisy": FLOWN["noisy"], "wide": FLOWN["wide"], **SELF}
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
 if not ON_GPU:
-    PAIRS = [("ngram", "sampled"), ("noisy", "greedy"), ("self", "sampled")]
+    PAIRS = [("noisy", "greedy"), ("self", "sampled")]
 COUNT = 9 if ON_GPU else 2
 
 
 def requests(law: str) -> list[Request]:
     asked = under_law.flying_requests(law, count=COUNT)
-    if ON_GPU:
-        return asked
-    return [replace(one, prompt=one.prompt[:9], sampling=replace(one.sampling, max_tokens=5, n=1)) for one in asked]
+    return asked if ON_GPU else [shorter(one) for one in asked]
+
+
+def shorter(one: Request) -> Request:
+    return replace(one, prompt=one.prompt[:9], sampling=replace(one.sampling, max_tokens=4, n=1))
 
 
 @functools.cache
@@ -36,6 +39,16 @@ def test_same_text_whoever_drafts(name: str, law: str) -> None:
     rig = build("cuda", flown={name: DRAFTERS[name]})
     assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
     assert rig.engine.stats.drafted > 0
+
+
+def test_same_text_where_few_tokens_exist() -> None:
+    """Whatever is said stands in the prompt, so that even two short requests have something to look up."""
+    few = Model(vocab_size=5)
+    asked = [replace(one, prompt=tuple(token % 5 for token in one.prompt)) for one in requests("sampled")]
+    rigs = [build("cuda", forward=few.forward("cuda", num_pages=40), flown=by) for by in ({}, {"ngram": Lookup()})]
+    told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
+    assert tokens_of(spoken) == tokens_of(told)
+    assert rigs[1].engine.stats.drafted > 0
 
 
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")

@@ -45,8 +45,7 @@ def answers(llm: Any, params: list[SamplingParams], speculation: Speculation) ->
     [
         ("bf16", "ngram"),
         ("bf16", f"model:{MODEL},format=int4-all"),
-        ("bf16", "self:fp8"),
-        ("native", f"model:{MODEL},format=int4-all"),
+        ("native", "self:fp8"),
     ],
 )
 def test_a_hundred_prompts(format: Any, drafter: str) -> None:
