@@ -24,15 +24,13 @@ from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, block_for
 from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.linear import AHEAD, FEW_ROWS, GELU, SILU, Products, parts_of
+from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
-
-AFTER_ATTENTION = 1024  # inputs whose weights are fetched ahead, while memory has little else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,7 @@ class CudaDecoder:
         for index, layer in enumerate(self.layers):
             after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
             attended = self._attend(index, layer, y, rows, kv)
-            self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm, ahead=AFTER_ATTENTION)
+            self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
             gated = self._buffer("gated", count, config.intermediate_size)
             self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
@@ -217,8 +215,6 @@ class CudaDecoder:
         y: Tensor,
         post: Tensor | None,
         following: Tensor,
-        *,
-        ahead: int = AHEAD,
     ) -> None:
         """x += the branch that ends in `matrix`; y = norm of x for whatever follows."""
         eps = self.config.norm_eps
@@ -227,11 +223,11 @@ class CudaDecoder:
             if sums is not None:
                 finish_norm(sums, matrix.bias, x, following, y, eps=eps, pdl=self.pdl)
                 return
-            self.products(source, matrix, x, residual=x, ahead=ahead)
+            self.products(source, matrix, x, residual=x)
             norm(x, following, y, eps=eps, pdl=self.pdl)
         else:
             branch = self._buffer("branch", len(x), x.shape[1])
-            self.products(source, matrix, branch, ahead=ahead)
+            self.products(source, matrix, branch)
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:

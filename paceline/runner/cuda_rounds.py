@@ -5,7 +5,7 @@ A graph is captured the first time its bucket is wanted, and a bucket is everyth
     seats     the batch, padded with the dummy lane
     rows      of the verification: the total, not seats × longest draft. Shorter drafts leave room for longer ones
     draft     passes of the drafter; 0: plain decoding, a graph without a trace of speculation
-    context   a power of two that no sequence exceeds; it bounds how far attention is spread
+    context   a bound that no sequence exceeds: how far attention is spread. In small steps where few seats leave room
 
 The host uploads what has changed (mostly nothing), replays the graph, and has the outcome copied to memory of its own;
 nothing but `collect` waits. Prompts are read by launches outside of graphs: there the device has more to do than the
@@ -36,6 +36,8 @@ from paceline.sampling import Sampler
 
 STEPS_ALOFT = 4  # more than the engine ever has: memory for the outcomes of so many
 LEAST_CONTEXT = 256
+FEW_SEATS, FINE = 12, 128  # up to so many seats, steps of so many positions at least
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # lengths that have graphs; others are cut
 MEMORY = 0.9  # weight of the past in what is measured
 
 
@@ -141,7 +143,9 @@ class CudaRounds:
     def warm_up(self, seats: int, draft: int, drafter: str | None, context: int) -> None:
         """Capture the graph of a full bucket ahead of its use."""
         rows = seats * (1 + draft)
-        self._round(Bucket(seats, rows, draft, drafter if draft else None, self._context(context), filters=False))
+        self._round(
+            Bucket(seats, rows, draft, drafter if draft else None, self._context(context, seats), filters=False)
+        )
 
     def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
         if self._state.device.type != "cuda":
@@ -204,16 +208,16 @@ class CudaRounds:
             lanes=lanes,
             seats=len(chunks),
             max_rows=max(counts),
-            max_context=self._context(context),
+            max_context=self._context(context, len(chunks)),
             logit_rows=self._up(np.array(outs, dtype=np.int64)),
         )
 
     # ── rounds ──
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        draft = max(seat.max_draft for seat in seats)
+        draft = _draft(max(seat.max_draft for seat in seats))
         count = _seats(len(seats))
-        wanted = sum(seat.max_draft for seat in seats)
+        wanted = sum(min(seat.max_draft, draft) for seat in seats)
         if drafter is not None and isinstance(self._drafters[drafter], Lookup):
             wanted = int(wanted * min(1.0, 1.5 * self._found[drafter])) + 1
         return Bucket(
@@ -221,12 +225,16 @@ class CudaRounds:
             rows=count + _rows(wanted, most=count * draft),
             draft=draft,
             drafter=drafter if draft else None,
-            context=self._context(context),
+            context=self._context(context, count),
             filters=any(seat.lane in self._filtered for seat in seats),
         )
 
-    def _context(self, context: int) -> int:
-        return min(max(LEAST_CONTEXT, 1 << (context - 1).bit_length()), self._max_context + self.max_draft + 2)
+    def _context(self, context: int, seats: int) -> int:
+        bound = 1 << (context - 1).bit_length()
+        if seats <= FEW_SEATS:
+            step = max(FINE, bound // 8)
+            bound = -(-context // step) * step
+        return min(max(LEAST_CONTEXT, bound), self._max_context + self.max_draft + 2)
 
     def _round(self, bucket: Bucket) -> _Round:
         if bucket not in self._captured:
@@ -320,7 +328,7 @@ class _Round:
         lanes, wanted = asked.numpy()
         lanes[:], wanted[:] = self._state.dummy, 1
         for i, seat in enumerate(seats):
-            lanes[i], wanted[i] = seat.lane, 1 + seat.max_draft
+            lanes[i], wanted[i] = seat.lane, 1 + min(seat.max_draft, self._bucket.draft)
         self._asked.copy_(asked, non_blocking=True)
         self._last = list(seats)
 
@@ -429,6 +437,10 @@ def _event() -> torch.cuda.Event:
 def _parts(step: float, stamps: Sequence[int]) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     return Times(step=step, draft=draft, verify=verify, accept=accepting)
+
+
+def _draft(length: int) -> int:
+    return max(known for known in DRAFTS if known <= length)
 
 
 def _seats(count: int) -> int:

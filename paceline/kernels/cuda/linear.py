@@ -111,15 +111,13 @@ class Products:
         *,
         residual: Tensor | None = None,  # [rows, outputs]; may be `out` itself
         activation: int = 0,
-        ahead: int = AHEAD,
         tiles: Tiles | None = None,
     ) -> None:
-        """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows. `ahead`: of
-        how many inputs the weights are fetched into the second cache before the rows are there."""
+        """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows."""
         if tiles is None and len(x) > FEW_ROWS and self._library_agrees(len(x), matrix, x.dtype):
             self._by_library(x, matrix, out, residual=residual, activation=activation)
         else:
-            self._by_tiles(x, matrix, out, residual=residual, activation=activation, ahead=ahead, tiles=tiles)
+            self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
 
     def _library_agrees(self, rows: int, matrix: Matrix, dtype: torch.dtype) -> bool:
         if matrix.format != FLOAT or not matrix.q.is_cuda:
@@ -182,7 +180,6 @@ class Products:
         *,
         residual: Tensor | None = None,
         activation: int = 0,
-        ahead: int = AHEAD,
         tiles: Tiles | None = None,
     ) -> None:
         rows, inputs = x.shape
@@ -229,7 +226,7 @@ class Products:
             FORMAT=matrix.format,
             DESCRIPTORS=tiles.descriptors,
             STAGES=tiles.stages,
-            AHEAD=_power_below(min(ahead, inputs // matrix.parts)) if self.pdl and rows <= FEW_ROWS else 0,
+            AHEAD=_power_below(min(AHEAD, inputs // matrix.parts)) if self.pdl and rows <= FEW_ROWS else 0,
             PDL=self.pdl,
             num_warps=tiles.warps,
             **({"launch_pdl": True} if self.pdl else {}),

@@ -51,7 +51,7 @@ def answers(llm: Any, params: list[SamplingParams], speculation: Speculation) ->
 def test_a_hundred_prompts(format: Any, drafter: str) -> None:
     from paceline.llm import LLM
 
-    llm = LLM(MODEL, drafter=drafter, format=format, device="cuda", max_context=512, kv_memory=2 << 30)
+    llm = LLM(MODEL, drafter=drafter, format=format, device="cuda", max_context=512, max_draft=6)
     assert llm.parts.bitwise
     for name, params in PARAMS.items():
         plain = answers(llm, params, OFF)
