@@ -79,8 +79,9 @@ class CudaDecoder:
         max_context: int,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
-        pdl: bool = True,
+        pdl: bool | None = None,
     ) -> None:
+        """`pdl`: a kernel begins while the one before it ends; None: where the device can, from Hopper on."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
                 f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
@@ -88,9 +89,9 @@ class CudaDecoder:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        self.pdl = pdl
+        self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
         self._assemble(weights, max_context)
-        self.products = Products(self.matrices(), device=device, pdl=pdl)
+        self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.activation = SILU if config.activation == "silu" else GELU
@@ -290,10 +291,11 @@ class CudaDecoder:
 class CudaForward:
     """Implements Forward: batches come from the host and outputs go there. Rounds call the decoder themselves."""
 
-    bitwise = True
     pick = staticmethod(pick)
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV) -> None:
+        on_gpu = decoder.device.type == "cuda"
+        self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # where it was checked
         self.decoder = decoder
         self.kv = kv
         self.vocab_size = decoder.config.vocab_size

@@ -106,14 +106,13 @@ class CudaRounds:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         began, done = self._events()
+        bucket = self._bucket(seats, drafter, context) if seats else None
+        round = self._round(bucket) if bucket else None  # may be captured now, which is not to be timed
         self._apply_changes()
         if began:
             began.record()
         prompts = self._read(chunks, drafter, context)
-        bucket, outcomes, stamps = None, None, None
-        if seats:
-            bucket = self._bucket(seats, drafter, context)
-            outcomes, stamps = self._round(bucket)(seats)
+        outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
         return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done)

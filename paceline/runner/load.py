@@ -146,6 +146,10 @@ def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: s
         decoder = _cuda_decoder(model, device)
         why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
         return ReadyModel(name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format)
+    if kv_format != "bf16":
+        raise InvalidRequest(
+            f"kv_format {kv_format!r} is for a GPU; on a CPU keys and values are as its kernels want them"
+        )
     compiled, why = _choose(model)
     return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why)
 

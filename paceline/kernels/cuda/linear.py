@@ -100,7 +100,7 @@ class Products:
         self.partial = torch.empty(MORE_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
         self._descriptors: dict[tuple[int, ...], Any] = {}
-        self._agrees: dict[tuple[int, ...], bool] = {}  # whether the library gives our bits, by shape
+        self._agrees: dict[tuple[object, ...], bool] = {}  # whether the library gives our bits, by shape
         self._scratch: dict[int, Tensor] = {}
 
     def __call__(
@@ -114,42 +114,57 @@ class Products:
         tiles: Tiles | None = None,
     ) -> None:
         """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows."""
-        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(len(x), matrix, x.dtype):
-            self._by_library(x, matrix, out, residual=residual, activation=activation)
+        made = self._made_of(matrix, x, out, residual=residual, activation=activation)
+        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(x, matrix, made):
+            self._by_library(x, matrix, out, made, residual=residual, activation=activation)
         else:
             self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
 
-    def _library_agrees(self, rows: int, matrix: Matrix, dtype: torch.dtype) -> bool:
-        if matrix.format != FLOAT or not matrix.q.is_cuda:
-            return False
-        key = (rows, matrix.outputs, matrix.inputs, matrix.parts)
-        if key not in self._agrees:
-            if torch.cuda.is_current_stream_capturing():
-                return False
-            generator = torch.Generator(matrix.q.device).manual_seed(rows)
-            x = torch.randn((rows, matrix.inputs), generator=generator, device=matrix.q.device).to(dtype)
-            bare = replace(matrix, bias=None)
-            mine, other = (torch.empty((rows, matrix.outputs), device=x.device) for _ in range(2))
-            self._by_tiles(x, bare, mine)
-            self._by_library(x, bare, other)
-            self._agrees[key] = torch.equal(mine, other)
-        return self._agrees[key]
-
     def sums(self, x: Tensor, matrix: Matrix) -> Tensor | None:
         """The parts of the product, float32 [parts, rows, outputs], where the library makes them; see `finish`."""
-        if len(x) <= FEW_ROWS or not self._library_agrees(len(x), matrix, x.dtype):
+        if len(x) <= FEW_ROWS or not self._library_agrees(x, matrix, torch.float32):
             return None
         return self._library_sums(x, matrix, torch.float32)
 
+    @staticmethod
+    def _made_of(matrix: Matrix, x: Tensor, out: Tensor, *, residual: Tensor | None, activation: int) -> torch.dtype:
+        """What the library is asked for: the result itself, the gate as it is rounded, or sums still to be finished."""
+        if matrix.parts > 1 or matrix.bias is not None or residual is not None:
+            return torch.float32
+        return x.dtype if activation else out.dtype
+
+    def _library_agrees(self, x: Tensor, matrix: Matrix, made: torch.dtype) -> bool:
+        """Whether the library gives our bits for as many rows: another type may be another algorithm."""
+        if matrix.format != FLOAT or not matrix.q.is_cuda:
+            return False
+        key = (len(x), matrix.outputs, matrix.inputs, matrix.parts, made)
+        if key not in self._agrees:
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            generator = torch.Generator(x.device).manual_seed(len(x))
+            random = torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype)
+            bare = replace(matrix, bias=None)
+            mine, other = (torch.empty((len(x), matrix.outputs), dtype=made, device=x.device) for _ in range(2))
+            self._by_tiles(random, bare, mine)
+            self._by_library(random, bare, other, made)
+            self._agrees[key] = torch.equal(mine, other)
+        return self._agrees[key]
+
     def _by_library(
-        self, x: Tensor, matrix: Matrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        out: Tensor,
+        made: torch.dtype,
+        *,
+        residual: Tensor | None = None,
+        activation: int = 0,
     ) -> None:
         if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
-            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
-            return
-        wide = activation == 0 or matrix.bias is not None  # the gate is rounded before it is applied
-        sums = self._library_sums(x, matrix, torch.float32 if wide else x.dtype)
-        finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+            torch.mm(x, matrix.q.T, out_dtype=made, out=out)
+        else:
+            sums = self._library_sums(x, matrix, made)
+            finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
 
     def _library_sums(self, x: Tensor, matrix: Matrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs
