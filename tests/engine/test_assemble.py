@@ -14,8 +14,9 @@ from paceline.engine.assemble import assemble, share_memory
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import quantise
+from paceline.models import shapes
 from paceline.models.load import LoadedModel
-from paceline.runner.load import ReadyModel
+from paceline.runner.load import ReadyModel, ready_shape
 from paceline.types import OFF, Request, SamplingParams
 from tests.rig import NOISY, TARGET, Model, prompt, tiny_tokenizer
 
@@ -67,6 +68,29 @@ def test_the_tokenizer_s_end_of_sequence_ends_a_text() -> None:
     parts.engine.submit(Request(id="a", prompt=(1,), sampling=sampling))
     (event,) = parts.engine.step()
     assert event.stop == 0
+
+
+def test_an_engine_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that have been read already, or never were: random weights, drafted for by others."""
+    monkeypatch.setitem(shapes.SHAPES, "small", TARGET.config)
+    target = ready_shape("small", format="int8")
+    parts = assemble(target, drafters=["model:shape:small,min_confidence=0"], threads=1, config=config())
+    assert parts.target is target
+    assert parts.drafters["model"].model is not None
+    sampling = SamplingParams(temperature=0, max_tokens=10)
+    parts.engine.submit(Request(id="a", prompt=(1, 2, 3), sampling=sampling))
+    said = [
+        token for _ in range(20) if parts.engine.has_work for event in parts.engine.step() for token in event.tokens
+    ]
+    assert len(said) == 10
+    assert parts.engine.stats.drafted > 0
+    with pytest.raises(InvalidRequest, match="small has random weights and no tokenizer: give prompts as token ids"):
+        _ = parts.tokenizer
+
+
+def test_kv_formats_are_for_a_gpu() -> None:
+    with pytest.raises(InvalidRequest, match="kv_format 'fp8' is for a GPU; on a CPU leave it at 'auto'"):
+        assemble("target", config=config(kv_format="fp8"))
 
 
 def test_two_of_a_kind() -> None:
