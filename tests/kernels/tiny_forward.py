@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cpu.build import NEEDS, VARIANTS, cpu_features
-from paceline.kernels.quant import GROUP, Quantised, quantise, quantised_linear
+from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise, quantised_linear
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.decoder import Decoder
@@ -73,6 +73,10 @@ def random_weights(config: ModelConfig, format: str = "int4", *, seed: int = 0) 
         bits, group = kinds[index % len(kinds)]
         weights[name] = values * 0.3 + 1 if len(shape) == 1 else quantise(values * 0.2, bits=bits, group=group)
     return weights
+
+
+def floats(weights: Mapping[str, Tensor | Quantised]) -> dict[str, Tensor]:
+    return {name: weight if isinstance(weight, Tensor) else dequantise(weight) for name, weight in weights.items()}
 
 
 class QuantisedBackend(ReferenceBackend):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.drafters import registry
 from paceline.kernels.base import Batch
-from paceline.kernels.quant import dequantise
+from paceline.kernels.quant import GROUP, dequantise, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
+from paceline.models.load import LoadedModel
 from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv
 from paceline.runner.eager import EagerForward
+from paceline.runner.load import ReadyModel
 from tests.kernels.cuda.conftest import ON_GPU
-from tests.kernels.tiny_forward import CONFIGS, FORMATS, PLAIN, random_weights, rows_of
+from tests.kernels.tiny_forward import CONFIGS, FORMATS, PLAIN, floats, random_weights, rows_of
 
 TOKENS = [(7 * i * i + 3 * i) % 90 for i in range(170)]
 PAGES = [9, 3, 4, 0, 7, 1, 11, 5, 2, 6, 8]
@@ -24,8 +29,7 @@ def forwards(
     config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
 ) -> tuple[CudaForward, EagerForward]:
     weights = random_weights(config, format)
-    floats = {name: w if isinstance(w, torch.Tensor) else dequantise(w) for name, w in weights.items()}
-    oracle = EagerForward(config, floats, num_pages=15, device=device)
+    oracle = EagerForward(config, floats(weights), num_pages=15, device=device)
     decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
     assert not weights, "a weight was not packed"
     return CudaForward(decoder, new_kv(config, num_pages=15, dtype=kv_dtype or dtype, device=device)), oracle
@@ -39,11 +43,12 @@ def moved(batch: Batch, device: torch.device) -> Batch:
 def compare(config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, limit: float = 0.0) -> None:
     forward, oracle = forwards(config, format, device, dtype)
     limit = limit or (1e-4 if dtype is torch.float32 else 0.08)
+    long = 150 if ON_GPU else 20  # every row is work for the interpreter
     for works in (
-        [(0, 50)],
-        [(50, 51)],
-        [(51, 56), (0, 20)],
-        [(56, 58), (20, 21)],
+        [(0, long)],
+        [(long, long + 1)],
+        [(long + 1, long + 6), (0, 8)],
+        [(long + 6, long + 8), (8, 9)],
     ):
         rows = [(TOKENS, *work, pages) for work, pages in zip(works, (PAGES, OTHER), strict=False)]
         batch = rows_of(*rows)
@@ -60,7 +65,7 @@ def test_every_architecture(config: str, device: torch.device, dtype: torch.dtyp
 
 @pytest.mark.parametrize("format", [*FORMATS, "mixed"])
 def test_every_format(format: str, device: torch.device, dtype: torch.dtype) -> None:
-    compare(CONFIGS["two-layers"], format, device, dtype)
+    compare(CONFIGS["two-layers"] if ON_GPU else PLAIN, format, device, dtype)
 
 
 def test_kv_of_eight_bits(device: torch.device, dtype: torch.dtype) -> None:
@@ -70,6 +75,61 @@ def test_kv_of_eight_bits(device: torch.device, dtype: torch.dtype) -> None:
         wanted = oracle(moved(batch, device)).logits.cpu()
         error = (forward(batch).logits - wanted).norm() / wanted.norm()
         assert 1e-4 < error < 0.3
+
+
+QUANTISED = {
+    "int8": lambda weight: quantise(weight, bits=8),
+    "fp8": quantise_fp8,
+    "int4": lambda weight: quantise(weight, bits=4, group=GROUP),
+}
+
+
+@pytest.mark.parametrize(("format", "tied"), [("int8", False), ("fp8", True), ("int4", False)])
+def test_a_copy_in_fewer_bits(format: str, tied: bool, device: torch.device, dtype: torch.dtype) -> None:
+    """Its matrices are rounded, the embedding is not; the original says what it said before."""
+    config = replace(PLAIN, tied_head=tied, qkv_bias=True)
+    made = floats(random_weights(config, "int8"))
+    rounded = {
+        name: dequantise(QUANTISED[format](w.to(dtype))) if w.dim() == 2 and name != "embed" else w
+        for name, w in made.items()
+    }
+    if tied:  # the copy's head is rounded: the oracle has one of its own
+        rounded["head"] = dequantise(QUANTISED[format](made["embed"].to(dtype)))
+    oracle = EagerForward(replace(config, tied_head=False), rounded, num_pages=15, device=device)
+    decoder = CudaDecoder(config, dict(made), max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
+    copy = decoder.quantised(format)
+    target = CudaForward(decoder, new_kv(config, num_pages=15, dtype=dtype, device=device))
+    drafter = CudaForward(copy, new_kv(config, num_pages=15, dtype=dtype, device=device))
+    batch = rows_of((TOKENS, 0, 9, PAGES))
+    before, got, after = (forward(batch).logits.clone() for forward in (target, drafter, target))
+    wanted = oracle(moved(batch, device)).logits.cpu()
+    assert (got - wanted).norm() / wanted.norm() < (1e-4 if dtype is torch.float32 else 0.08)
+    assert torch.equal(before, after)
+    assert not torch.equal(before, got)
+    assert copy.embedding is decoder.embedding
+    assert copy.weight_bytes < decoder.weight_bytes
+    assert not copy._buffers.keys() - decoder._buffers.keys()
+    assert all(copy._buffers[key].data_ptr() != decoder._buffers[key].data_ptr() for key in copy._buffers)
+
+
+def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) -> None:
+    """From its name to something that shares the target's KV memory."""
+    made = floats(random_weights(PLAIN, "int8"))
+    decoder = CudaDecoder(PLAIN, made, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
+    model = LoadedModel("hf", Path("target"), PLAIN, {}, {}, {})
+    ready = ReadyModel("target", model, None, compiled=False, why="a test", decoder=decoder, kv_format="fp8")
+    forward = ready.forward(num_pages=3, threads=None, max_context=40)
+    assert isinstance(forward, CudaForward)
+    assert (ready.device, ready.pass_bytes) == (str(decoder.device), decoder.weight_bytes)
+    assert forward.kv.keys.nbytes + forward.kv.values.nbytes == 4 * ready.page_bytes
+    recipe = registry.recipe("self:int4", ready)
+    assert recipe.build(None) is None  # type: ignore[arg-type]
+    assert recipe.page_bytes == 0
+    assert recipe.on_device is not None
+    drafter = recipe.on_device(None, forward)
+    assert isinstance(drafter, CudaForward)
+    assert drafter.kv is forward.kv
+    assert drafter.decoder.weight_bytes < decoder.weight_bytes / 2
 
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies by a library that chooses its order by the shape")

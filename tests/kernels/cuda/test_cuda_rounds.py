@@ -1,0 +1,162 @@
+"""Rounds on a device, launched without an engine: buckets, and the same outcomes as the portable rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.kernels.cuda.linear import FEW_ROWS
+from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
+from paceline.runner.cuda_rounds import DRAFTS, CudaRounds, _draft, _parts, _rows, _seats
+from paceline.runner.eager import EagerForward
+from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Rounds, Seat, Times
+from paceline.sampling import Sampler
+from paceline.types import SamplingParams
+from tests.kernels.cuda.conftest import ON_GPU
+from tests.kernels.tiny_forward import PLAIN, floats, random_weights
+
+LANES, PAGES = 9, 40
+OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
+
+
+def weights(noise: float = 0.0) -> dict[str, Any]:
+    own, other = (floats(random_weights(PLAIN, "int8", seed=seed)) for seed in (0, 1))
+    return {name: weight + noise * other[name] for name, weight in own.items()}
+
+
+def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaForward:
+    decoder = CudaDecoder(PLAIN, weights(noise), max_context=64, dtype=torch.float32, device=device, pdl=ON_GPU)
+    return CudaForward(decoder, kv or new_kv(PLAIN, num_pages=PAGES, dtype=torch.float32, device=device))
+
+
+def pair(device: torch.device, drafter: str | None = None) -> tuple[CudaRounds, PortableRounds]:
+    target, oracle = forward(device), EagerForward(PLAIN, weights(), num_pages=PAGES)
+    mine: dict[str, CudaForward | Lookup] = {}
+    other: dict[str, EagerForward | Lookup] = {}
+    if drafter == "ngram":
+        mine["ngram"] = other["ngram"] = Lookup()
+    elif drafter is not None:
+        mine[drafter] = forward(device, 0.05, target.kv if drafter == "self" else None)
+        copy = other[drafter] = EagerForward(PLAIN, weights(0.05), num_pages=PAGES)
+        if drafter == "self":
+            copy.kv, copy.backend = oracle.kv, oracle.backend
+    return (
+        CudaRounds(target, drafters=mine, graphs=ON_GPU, **OPTIONS),
+        PortableRounds(oracle, drafters=other, **OPTIONS),
+    )
+
+
+def enter(rounds: Rounds, lane: int, tokens: Sequence[int], **params: float) -> None:
+    sampler = Sampler(SamplingParams.of(**params), seed=7 + lane, vocab_size=PLAIN.vocab_size, eos_ids=())
+    rounds.write(lane, np.array(tokens), sampler)
+    rounds.set_pages(lane, 0, range(4 * lane, 4 * lane + 4))
+
+
+Step = tuple[list[Landed | None], list[Landed]]
+
+
+def both(made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None = None) -> Step:
+    mine, other = (each.collect(each.launch(chunks, seats, drafter=drafter, context=30))[:2] for each in made)
+    assert mine == other
+    return mine
+
+
+@pytest.mark.parametrize("drafter", ["model", "self", "ngram"])
+def test_drafts_as_those_of_portable_rounds(drafter: str, device: torch.device) -> None:
+    """A lane with all filters and a greedy one, whose limits differ; then the greedy one alone."""
+    made = pair(device, drafter)
+    assert [*made[0].readers] == [*made[1].readers] == (["model"] if drafter == "model" else [])
+    for rounds in made:
+        enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8, top_k=40, top_p=0.95, min_p=0.01)
+        enter(rounds, 0, [1, 2, 3, 1], temperature=0)
+    behind = [Chunk(2, 0, 5, draws=False, drafts=True), Chunk(0, 0, 3, draws=False, drafts=True)]
+    assert both(made, behind, [], drafter) == ([None, None], [])
+    _, landed = both(made, [], [Seat(2, 3), Seat(0, 2)], drafter)
+    assert [len(each.drafted) for each in landed] == [3, 2]
+    both(made, [], [Seat(0, 1)], drafter)
+    assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths)
+    assert made[0].round_seconds(1, 1) is None or ON_GPU
+
+
+def test_prompts_beside_a_full_batch(device: torch.device) -> None:
+    """Nine seats sit in a bucket of ten, and the tenth is the dummy's."""
+    made = pair(device)
+    for rounds in made:
+        for lane in range(LANES):
+            enter(rounds, lane, [lane, lane + 1, lane + 2], seed=lane)
+    drawn, _ = both(made, [Chunk(lane, 0, 3, draws=lane != 4) for lane in range(LANES)], [])
+    assert [landed is None for landed in drawn] == [lane == 4 for lane in range(LANES)]
+    both(made, [], [Seat(lane, 0) for lane in range(LANES)])
+    (bucket,) = made[0]._captured
+    assert (bucket.seats, bucket.rows, bucket.draft, bucket.filters) == (10, 10, 0, False)
+    assert made[0]._state.lengths[made[0]._state.dummy] == 1
+
+
+def test_coins_instead_of_the_target(device: torch.device) -> None:
+    rounds, _ = pair(device, "ngram")
+    rounds.synthetic_acceptance = 1.0
+    enter(rounds, 1, [1, 2, 3, 1, 2], temperature=0)
+    rounds.launch([Chunk(1, 0, 4, draws=False)], [], drafter="ngram", context=30)
+    _, (landed,), _ = rounds.collect(rounds.launch([], [Seat(1, 4)], drafter="ngram", context=30))
+    assert (landed.accepted, landed.drafted, landed.tokens[:4]) == (4, (3, 1, 2, 3), (3, 1, 2, 3))
+
+
+def test_the_bucket_of_a_round(device: torch.device) -> None:
+    rounds, _ = pair(device, "ngram")
+    enter(rounds, 3, [1, 2], top_k=5)
+    seats = [Seat(lane, lane) for lane in range(LANES)]
+    bucket = rounds._bucket(seats, "ngram", 700)
+    assert bucket.seats + sum(range(9)) <= bucket.rows <= bucket.seats * 9
+    assert (bucket.draft, bucket.drafter, bucket.filters) == (8, "ngram", True)
+    assert bucket == rounds._bucket(seats, "ngram", 690)
+    rounds._found["ngram"] = 0.1
+    assert rounds._bucket(seats, "ngram", 700).rows < bucket.rows
+    assert not rounds._bucket(seats[:3], "ngram", 700).filters
+    plain = rounds._bucket([Seat(0, 0)], "ngram", 3)
+    assert (plain.seats, plain.rows, plain.draft, plain.drafter) == (1, 1, 0, None)
+
+
+def test_buckets_of_context_are_few_and_wide_enough(device: torch.device) -> None:
+    rounds, _ = pair(device)
+    most = 2000 + 8 + 2
+    for seats in (1, 12, 13, 64):
+        bounds = [rounds._context(context, seats) for context in range(1, most + 1)]
+        assert all(bound >= context for context, bound in enumerate(bounds, start=1))
+        assert bounds == sorted(bounds)
+        assert bounds[-1] == most
+        assert len({*bounds}) <= 16
+
+
+def test_buckets_of_seats_rows_and_drafts() -> None:
+    assert [_seats(count) for count in (1, 2, 7, 8, 9, 10, 11, 16, 17, 33, 65)] == [
+        1,
+        2,
+        7,
+        8,
+        10,
+        10,
+        12,
+        16,
+        20,
+        40,
+        80,
+    ]
+    assert all(count <= _seats(count) <= 1.25 * count for count in range(1, 300))
+    assert [_rows(wanted, most=100) for wanted in (0, 1, 4, 5, 17, 33, 90)] == [0, 4, 4, 8, 24, 48, 96]
+    assert all(min(wanted, 50) <= _rows(wanted, most=50) <= 50 for wanted in range(100))
+    assert [_draft(length) for length in (0, 1, 6, 7, 8, 11, 100)] == [0, 1, 6, 6, 8, 8, DRAFTS[-1]]
+
+
+def test_prompts_are_padded_to_few_lengths() -> None:
+    assert [padded_rows(rows) for rows in range(1, FEW_ROWS + 1)] == [*range(1, FEW_ROWS + 1)]
+    lengths = {rows: padded_rows(rows) for rows in range(FEW_ROWS + 1, 8193)}
+    assert all(rows <= padded <= max(1.25 * rows, rows + FEW_ROWS) for rows, padded in lengths.items())
+    assert len({*lengths.values()}) < 40
+
+
+def test_parts_of_a_step() -> None:
+    assert _parts(0.5, [1_000, 2_001_000, 5_001_000, 5_001_000]) == Times(step=0.5, draft=0.002, verify=0.003)
