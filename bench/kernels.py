@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.machine import describe
+from paceline.bench.machine import describe
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cpu.team import default_threads
 from paceline.models.load import load_model
@@ -127,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     lines = report(measure(options))
     if options.json:
-        print(json.dumps({"machine": describe(), "threads": options.threads, "passes": lines}))
+        print(json.dumps({"machine": describe(torch.device("cpu")), "threads": options.threads, "passes": lines}))
         return
     print(" ".join(f"{name:>10}" for name in ("format", "kind", "rows", "median ms", "best ms", "× one row")))
     for line in lines:

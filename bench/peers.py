@@ -19,10 +19,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench import prompts
-from bench.machine import describe
 from bench.report import Run, summarise, table, versus_peers
 from bench.systems import SUITE_PROMPTS, System, Worker, machine_cpu_seconds, suite_systems
+from paceline.bench.machine import describe
 
 WARM_UP_TOKENS = 8
 BUSY = 0.1  # of a core, used by other processes
@@ -31,7 +33,7 @@ BUSY = 0.1  # of a core, used by other processes
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     chosen = prompts.load(args.prompts or SUITE_PROMPTS[args.suite], data=args.data, count=args.count)
-    about = describe()
+    about = describe(torch.device("cpu"))
     with ExitStack() as stack:
         workers = [start(system, stack=stack, peers_python=args.peers_python) for system in choose(args)]
         runs = measure(workers, chosen, rounds=args.rounds, tokens=args.tokens)

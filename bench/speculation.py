@@ -15,9 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from bench import prompts as prompt_sets
-from bench.machine import describe
 from paceline import LLM, OFF, SamplingParams, Speculation
+from paceline.bench.machine import describe
 from paceline.llm import Answer
 
 
@@ -98,7 +100,7 @@ def main() -> None:
         pairs.append(measure(llm, encoded[start : start + args.concurrency], params, how, args.rounds))
         print(chosen[start].id, json.dumps(summarise(pairs[-1:])), flush=True)
     command = {name: str(value) for name, value in vars(args).items() if value is not None and name != "data"}
-    print(json.dumps({**summarise(pairs), "command": command, "machine": describe()}))
+    print(json.dumps({**summarise(pairs), "command": command, "machine": describe(torch.device("cpu"))}))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench.machine import describe
+import torch
+
 from paceline import LLM, OFF, SamplingParams
+from paceline.bench.machine import describe
 from paceline.draft import Draft
 from paceline.kernels.base import Batch, Output
 from paceline.runner.batch import Share, build_batch
@@ -134,7 +136,7 @@ def main() -> None:
         "batches": batches,
         "batch_16_over_1": round(batches[16]["tok_s"] / batches[1]["tok_s"], 2),
         "command": vars(args),
-        "machine": describe(),
+        "machine": describe(torch.device("cpu")),
     }
     print(json.dumps(result, indent=2))
 

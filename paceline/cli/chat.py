@@ -15,14 +15,7 @@ from itertools import takewhile
 from threading import Event
 from typing import TYPE_CHECKING, cast
 
-from paceline.cli.options import (
-    add_model_options,
-    add_sampling_options,
-    add_speculation_options,
-    load,
-    sampling_of,
-    speculation_of,
-)
+from paceline.cli.options import add_answer_options, add_model_options, load, sampling_of, speculation_of
 from paceline.cli.report import Tally, stats_line
 from paceline.cli.screen import show
 from paceline.cli.style import Style
@@ -39,9 +32,7 @@ MAX_TOKENS = 1024  # of an answer, where the user says nothing: a small model ma
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_speculation_options(parser)
-    add_sampling_options(parser)
-    parser.set_defaults(max_tokens=MAX_TOKENS)
+    add_answer_options(parser, max_tokens=MAX_TOKENS)
 
 
 def run(args: Namespace) -> int:

@@ -14,14 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import (
-    add_model_options,
-    add_sampling_options,
-    add_speculation_options,
-    load,
-    sampling_of,
-    speculation_of,
-)
+from paceline.cli.options import add_answer_options, add_model_options, load, sampling_of, speculation_of
 from paceline.cli.report import stats_line, stats_record
 from paceline.cli.screen import show
 from paceline.cli.style import Style
@@ -41,9 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="prompts are messages of a user: apply the chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message, with --chat")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
-    add_speculation_options(parser)
-    add_sampling_options(parser)
-    parser.set_defaults(max_tokens=MAX_TOKENS)
+    add_answer_options(parser, max_tokens=MAX_TOKENS)
 
 
 def run(args: Namespace) -> int:

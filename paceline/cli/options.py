@@ -86,19 +86,18 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
     _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP)
 
 
-def add_sampling_options(parser: ArgumentParser) -> None:
-    _add_fields(
-        parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
-    )
-
-
-def add_speculation_options(parser: ArgumentParser) -> None:
+def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
+    """What is asked of speculation and of sampling."""
     group = parser.add_argument_group("speculation")
     group.add_argument("--no-speculation", action="store_true", help="plain decoding")
     rules = [rule.value for rule in Rule]
     group.add_argument(
         "--rule", choices=rules, default=Rule.COUPLED.value, help="how drafts are accepted (default: coupled)"
     )
+    _add_fields(
+        parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
+    )
+    parser.set_defaults(max_tokens=max_tokens)
 
 
 def engine_config(args: Namespace) -> EngineConfig:

@@ -66,6 +66,16 @@ def assert_remembered(rig: Rig, backend: str, asked: Sequence[Request], told: Ma
     assert len(reached) >= 5
 
 
+def walk(rig: Rig, backend: str, asked: Sequence[Request]) -> dict[Key, Told]:
+    going = Run(rig)
+    going.submit(asked)
+    while rig.engine.has_work:
+        going.step()
+        if going.steps % 6 == 0:
+            assert_running_kv(rig, backend)
+    return going.finish()
+
+
 @pytest.mark.parametrize(
     ("backend", "name", "law"),
     [
@@ -77,13 +87,7 @@ def assert_remembered(rig: Rig, backend: str, asked: Sequence[Request], told: Ma
 def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) -> None:
     rig = build(backend, {name: under_law.made(name, backend, law)})
     asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.requests(law, (Rule.COUPLED,)))]
-    going = Run(rig)
-    going.submit(asked)
-    while rig.engine.has_work:
-        going.step()
-        if going.steps % 6 == 0:
-            assert_running_kv(rig, backend)
-    told = going.finish()
+    told = walk(rig, backend, asked)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, law))
     assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
     if law == "sampled":  # after a stop id accepted tokens may be committed that nobody hears
@@ -98,13 +102,7 @@ def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) 
     rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
     asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.flying_requests("sampled"))]
     asked = [replace(r, sampling=replace(r.sampling, stop_ids=())) for r in asked]
-    going = Run(rig)
-    going.submit(asked)
-    while rig.engine.has_work:
-        going.step()
-        if going.steps % 6 == 0:
-            assert_running_kv(rig, backend)
-    told = going.finish()
+    told = walk(rig, backend, asked)
     assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
     assert_remembered(rig, backend, asked, told)
 
