@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.cuda.formats import FLOAT, GROUPED, Matrix
+from paceline.kernels.cuda.formats import FLOAT, Matrix
 
 FEW_ROWS = 64  # up to here the matrix is read at memory speed
 MORE_ROWS = 128  # up to here parts are summed by programs of their own
@@ -63,7 +63,7 @@ class Tiles:
     def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
         """For `programs` tiles of OUTPUTS × all rows, and numbers of `size` bytes. As measured on an H200."""
         if format != FLOAT or size != 2:
-            return cls(rows=_power(rows), inputs=64 if format in (FLOAT, GROUPED) else 128, stages=3)
+            return cls(rows=_power(rows), inputs=64, stages=2)  # scales take room beside the weights
         if rows > FEW_ROWS:
             return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
