@@ -1,8 +1,9 @@
 """A decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
 
-A layer is eight launches: norm, q·k·v, rotation with the KV store, attention, o + residual, norm, gate·up, down +
-residual. All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel
-computes a row by itself and in a fixed order, so a row's bits never depend on which rows ride along.
+A layer is seven launches: norm, q·k·v, attention with the rotation and the KV store, o + residual, norm, gate·up,
+down + residual. Where a sequence has many rows, or heads are normed, the rotation is a launch of its own. All buffers
+keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a row by itself
+and in a fixed order, so a row's bits never depend on which rows ride along.
 
 `CudaDecoder` has weights and no KV memory; `CudaForward` joins it with one. A quantised copy of a target that drafts
 for it takes the target's own KV memory: verification writes every slot that the copy has written.
@@ -21,7 +22,7 @@ from torch.nn import functional
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
-from paceline.kernels.cuda.attend import Attention, block_for
+from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
@@ -173,22 +174,14 @@ class CudaDecoder:
         queries = self._buffer("queries", count, heads * config.head_dim).view(count, heads, config.head_dim)
         out = self._buffer("attended", count, heads * config.head_dim)
         self.products(y, layer.qkv, qkv)
-        rotate(
-            qkv,
-            queries,
-            kv,
-            index,
-            positions=rows.positions,
-            slots=rows.slots,
-            cos=layer.cos,
-            sin=layer.sin,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=config.norm_eps,
-            pdl=self.pdl,
-        )
+        block_m = block_for(group, rows.max_rows)
+        rotation = None
+        if layer.q_norm is None and rows.tails is None and rows.max_rows <= block_m // group:
+            rotation = Rotation(rows.slots, layer.cos, layer.sin)
+        else:
+            self._rotate(index, layer, qkv, queries, rows, kv)
         self.attention(
-            queries,
+            queries if rotation is None else qkv,
             kv,
             index,
             row_starts=rows.row_starts,
@@ -203,10 +196,27 @@ class CudaDecoder:
             max_context=rows.max_context,
             window=layer.window,
             scale=self.scale,
-            block_m=block_for(group, rows.max_rows),
+            block_m=block_m,
+            rotation=rotation,
             pdl=self.pdl,
         )
         return out
+
+    def _rotate(self, index: int, layer: Layer, qkv: Tensor, queries: Tensor, rows: Pass, kv: CudaKV) -> None:
+        rotate(
+            qkv,
+            queries,
+            kv,
+            index,
+            positions=rows.positions,
+            slots=rows.slots,
+            cos=layer.cos,
+            sin=layer.sin,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=self.config.norm_eps,
+            pdl=self.pdl,
+        )
 
     def _branch(
         self,

@@ -15,11 +15,15 @@ row's result depends on nothing but its own context: not on the batch, nor on wh
 Who computes what is only a matter of speed. While the device has room each tile has its own program; then a program
 takes whole splits, in turns; where blocks alone fill the device it takes all splits of its block, and needs no other.
 The program of a block that finishes last merges what the others left in scratch memory: one launch is enough.
+
+Where all rows of a sequence are one block (decoding, verification), a program can also do what `rotate` does, to the
+same bits: it turns its queries, and before it reads a tile it stores the keys and values of the rows that lie in it.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -27,11 +31,21 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.kv import CudaKV
+from paceline.kernels.cuda.kv import FP8, FP8_MAX, CudaKV
+from paceline.kernels.cuda.rotate import narrowed, turn
 
 SPLIT = 512  # positions of a split
 FILL = 528  # programs that a device holds at once: four on each of 132 multiprocessors
 BLOCKS = (16, 32, 64, 128)  # rows times query heads of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What a program needs to do the work of `rotate` itself."""
+
+    slots: Tensor  # int32 [rows]
+    cos: Tensor  # float32 [positions, head_dim / 2]
+    sin: Tensor
 
 
 class Attention:
@@ -74,14 +88,16 @@ class Attention:
         bases: Tensor | None = None,
         tails: Tensor | None = None,
         block_m: int = 16,
+        rotation: Rotation | None = None,
         pdl: bool = False,
     ) -> Tensor:
-        """`out` = attention of queries, both [rows, heads, head_dim], as Batch describes it.
+        """`out` = attention of queries, both [rows, heads, head_dim], as Batch describes it. With a `rotation` the
+        queries are the packed projection [rows, heads + 2 · kv_heads, head_dim] before anything was turned or stored.
 
         max_rows bounds the rows of a sequence and max_context their positions + 1. With `lanes` [seats] the pages of a
         seat stand in page_table[lanes[seat]], otherwise in page_table[seat]. Rows of no seat are left alone.
         """
-        _, heads, head_dim = queries.shape
+        _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
         kv_heads = keys.shape[1]
         group = heads // kv_heads
@@ -90,6 +106,8 @@ class Attention:
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
+        assert rotation is None or (blocks == 1 and tails is None), "only the rows of one block can be turned here"
+        turned = rotation or Rotation(row_starts, out, out)  # what is not given is not read
         padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or min(8, SPLIT // tile)
@@ -111,10 +129,14 @@ class Attention:
             row_starts if lanes is None else lanes,  # what is not given is not read
             row_starts if bases is None else bases,
             row_starts if tails is None else tails,
+            turned.slots,
+            turned.cos,
+            turned.sin,
             self.partials,
             self.counters,
             scale * math.log2(math.e),
             window,
+            len(turned.cos),
             page_table.shape[1],
             0 if tails is None else tails.shape[1],
             blocks,
@@ -132,6 +154,8 @@ class Attention:
             LANES=lanes is not None,
             TREE=tails is not None,
             SOLO=solo,
+            TURN=rotation is not None,
+            LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
             num_warps=warps if block_m < 64 else 2 * warps,
             num_stages=self.stages,
@@ -175,7 +199,9 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
     return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
 
 
-@triton.jit(do_not_specialize=["window", "pages", "depth", "units"])  # they vary, and a compilation takes seconds
+@triton.jit(
+    do_not_specialize=["window", "angles", "pages", "depth", "units"]
+)  # they vary, and a compilation takes seconds
 def _attend(
     queries,
     keys,
@@ -187,10 +213,14 @@ def _attend(
     lanes,
     bases,
     tails,
+    slots,
+    cos,
+    sin,
     partials,
     counters,
     scale,
     window,
+    angles,
     pages,
     depth,
     blocks,
@@ -208,6 +238,8 @@ def _attend(
     LANES: tl.constexpr,
     TREE: tl.constexpr,
     SOLO: tl.constexpr,
+    TURN: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -232,7 +264,11 @@ def _attend(
     place = tl.load(positions + row, mask=valid, other=-1)  # [BLOCK_M] positions
     cell = (row.to(tl.int64) * HEADS + head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
     mask = valid[:, None] & (d < HEAD_DIM)[None, :]
-    q = tl.load(queries + cell, mask=mask, other=0.0)
+    if TURN:
+        source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
+        q = _turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
+    else:
+        q = tl.load(queries + cell, mask=mask, other=0.0)
 
     end = tl.max(place, 0) + 1  # past the last position of the block
     low = end * 0  # the first position that any of its rows sees
@@ -249,6 +285,21 @@ def _attend(
         tails += start.to(tl.int64) * depth
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
+    if TURN:  # the new rows of the positions that this program reads
+        member = start + m
+        here = (m < ROWS) & (member < stop)
+        at = tl.load(positions + member, mask=here, other=0)
+        here = here & ((at // UNIT - first) % tl.num_programs(2) == me)
+        slot_ = tl.load(slots + member, mask=here, other=0)
+        here = here & (slot_ >= 0)
+        source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
+        new = _turned(queries + source[:, None], at, here, cos, sin, angles, HEAD_DIM, PADDED)
+        target = ((slot_ // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + slot_ % PAGE)[:, None] * HEAD_DIM + d[None, :]
+        stored = here[:, None] & (d < HEAD_DIM)[None, :]
+        tl.store(keys + target, narrowed(new, keys, LIMIT), mask=stored)
+        new = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
+        tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)
+        tl.debug_barrier()  # all threads have stored before any of them reads
     block = tl.program_id(0) * KV_HEADS + head
     partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
 
@@ -322,6 +373,22 @@ def _tile(
             acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times a value that is not a number is none
             peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
     return peak, total, acc
+
+
+@triton.jit
+def _turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Heads [BLOCK_M, PADDED] at their positions `place`, as `rotate` turns them."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    d = tl.arange(0, PADDED)
+    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    x = tl.load(source + d[None, :], mask=mask, other=0.0)
+    partner = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF)[None, :], mask=mask, other=0.0)
+    known = mask & ((place >= 0) & (place < angles))[:, None]
+    angle = place.to(tl.int64)[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
+    c = tl.load(cos + angle, mask=known, other=1.0)
+    s = tl.load(sin + angle, mask=known, other=0.0)
+    s = tl.where((d < HALF)[None, :], -s, s)
+    return turn(x.to(tl.float32), partner.to(tl.float32), c, s).to(x.dtype)
 
 
 @triton.jit

@@ -131,8 +131,8 @@ def _rotate(
         inverse = tl.rsqrt(tl.sum(x1 * x1 + x2 * x2, 1) / HEAD_DIM + eps)[:, None]
         x1 = (x1 * inverse * weight1).to(packed1.dtype).to(tl.float32)
         x2 = (x2 * inverse * weight2).to(packed1.dtype).to(tl.float32)
-    turned1 = (x1 * c - x2 * s).to(packed1.dtype)
-    turned2 = (x2 * c + x1 * s).to(packed1.dtype)
+    turned1 = turn(x1, x2, c, -s).to(packed1.dtype)
+    turned2 = turn(x2, x1, c, s).to(packed1.dtype)
 
     target = queries + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d
     tl.store(target, turned1, mask=is_query[:, None] & inside)
@@ -140,12 +140,12 @@ def _rotate(
     place = (slot // PAGE) * (KV_HEADS * PAGE * HEAD_DIM) + (slot % PAGE) * HEAD_DIM  # of head 0 in the page
     target = keys + place + (head - HEADS)[:, None] * (PAGE * HEAD_DIM) + d
     mask = is_key[:, None] & inside & (slot >= 0)
-    tl.store(target, _narrow(turned1, keys, LIMIT), mask=mask)
-    tl.store(target + HEAD_DIM // 2, _narrow(turned2, keys, LIMIT), mask=mask)
+    tl.store(target, narrowed(turned1, keys, LIMIT), mask=mask)
+    tl.store(target + HEAD_DIM // 2, narrowed(turned2, keys, LIMIT), mask=mask)
     target = values + place + (head - HEADS - KV_HEADS)[:, None] * (PAGE * HEAD_DIM) + d
     mask = is_value[:, None] & inside & (slot >= 0)
-    tl.store(target, _narrow(packed1, values, LIMIT), mask=mask)
-    tl.store(target + HEAD_DIM // 2, _narrow(packed2, values, LIMIT), mask=mask)
+    tl.store(target, narrowed(packed1, values, LIMIT), mask=mask)
+    tl.store(target + HEAD_DIM // 2, narrowed(packed2, values, LIMIT), mask=mask)
 
 
 @triton.jit
@@ -154,7 +154,13 @@ def _half(weight, d, inside):
 
 
 @triton.jit
-def _narrow(x, memory, LIMIT: tl.constexpr):
+def turn(x, partner, c, s):
+    """One coordinate of a rotated pair. Which product is fused is not left to the compiler: others rotate, too."""
+    return tl.fma(x, c, partner * s)
+
+
+@triton.jit
+def narrowed(x, memory, LIMIT: tl.constexpr):
     """x in the type of the memory; a LIMIT above 0 is where it saturates."""
     if LIMIT > 0:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -LIMIT), LIMIT)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from paceline.draft import Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.kernels.cuda.attend import Attention, block_for, tile_for
+from paceline.kernels.cuda.attend import Attention, Rotation, block_for, tile_for
 from paceline.kernels.cuda.kv import FP8, CudaKV
+from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
@@ -77,7 +79,7 @@ def fields(batch: Batch) -> list[tuple[str, Tensor | None]]:
 
 
 def run(
-    attention: Attention, kv: CudaKV, batch: Batch, queries: Tensor, out: Tensor, *, window: int = 0, **options: int
+    attention: Attention, kv: CudaKV, batch: Batch, queries: Tensor, out: Tensor, *, window: int = 0, **options: Any
 ) -> Tensor:
     starts = batch.row_starts.tolist()
     return attention(
@@ -95,7 +97,7 @@ def run(
         max_context=int(batch.positions.max()) + 1,
         scale=0.4,
         window=window,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -250,6 +252,41 @@ def test_pages_are_found_through_lanes(dtype, device):
 def test_memory_in_float8(device):
     scene = Scene((4, 2, 16), FP8, device)
     close(scene.attend(made(device), *MIXED), scene.reference(*MIXED))
+
+
+@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
+@pytest.mark.parametrize(("shape", "window"), [((4, 2, 16), 0), ((6, 2, 24), 20), ((8, 1, 64), 0)], ids=str)
+def test_rotation_in_passing_is_rotation_bit_by_bit(shape, window, fill, dtype, device):
+    """Rows that cross from one tile into the next and from one split into the next, a first token, a page of its own."""
+    works = (share(0, 14, 1, *chain(1)), share(1, 89, 1), share(2, 30, 1, *chain(1)), SHORT)
+    heads, kv_heads, head_dim = shape
+    kinds = [dtype, FP8] if dtype == torch.float32 else [dtype]
+    for kind in kinds:
+        here, there = (Scene(shape, kind, device) for _ in range(2))
+        batch, activations = here.batch(*works), here.queries.dtype
+        generator = torch.Generator().manual_seed(3)
+        packed = torch.randn((6, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
+        angles = torch.rand((95, head_dim // 2), generator=generator).to(device) * 6
+        cos, sin = angles.cos(), angles.sin()
+        queries = torch.empty((6, heads, head_dim), device=device, dtype=activations)
+        rotate(
+            packed, queries, here.kv, LAYER, positions=batch.positions, slots=batch.slots, cos=cos, sin=sin, pdl=ON_GPU
+        )
+        options = {"window": window, "block_m": 16, "pdl": ON_GPU}
+        apart = run(made(device, fill=fill), here.kv, batch, queries, torch.full_like(queries, torch.nan), **options)
+        at_once = run(
+            made(device, fill=fill),
+            there.kv,
+            batch,
+            packed,
+            torch.full_like(queries, torch.nan),
+            rotation=Rotation(batch.slots, cos, sin),
+            **options,
+        )
+        assert torch.equal(at_once, apart)
+        slots = torch.arange(PAGES * PAGE_SIZE, device=device)
+        for one, other in zip(here.kv.read(slots), there.kv.read(slots), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):
