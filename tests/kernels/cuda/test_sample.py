@@ -74,7 +74,8 @@ def test_any_vocabulary(vocab: int, device: torch.device) -> None:
 
 def test_plain_draws(device: torch.device) -> None:
     """Without filters: many, since nothing else shows that rough noise never hides the best token."""
-    check(random_logits(40, 5000, device, spread=0.5), lanes=[1, 2] * 20)
+    rows = 400 if device.type == "cuda" else 20
+    check(random_logits(rows, 5000, device, spread=0.5), lanes=[1, 2] * (rows // 2))
 
 
 @triton.jit
@@ -114,10 +115,10 @@ def test_peaked_logits(device: torch.device) -> None:
 
 def test_a_tail_with_most_of_the_mass(device: torch.device) -> None:
     """One logit stands out, yet top-p and a faint min-p leave what lies further below than the list of top-p goes."""
-    logits = random_logits(3, 20_001, device, spread=0.01)
+    logits = random_logits(2, 20_001, device, spread=0.01)
     logits[:, 17] = 10.05
-    assert (check(logits, lanes=[5, 5, 5]) != 17).any()
-    assert (check(logits, lanes=[12, 12, 12]) != 17).any()
+    assert (check(logits, lanes=[5, 5]) != 17).any()
+    assert (check(logits, lanes=[12, 12]) != 17).any()
 
 
 def test_close_calls(device: torch.device) -> None:
