@@ -33,9 +33,9 @@ class Governor:
         """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
         `off_reason` where it is 0."""
         seconds = self._round_seconds(sequences)
-        wishes = [self._wish(sequence, running, by_cost=seconds is None) for sequence in sequences]
-        if seconds is not None and any(wishes):
-            wishes = self._within_a_round(sequences, wishes, seconds)
+        wishes = [self._wish(sequence, running, by_cost=sequence.drafter not in seconds) for sequence in sequences]
+        for drafter, known in seconds.items():
+            wishes = self._within_a_round(sequences, wishes, drafter, known)
         total = min(rows, self._config.max_draft_tokens)
         lengths = fair_split(wishes, total)
         for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
@@ -77,37 +77,50 @@ class Governor:
             limits.append(self._rounds.max_draft)
         return min(limits)
 
-    def _round_seconds(self, sequences: Seq[Sequence]) -> list[float] | None:
-        """Seconds of a round for drafts of 0, 1, … tokens, on a line where not measured; None: nothing to go by."""
+    def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
+        """By drafter: seconds of its rounds for drafts of 0, 1, … tokens. None of a drafter with nothing to go by."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
-            return None
-        drafters = {sequence.drafter for sequence in sequences} - {None}
-        if not drafters or not drafters <= {*self._rounds.drafters}:
-            return None
+            return {}
+        drafters = dict.fromkeys(sequence.drafter for sequence in sequences if sequence.drafter is not None)
+        if not drafters.keys() <= {*self._rounds.drafters}:
+            return {}
+        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in drafters}
+        return {drafter: table for drafter, table in tables.items() if table}
+
+    def _table(self, drafter: str, *, batch: int) -> list[float]:
+        """Where not measured, on a line; empty: too little is known for one."""
+        assert self._rounds is not None
         lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
-        measured = [self._rounds.round_seconds(len(sequences), length) for length in lengths]
+        measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
         known = [(length, seconds) for length, seconds in enumerate(measured) if seconds is not None]
         if len(known) < 2:
-            return None
+            return []
         slope, base = linear_regression(*zip(*known, strict=True))
         least = min(seconds for _, seconds in known) / 2  # no line may promise rounds for nothing
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
 
-    def _within_a_round(self, sequences: Seq[Sequence], wishes: list[int], seconds: Seq[float]) -> list[int]:
-        """Cut all wishes to the length with the most tokens a second. Where that is none everybody pauses, and probes
-        after it, one draft at a time, unless not even right drafts would pay."""
-        drafts = [(sequence.pace.rate, wish) for sequence, wish in zip(sequences, wishes, strict=True)]
+    def _within_a_round(
+        self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: Seq[float]
+    ) -> list[int]:
+        """Cut the wishes of those whom `drafter` serves to the length with the most tokens a second; in its rounds the
+        others go plain. Where that is none they pause, and probe after it, one draft at a time, unless not even right
+        drafts would pay."""
+        own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
+        drafts = [(sequence.pace.rate, wish) for sequence, wish in zip(sequences, own, strict=True)]
         best = _best_length(drafts, seconds)
-        if best:
-            return [min(wish, best) for wish in wishes]
-        hopeless = not _best_length([(1.0, wish) for wish in wishes], seconds)
-        probes = [0] * len(wishes)
-        for i, (sequence, wish) in enumerate(zip(sequences, wishes, strict=True)):
-            if wish and (hopeless or not sequence.pace.probing):
+        hopeless = not best and not _best_length([(1.0, wish) for wish in own], seconds)
+        cut = list(wishes)
+        for i, (sequence, wish) in enumerate(zip(sequences, own, strict=True)):
+            if not wish:
+                continue
+            if best:
+                cut[i] = min(wish, best)
+            elif hopeless or not sequence.pace.probing:
+                cut[i] = 0
                 self._pause(sequence, "paused: plain rounds make more tokens a second")
-            elif sequence.air.most == sequence.air.sure:  # else the last probe has not landed
-                probes[i] = wish
-        return probes
+            elif sequence.air.most != sequence.air.sure:  # the last probe has not landed
+                cut[i] = 0
+        return cut
 
     def _affordable(self, sequence: Sequence) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""

@@ -1,6 +1,7 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph is captured the first time its bucket is wanted, and a bucket is everything that fixes the shape of a round:
+A graph is captured when its bucket is wanted and kept until many others have been wanted since. A bucket is everything
+that fixes the shape of a round:
 
     seats     the batch, padded with the dummy lane
     rows      of the verification: the total, not seats × longest draft. Shorter drafts leave room for longer ones
@@ -38,6 +39,7 @@ STEPS_ALOFT = 4  # more than the engine ever has: memory for the outcomes of so 
 LEAST_CONTEXT = 256
 FEW_SEATS, FINE = 12, 128  # up to so many seats, steps of so many positions at least
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # lengths that have graphs; others are cut
+MOST_GRAPHS = 256  # kept at a time
 MEMORY = 0.9  # weight of the past in what is measured
 
 
@@ -91,8 +93,8 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._filtered: set[int] = set()  # lanes that filter logits
-        self._captured: dict[Bucket, _Round] = {}
-        self._seconds: dict[tuple[int, int, str | None], float] = {}
+        self._captured: dict[Bucket, _Round] = {}  # the longest unused first
+        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)  # (draft, drafter) → by seats
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # share of the drafted tokens wanted that was found
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
 
@@ -134,17 +136,10 @@ class CudaRounds:
                 times = Times(step=times.step, verify=times.step)
         return landed_chunks, landed, times
 
-    def round_seconds(self, batch: int, draft: int) -> float | None:
-        known = [(abs(seats - batch), seconds) for (seats, k, _), seconds in self._seconds.items() if k == draft]
-        near = [(distance, seconds) for distance, seconds in known if distance <= batch // 4]
+    def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
+        known = self._seconds[draft, drafter if draft else None]
+        near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
         return min(near)[1] if near else None
-
-    def warm_up(self, seats: int, draft: int, drafter: str | None, context: int) -> None:
-        """Capture the graph of a full bucket ahead of its use."""
-        rows = seats * (1 + draft)
-        self._round(
-            Bucket(seats, rows, draft, drafter if draft else None, self._context(context, seats), filters=False)
-        )
 
     def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
         if self._state.device.type != "cuda":
@@ -236,20 +231,31 @@ class CudaRounds:
         return min(max(LEAST_CONTEXT, bound), self._max_context + self.max_draft + 2)
 
     def _round(self, bucket: Bucket) -> _Round:
-        if bucket not in self._captured:
-            by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
-            made = _Round(bucket, self._state, self._target, by, self.synthetic_acceptance)
-            if self._graphs:
-                made.capture(self._pool)
-            self._captured[bucket] = made
-        return self._captured[bucket]
+        made = self._captured.pop(bucket, None) or self._capture(bucket)
+        self._captured[bucket] = made  # as the latest
+        return made
+
+    def _capture(self, bucket: Bucket) -> _Round:
+        if len(self._captured) >= MOST_GRAPHS:
+            self._drop_oldest()
+        by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
+        made = _Round(bucket, self._state, self._target, by, self.synthetic_acceptance)
+        if self._graphs:
+            made.capture(self._pool)
+        return made
+
+    def _drop_oldest(self) -> None:
+        """Once the device is done with it: a step in the air may be a replay of it."""
+        if self._state.device.type == "cuda":
+            torch.cuda.synchronize(self._state.device)
+        del self._captured[next(iter(self._captured))]
 
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and times.step:
-            key = (bucket.seats, bucket.draft, bucket.drafter)
-            self._seconds[key] = times.step + MEMORY * (self._seconds.get(key, times.step) - times.step)
+            seconds = self._seconds[bucket.draft, bucket.drafter]
+            seconds[bucket.seats] = times.step + MEMORY * (seconds.get(bucket.seats, times.step) - times.step)
         if bucket.drafter is not None:
             share = sum(len(one.drafted) for one in landed) / (bucket.draft * len(landed))
             self._found[bucket.drafter] = share + MEMORY * (self._found[bucket.drafter] - share)

@@ -99,8 +99,9 @@ class Rounds(Protocol):
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step, each once and in order: chunks (None where nothing was drawn), seats, times."""
 
-    def round_seconds(self, batch: int, draft: int) -> float | None:
-        """How long a round of so many seats takes where each has so many drafted tokens; None: not known."""
+    def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
+        """How long a round of so many seats takes where each has so many drafted tokens of this drafter; None: not
+        known. Without a draft it is a plain round, whoever might have drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class PortableRounds:
         chunks, seats, times = ticket
         return chunks, seats, times
 
-    def round_seconds(self, batch: int, draft: int) -> float | None:
+    def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
 
     def _apply_changes(self) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paceline.types import Request, SamplingParams
+from paceline.types import Request, SamplingParams, Speculation
 from tests.rig import FLOWN, TARGET, Model, Rig, Told, WatchedRounds, build, prompt, run
 
-Seconds = Callable[[int, int], float | None]  # of (batch, draft)
+Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)
 
 
 def fly(seconds: Seconds, flown: Model = TARGET, *, count: int = 2, **options: Any) -> tuple[list[int], Rig, Told]:
@@ -32,13 +32,13 @@ def lengths(rounds: WatchedRounds) -> list[int]:
 
 def test_drafts_are_as_long_as_they_are_cheap() -> None:
     """Up to four tokens a round costs next to nothing, and then a lot."""
-    asked, rig, _ = fly(lambda batch, draft: 0.001 * (1 + 0.05 * min(draft, 4) + max(draft - 4, 0)))
+    asked, rig, _ = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.05 * min(draft, 4) + max(draft - 4, 0)))
     assert max(asked) == 4
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
 
 
 def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
-    asked, _, told = fly(lambda batch, draft: 0.001 * (1 + 2 * draft))
+    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 2 * draft))
     assert not any(asked)
     assert told.stats.pauses >= 2
     assert told.stats.off_reason == "paused: plain rounds make more tokens a second"
@@ -46,7 +46,7 @@ def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
 
 def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
     """After each pause one, for things may have changed; the next not before it has landed."""
-    asked, _, told = fly(lambda batch, draft: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)  # type: ignore[arg-type]
+    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)  # type: ignore[arg-type]
     probes = [i for i, length in enumerate(asked) if length]
     assert 2 <= len(probes) <= 6
     assert all(after - before > 5 for before, after in itertools.pairwise(probes))
@@ -54,7 +54,7 @@ def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
 
 
 def test_the_size_of_the_batch_matters() -> None:
-    def seconds(batch: int, draft: int) -> float:
+    def seconds(batch: int, draft: int, drafter: str) -> float:
         return 0.001 * (1 + draft * (3.0 if batch > 2 else 0.01))
 
     many, _, _ = fly(seconds, count=6, max_sequences=6)
@@ -63,7 +63,7 @@ def test_the_size_of_the_batch_matters() -> None:
 
 
 def test_bad_drafts_get_shorter() -> None:
-    def seconds(batch: int, draft: int) -> float:
+    def seconds(batch: int, draft: int, drafter: str) -> float:
         return 0.001 * (1 + 0.3 * draft)
 
     good, _, _ = fly(seconds)
@@ -75,20 +75,58 @@ def test_bad_drafts_get_shorter() -> None:
 @pytest.mark.parametrize("known", [(), (0,), (4,)])
 def test_too_little_is_known(known: tuple[int, ...]) -> None:
     """Then what steps took decides, as on the host."""
-    asked, rig, _ = fly(lambda batch, draft: 0.001 if draft in known else None)
+    asked, rig, _ = fly(lambda batch, draft, drafter: 0.001 if draft in known else None)
     assert any(asked)
     assert rig.engine._governor.cost._weight > 0
 
 
 def test_between_what_was_measured_there_is_a_line() -> None:
     table = {0: 0.001, 2: 0.0011, 6: 0.01}
-    asked, _, _ = fly(lambda batch, draft: table.get(draft))
+    asked, _, _ = fly(lambda batch, draft, drafter: table.get(draft))
     assert max(asked[4:]) == 2
 
 
 def test_fixed_drafts_ask_nobody() -> None:
-    def seconds(batch: int, draft: int) -> float:
+    def seconds(batch: int, draft: int, drafter: str) -> float:
         raise AssertionError("nobody asks")
 
     asked, _, _ = fly(seconds, FLOWN["bad"], fixed_draft=True)  # type: ignore[arg-type]
     assert set(asked[:-20]) == {8}
+
+
+def test_each_drafter_has_seconds_of_its_own() -> None:
+    """Where one costs next to nothing and the other more than it brings, one drafts and the other pauses."""
+    cheap, dear = {"drafter": "cheap"}, {"drafter": "dear"}
+    rig = build("toy", flown={"cheap": TARGET, "dear": TARGET}, measure_cost=True)
+    assert rig.rounds is not None
+    rig.rounds.round_seconds = lambda batch, draft, drafter: 0.001 * (1 + draft * (0.01 if drafter == "cheap" else 2))
+    sampling = SamplingParams(temperature=0, max_tokens=60)
+    requests = [
+        Request(id=words["drafter"], prompt=prompt(9, seed=i), sampling=sampling, speculation=Speculation(**words))
+        for i, words in enumerate((cheap, dear))
+    ]
+    told = run(rig, requests)
+    assert told["cheap", 0].stats.accepted > 30
+    assert told["dear", 0].stats.drafted == 0
+    assert told["dear", 0].stats.off_reason == "paused: plain rounds make more tokens a second"
+
+
+def test_a_drafter_that_nothing_is_known_of_goes_by_what_steps_took() -> None:
+    asked: set[str] = set()
+
+    def seconds(batch: int, draft: int, drafter: str) -> float | None:
+        asked.add(drafter)
+        return 0.001 * (1 + 2 * draft) if drafter == "known" else None
+
+    rig = build("toy", flown={"known": TARGET, "new": TARGET}, measure_cost=True)
+    assert rig.rounds is not None
+    rig.rounds.round_seconds = seconds
+    sampling = SamplingParams(temperature=0, max_tokens=40)
+    requests = [
+        Request(id=name, prompt=prompt(9, seed=i), sampling=sampling, speculation=Speculation(drafter=name))
+        for i, name in enumerate(("known", "new"))
+    ]
+    told = run(rig, requests)
+    assert asked == {"known", "new"}
+    assert told["known", 0].stats.drafted == 0
+    assert told["new", 0].stats.accepted > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from paceline.kernels.cuda.linear import FEW_ROWS
+from paceline.runner import cuda_rounds
 from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
-from paceline.runner.cuda_rounds import DRAFTS, CudaRounds, _draft, _parts, _rows, _seats
+from paceline.runner.cuda_rounds import DRAFTS, CudaRounds, Ticket, _draft, _parts, _rows, _seats
 from paceline.runner.eager import EagerForward
 from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Rounds, Seat, Times
 from paceline.sampling import Sampler
@@ -79,7 +81,7 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, device: torch.device) 
     assert [len(each.drafted) for each in landed] == [3, 2]
     both(made, [], [Seat(0, 1)], drafter)
     assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths)
-    assert made[0].round_seconds(1, 1) is None or ON_GPU
+    assert made[0].round_seconds(1, 1, drafter) is None or ON_GPU
 
 
 def test_prompts_beside_a_full_batch(device: torch.device) -> None:
@@ -94,6 +96,36 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
     (bucket,) = made[0]._captured
     assert (bucket.seats, bucket.rows, bucket.draft, bucket.filters) == (10, 10, 0, False)
     assert made[0]._state.lengths[made[0]._state.dummy] == 1
+
+
+def test_seconds_are_of_a_drafter(device: torch.device) -> None:
+    """And of a plain round whoever asks."""
+    rounds, _ = pair(device, "ngram")
+    seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
+    for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
+        bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, seats=8 + lane)
+        ticket = Ticket([], 1, bucket, None, None, None, None, None)
+        rounds._learn(ticket, [Landed(0, (), (1,))], Times(step=took))
+    assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
+    assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
+    assert rounds.round_seconds(8, 3, "third") is None
+    assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
+    assert rounds.round_seconds(10, 3, "ngram") == 2.0
+    rounds._learn(Ticket([], 1, bucket, None, None, None, None, None), [Landed(0, (), (1,))], Times(step=4.0))
+    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
+
+
+def test_the_longest_unused_graph_goes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a round that was dropped is made anew when it is wanted again, with the same outcome."""
+    monkeypatch.setattr(cuda_rounds, "MOST_GRAPHS", 2)
+    made = pair(device)
+    for rounds in made:
+        for lane in range(3):
+            enter(rounds, lane, [lane, lane + 1, lane + 2], temperature=0)
+    both(made, [Chunk(lane, 0, 2, draws=False) for lane in range(3)], [])
+    for count, kept in ((1, [1]), (2, [1, 2]), (1, [2, 1]), (3, [1, 3]), (2, [3, 2])):
+        both(made, [], [Seat(lane, 0) for lane in range(count)])
+        assert [bucket.seats for bucket in made[0]._captured] == kept
 
 
 def test_coins_instead_of_the_target(device: torch.device) -> None:
