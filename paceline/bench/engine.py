@@ -221,7 +221,7 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
 def facts_of(parts: Parts) -> dict[str, Any]:
     return {
         "target": parts.target.why,
-        "drafters": {name: made.model.why if made.model else "no model" for name, made in parts.drafters.items()},
+        "drafters": {name: made.how for name, made in parts.drafters.items()},
         "bitwise": parts.bitwise,
         "kv_pages": parts.memory.num_pages,
         **asdict(bytes_of(parts)),
@@ -229,12 +229,13 @@ def facts_of(parts: Parts) -> dict[str, Any]:
 
 
 def bytes_of(parts: Parts) -> Bytes:
-    drafters = list(parts.drafters.values())
+    models = [made for made in parts.drafters.values() if made.pass_bytes]
+    own = parts.target.page_bytes
     return Bytes(
         target_weights=parts.target.pass_bytes,
-        target_kv=parts.target.page_bytes // PAGE_SIZE,
-        drafter_weights=sum(made.model.pass_bytes for made in drafters if made.model),
-        drafter_kv=sum(made.page_bytes for made in drafters) // PAGE_SIZE,
+        target_kv=own // PAGE_SIZE,
+        drafter_weights=sum(made.pass_bytes for made in models),
+        drafter_kv=sum(made.page_bytes or own for made in models) // PAGE_SIZE,  # without pages it reads the target's
     )
 
 

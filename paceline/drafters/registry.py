@@ -13,6 +13,7 @@ page costs it, `build` makes the drafter in the engine's setting.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +26,10 @@ from paceline.kernels.base import Forward
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
-from paceline.runner.load import ReadyModel, read_model, ready_shape
+from paceline.runner.load import ReadyModel, memory_for, read_model, ready_shape
 from paceline.runner.rounds import Lookup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class Setting:
 class Recipe:
     name: str  # what requests and statistics call the drafter
     build: Callable[[Setting], Drafter | None]  # None: only a device can run it
-    page_bytes: int = 0
+    how: str = "runs on the host"  # it drafts, in words
+    page_bytes: int = 0  # of KV memory of its own
+    pass_bytes: int = 0  # of weights that a draft pass reads
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
     profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
@@ -62,7 +67,12 @@ Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
 def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     given = _parse("ngram", options, {"min_ngram": int, "max_ngram": int})
     drafter = NgramDrafter(**given)
-    return Recipe(name="ngram", build=lambda setting: drafter, on_device=lambda built, to: Lookup(**given))
+    return Recipe(
+        name="ngram",
+        build=lambda setting: drafter,
+        how="looks up tokens, computes nothing",
+        on_device=lambda built, to: Lookup(**given),
+    )
 
 
 def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
@@ -70,6 +80,12 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     given = _parse("model", rest, {"format": str, "max_draft": int, "min_confidence": float})
     ready = _read(name, target, given.pop("format", _drafting_format(target)), progress)
     _check_vocabulary(ready, target)
+    if given.get("min_confidence") and target.decoder is not None:
+        logger.warning(
+            "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together; it holds "
+            "only in steps that run on the host",
+            name,
+        )
 
     def build(setting: Setting) -> Drafter:
         forward = ready.forward(
@@ -90,7 +106,14 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         return built.forward
 
     return Recipe(
-        name="model", build=build, page_bytes=ready.page_bytes, model=ready, on_device=on_device, profile=ready.profile
+        name="model",
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        model=ready,
+        on_device=on_device,
+        profile=ready.profile,
     )
 
 
@@ -104,14 +127,33 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
             f"the self drafter shares the target's KV memory, which needs a GPU; on a CPU take model:{target.name}"
         )
 
+    with memory_for(f"a copy of {target.name} in {format}", "take a smaller one such as self:int4, or another drafter"):
+        copy = decoder.quantised(format)
+    if all(mine is own for mine, own in zip(copy.matrices(), decoder.matrices(), strict=True)):
+        raise InvalidRequest(
+            f"no matrix of {target.name} can lose bits: as loaded all have 8 or fewer already, and a drafter as slow "
+            "as the target can only lose; take another one, or load the target in bf16"
+        )
+
     def on_device(built: Drafter | None, to: Forward) -> Forward:
         from paceline.runner.cuda import CudaForward
 
         assert isinstance(to, CudaForward)
         return CudaForward(copy, to.kv)
 
-    copy = decoder.quantised(format)
-    return Recipe(name="self", build=lambda setting: None, on_device=on_device, profile=copy.profile)
+    def profile(rows: int, outs: int) -> None:
+        what = f"a pass of {rows} tokens of the copy of {target.name}"
+        with memory_for(what, "lower max_step_tokens or max_sequences"):
+            copy.profile(rows, outs)
+
+    return Recipe(
+        name="self",
+        build=lambda setting: None,
+        how=f"the target in {format}, on its KV memory",
+        pass_bytes=copy.weight_bytes,
+        on_device=on_device,
+        profile=profile,
+    )
 
 
 REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model, "self": _self}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class ReadyModel:
     def profile(self, rows: int, outs: int) -> None:
         """Run the largest pass there will be, so that what is free afterwards may be used."""
         if self.decoder is not None:
-            with _memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
+            with memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
                 self.decoder.profile(rows, outs)
 
     def forward(self, *, num_pages: int, threads: int | None, max_context: int) -> Forward:
@@ -111,6 +111,18 @@ def choose_device(name: str) -> str:
     return name if name != "auto" else "cuda" if there else "cpu"
 
 
+@contextmanager
+def memory_for(what: str, advice: str) -> Iterator[None]:
+    """Says what did not fit on a CUDA device, and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise OutOfMemory(
+            f"no memory for {what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on the device; {advice}"
+        ) from error
+
+
 def read_model(
     name: str,
     *,
@@ -119,7 +131,8 @@ def read_model(
     kv_format: str = "bf16",
     progress: Progress | None = None,
 ) -> ReadyModel:
-    with _memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
+    _check_format(format, device)
+    with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
         is_gguf = model.kind == "gguf"
         tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
@@ -130,14 +143,22 @@ def ready_shape(
     name: str, *, format: Format = "auto", device: str = "cpu", kv_format: str = "bf16", seed: int = 0
 ) -> ReadyModel:
     """A model of a known shape with random weights, for measurements; it has no tokenizer."""
+    _check_format(format, device)
     config = shape_config(name)
     format = resolve_format(format, quantised=False, device=device)
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    with _memory_for(f"random weights of {name}", "choose a smaller format such as fp8 or int4"):
+    with memory_for(f"random weights of {name}", "choose a smaller format such as fp8 or int4"):
         drawn = random_weights(config, device=device, dtype=dtype, seed=seed)
         weights = {canonical: in_format(weight, canonical, format=format) for canonical, weight in drawn}
         model = LoadedModel(kind="hf", path=Path(name), config=config, weights=weights, metadata={}, generation={})
         return _ready(name, model, None, device, kv_format)
+
+
+def _check_format(format: Format, device: str) -> None:
+    """Activations decide: on a GPU a weight of 32 bits would only be rounded."""
+    if format == "fp32" and torch.device(device).type == "cuda":
+        allowed = [known for known in get_args(Format) if known != "fp32"]
+        raise InvalidRequest(f"weights of format fp32 are for a CPU; on a GPU there are {', '.join(allowed)}")
 
 
 def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: str, kv_format: str) -> ReadyModel:
@@ -170,18 +191,6 @@ def _kind(weight: Weight) -> str:
 
 def _is_vector(weight: Weight) -> bool:
     return isinstance(weight, Tensor) and weight.dim() == 1
-
-
-@contextmanager
-def _memory_for(what: str, advice: str) -> Iterator[None]:
-    """Says what did not fit on a CUDA device, and what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info()
-        raise OutOfMemory(
-            f"no memory for {what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on the device; {advice}"
-        ) from error
 
 
 def _choose(model: LoadedModel) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from paceline.bench import engine as bench
 from paceline.bench import machine, report
 from paceline.bench.engine import Bytes, Measured, Run, Setup
+from paceline.drafters.registry import Recipe
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead, InvalidRequest
+from paceline.kernels.base import PAGE_SIZE
 from paceline.types import Finish, TokenEvent
 
 SETUP = Setup(target="tiny", drafter="ngram", batches=(2,), prompt_tokens=10, output_tokens=4)
@@ -161,6 +164,22 @@ def test_the_bytes_of_a_step() -> None:
     bytes = Bytes(target_weights=1000, target_kv=10, drafter_weights=100, drafter_kv=1)
     assert bytes.a_step(sequences=2, context=5, draft_passes=0) == 1100
     assert bytes.a_step(sequences=2, context=5, draft_passes=4) == 1100 + 4 * 110
+
+
+@pytest.mark.parametrize(
+    ("drafter", "weights", "kv"),
+    [
+        ({"page_bytes": 5 * PAGE_SIZE, "pass_bytes": 100}, 100, 5),
+        ({"pass_bytes": 100}, 100, 10),  # on the target's KV memory, which it reads
+        ({}, 0, 0),  # a lookup
+    ],
+)
+def test_what_a_drafter_reads(drafter: Any, weights: int, kv: int) -> None:
+    target = SimpleNamespace(pass_bytes=1000, page_bytes=10 * PAGE_SIZE)
+    made = Recipe(name="it", build=lambda setting: None, **drafter)
+    parts: Any = SimpleNamespace(target=target, drafters={"it": made})
+    expected = Bytes(target_weights=1000, target_kv=10, drafter_weights=weights, drafter_kv=kv)
+    assert bench.bytes_of(parts) == expected
 
 
 def measured(*runs: Run, **changes: Any) -> Measured:

@@ -6,17 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.drafters import registry
 from paceline.drafters.ngram import NgramDrafter
-from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
+from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
 from tests.odd_drafters import Silent
 from tests.rig import tiny_tokenizer
 
 
-def a_target(tokenizer: Any, *, compiled: bool = True) -> Any:
+def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> Any:
     return SimpleNamespace(
-        name="target", tokenizer=tokenizer, compiled=compiled, device="cpu", kv_format="bf16", decoder=None
+        name="target", tokenizer=tokenizer, compiled=compiled, device="cpu", kv_format="bf16", decoder=decoder
     )
 
 
@@ -78,13 +79,20 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.register("my:kind", registry.REGISTRY["ngram"])
 
 
+def a_model() -> Any:
+    return SimpleNamespace(
+        tokenizer=tiny_tokenizer(), page_bytes=77, pass_bytes=99, why="as it can", profile=None, name="small"
+    )
+
+
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready: Any = SimpleNamespace(tokenizer=tiny_tokenizer(), page_bytes=77, profile=None)
+    ready = a_model()
     read = []
     monkeypatch.setattr(registry, "read_model", lambda name, format, **_: read.append((name, format)) or ready)
     for words in ("small", "model:small", "model:small,format=native,max_draft=3"):
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
+        assert (recipe.pass_bytes, recipe.how) == (99, "as it can")
     registry.recipe("small", a_target(tiny_tokenizer(), compiled=False))
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
 
@@ -94,3 +102,61 @@ def test_the_target_itself_needs_a_gpu() -> None:
         registry.recipe("self", TARGET)
     with pytest.raises(UnknownOption, match="format of the self drafter"):
         registry.recipe("self:int3", TARGET)
+
+
+@pytest.mark.parametrize(
+    ("words", "decoder", "warns"),
+    [
+        ("model:small,min_confidence=0.5", object(), True),
+        ("model:small,min_confidence=0", object(), False),
+        ("model:small", object(), False),
+        ("model:small,min_confidence=0.5", None, False),
+    ],
+)
+def test_a_confidence_that_a_device_ignores(
+    words: str, decoder: Any, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "read_model", lambda name, **_: a_model())
+    registry.recipe(words, a_target(tiny_tokenizer(), decoder=decoder))
+    said = ["min_confidence of small ends no draft on a GPU" in record.getMessage() for record in caplog.records]
+    assert said == [True] * warns
+
+
+class FakeDecoder:
+    """Has matrices by name; a copy has those that can lose bits anew."""
+
+    def __init__(self, *matrices: str) -> None:
+        self._matrices = [*matrices]
+        self.weight_bytes = 10 * len(matrices)
+
+    def matrices(self) -> list[str]:
+        return self._matrices
+
+    def quantised(self, format: str) -> FakeDecoder:
+        return FakeDecoder(*(name if name == "int8" else f"{name} in {format}" for name in self._matrices))
+
+    def profile(self, rows: int, outs: int) -> None:
+        raise torch.OutOfMemoryError
+
+
+def test_the_target_in_fewer_bits() -> None:
+    recipe = registry.recipe("self:int4", a_target(None, decoder=FakeDecoder("bf16", "int8")))
+    assert (recipe.page_bytes, recipe.pass_bytes, recipe.model) == (0, 20, None)
+    assert recipe.how == "the target in int4, on its KV memory"
+
+
+def test_a_target_that_has_no_bits_to_lose() -> None:
+    with pytest.raises(InvalidRequest, match="no matrix of target can lose bits: as loaded all have 8 or fewer"):
+        registry.recipe("self", a_target(None, decoder=FakeDecoder("int8", "int8")))
+
+
+def test_no_memory_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 8 << 30))
+    decoder = FakeDecoder("bf16")
+    recipe = registry.recipe("self", a_target(None, decoder=decoder))
+    assert recipe.profile is not None
+    with pytest.raises(OutOfMemory, match=r"a pass of 7 tokens of the copy of target: 1.0 of 8.0 GiB are free"):
+        recipe.profile(7, 2)
+    monkeypatch.setattr(decoder, "quantised", lambda format: decoder.profile(1, 1))
+    with pytest.raises(OutOfMemory, match=r"a copy of target in fp8: 1.0 of 8.0 GiB are free on the device; take a"):
+        registry.recipe("self", a_target(None, decoder=decoder))

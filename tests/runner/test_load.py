@@ -14,7 +14,7 @@ from paceline.models import shapes
 from paceline.runner import load
 from paceline.runner.compiled import CompiledForward
 from paceline.runner.eager import EagerForward
-from paceline.runner.load import choose_device, ready_shape
+from paceline.runner.load import choose_device, read_model, ready_shape
 from tests.rig import TARGET
 
 
@@ -77,6 +77,14 @@ def test_the_same_seed_draws_the_same_weights() -> None:
 def test_kv_formats_are_for_a_gpu() -> None:
     with pytest.raises(InvalidRequest, match="kv_format 'fp8' is for a GPU"):
         ready_shape("small", kv_format="fp8")
+
+
+def test_floats_of_32_bits_are_for_a_cpu() -> None:
+    """Before anything is read: on a GPU they would be rounded."""
+    with pytest.raises(InvalidRequest, match="fp32 are for a CPU; on a GPU there are auto, native, bf16, fp8, int8"):
+        ready_shape("small", format="fp32", device="cuda")
+    with pytest.raises(InvalidRequest, match="fp32 are for a CPU"):
+        read_model("no-such-model", format="fp32", device="cuda:0")
 
 
 def test_no_memory_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
