@@ -29,8 +29,8 @@ class Matrix:
     inputs: int
     format: int
     parts: int
-    scale: Tensor | None = None  # float32 [n] or [n, groups]
-    minimum: Tensor | None = None  # float32 [n, groups]
+    scale: Tensor | None = None  # float32 [n], or [n, groups] in fp16 where that is exact
+    minimum: Tensor | None = None  # as scale, of groups
     bias: Tensor | None = None  # float32 [n]
 
     @property
@@ -99,8 +99,10 @@ def _join_quantised(weights: Sequence[Quantised], device: torch.device | str) ->
         scale = torch.cat([weight.scale.to(device).flatten() for weight in weights])
         return (q.to(torch.int16) - 128).to(torch.int8), scale, None, CHANNEL
     groups = q.shape[1] // GROUP
-    scale = torch.cat([weight.scale.to(device).expand(-1, groups) for weight in weights]).contiguous()
-    minimum = torch.cat([weight.minimum.to(device).expand(-1, groups) for weight in weights]).contiguous()
+    # Those of groups are numbers of fp16; where a channel has but one scale, it is not.
+    dtype = torch.float16 if all(weight.grouped for weight in weights) else torch.float32
+    scale = torch.cat([weight.scale.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
+    minimum = torch.cat([weight.minimum.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
     if all(weight.bits == 4 for weight in weights) and q.shape[1] % (2 * GROUP) == 0:
         halves = q.view(len(q), -1, 2, GROUP)
         return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, minimum, NIBBLES

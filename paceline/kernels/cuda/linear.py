@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.cuda.formats import FLOAT, Matrix
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, Matrix
 
 FEW_ROWS = 64  # up to here the matrix is read at memory speed
 MORE_ROWS = 128  # up to here parts are summed by programs of their own
@@ -62,8 +62,10 @@ class Tiles:
     @classmethod
     def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
         """For `programs` tiles of OUTPUTS × all rows, and numbers of `size` bytes. As measured on an H200."""
+        if format in (CHANNEL, FLOAT8):
+            return cls(rows=_power(rows), inputs=128, stages=4)
         if format != FLOAT or size != 2:
-            return cls(rows=_power(rows), inputs=64, stages=2)  # scales take room beside the weights
+            return cls(rows=_power(rows), inputs=64, stages=3)  # scales take room beside the weights
         if rows > FEW_ROWS:
             return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
@@ -292,8 +294,7 @@ def _weights(
     q = tl.load(pointer + n[:, None] * inputs + k[None, :], mask=known, other=0)
     if FORMAT == 2:  # GROUPED
         at = n[:, None] * (inputs // GROUP) + k[None, :] // GROUP
-        low = tl.load(minimum + at, mask=known, other=0.0)
-        return (q.to(tl.float32) * tl.load(scale + at, mask=known, other=0.0) + low).to(dtype)
+        return _scaled(q, scale + at, minimum + at, known, dtype)
     if FORMAT == 4:  # FLOAT8
         q = q.to(tl.float8e4nv, bitcast=True)
     return q.to(dtype)
@@ -307,8 +308,13 @@ def _nibbles(
     q = tl.load(pointer + n[:, None] * (inputs // 2) + j[None, :], mask=known, other=0)
     q = (q >> 4) if HIGH else (q & 15)
     at = n[:, None] * (inputs // GROUP) + (j[None, :] // GROUP * 2 + HIGH)
-    low = tl.load(minimum + at, mask=known, other=0.0)
-    return (q.to(tl.float32) * tl.load(scale + at, mask=known, other=0.0) + low).to(dtype)
+    return _scaled(q, scale + at, minimum + at, known, dtype)
+
+
+@triton.jit
+def _scaled(q, scale, minimum, known, dtype: tl.constexpr):
+    step = tl.load(scale, mask=known, other=0.0).to(tl.float32)
+    return (q.to(tl.float32) * step + tl.load(minimum, mask=known, other=0.0).to(tl.float32)).to(dtype)
 
 
 @triton.jit

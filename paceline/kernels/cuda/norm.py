@@ -134,8 +134,8 @@ def _embed(
     value = q.to(tl.float32)
     if FORMAT == 2 or FORMAT == 3:
         group = token * (hidden // 32) + k // 32
-        low = tl.load(minimums + group, mask=known, other=0.0)
-        value = value * tl.load(scales + group, mask=known, other=0.0) + low
+        low = tl.load(minimums + group, mask=known, other=0.0).to(tl.float32)
+        value = value * tl.load(scales + group, mask=known, other=0.0).to(tl.float32) + low
     elif FORMAT == 1 or FORMAT == 4:
         value *= tl.load(scales + token)
     if SCALED:

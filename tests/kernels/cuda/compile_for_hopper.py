@@ -1,0 +1,64 @@
+"""Compiles products for Hopper, without a GPU, and prints how many bytes of shared memory each needs, as JSON.
+
+Run by test_compile.py in a process of its own: here kernels must not be the interpreter's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
+from paceline.kernels.cuda.linear import SILU, Tiles, _linear
+
+HOPPER = GPUTarget("cuda", 90, 32)
+FORMATS = {"float": FLOAT, "channel": CHANNEL, "grouped": GROUPED, "nibbles": NIBBLES, "float8": FLOAT8}
+WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT8: "*u8"}
+
+
+def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) -> int:
+    tiles = Tiles.of(rows, gated=gated, programs=programs, format=format, size=2)
+    constants: dict[str, Any] = {
+        "BLOCK_N": tiles.outputs,
+        "BLOCK_R": tiles.rows,
+        "BLOCK_K": tiles.inputs,
+        "PARTS": 1,
+        "SPREAD": False,
+        "EVEN": even,
+        "ACTIVATION": SILU if gated else 0,
+        "RESIDUAL": False,
+        "BIAS": False,
+        "FORMAT": format,
+        "DESCRIPTORS": tiles.descriptors,
+        "STAGES": tiles.stages,
+        "AHEAD": 256,
+        "PDL": True,
+    }
+    x = f"tensordesc<bf16[{tiles.rows}, {tiles.inputs}]>" if tiles.descriptors else "*bf16"
+    w = f"tensordesc<bf16[{tiles.outputs}, {tiles.inputs}]>" if tiles.descriptors else WEIGHTS[format]
+    kinds = {"x": x, "w": w, "w_memory": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
+    floats = ("bias", "partial")
+    signature = {name: "constexpr" if name in constants else "i32" for name in _linear.arg_names}
+    scales = dict.fromkeys(("scale", "minimum"), "*fp16" if format in (GROUPED, NIBBLES) else "*fp32")
+    signature |= dict.fromkeys(floats, "*fp32") | scales | kinds
+    whole = [i for i, name in enumerate(_linear.arg_names) if name not in (*constants, "rows")]
+    attributes = {
+        (i,): [["tt.divisibility", 16]] for i in whole if not str(signature[_linear.arg_names[i]]).startswith("t")
+    }
+    source = ASTSource(fn=_linear, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "launch_pdl": True})
+    return int(compiled.metadata.shared)
+
+
+if __name__ == "__main__":
+    found = {}
+    for name, format in FORMATS.items():
+        for gated in (False, True):
+            found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 128, gated=gated, even=False)
+    found["float, 1 row"] = shared(FLOAT, 1, 128, gated=False, even=True)
+    found["float, 320 rows, gated"] = shared(FLOAT, 320, 128, gated=True, even=True)
+    print(json.dumps(found))
