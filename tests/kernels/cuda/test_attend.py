@@ -257,7 +257,7 @@ def test_memory_in_float8(device):
 @pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
 @pytest.mark.parametrize(("shape", "window"), [((4, 2, 16), 0), ((6, 2, 24), 20), ((8, 1, 64), 0)], ids=str)
 def test_rotation_in_passing_is_rotation_bit_by_bit(shape, window, fill, dtype, device):
-    """Rows that cross from one tile into the next and from one split into the next, a first token, a page of its own."""
+    """Rows that cross from one tile or split into the next, a single one, and a first token."""
     works = (share(0, 14, 1, *chain(1)), share(1, 89, 1), share(2, 30, 1, *chain(1)), SHORT)
     heads, kv_heads, head_dim = shape
     kinds = [dtype, FP8] if dtype == torch.float32 else [dtype]
