@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -42,8 +43,24 @@ def patch_once() -> None:
     interpreter._patch_lang = patch_new
 
 
+def launch_untraced() -> None:
+    """Coverage watches every line of the interpreter too, which takes longer than the lines do."""
+    launch = interpreter.GridExecutor.__call__
+
+    def untraced(self: interpreter.GridExecutor, *args: object, **options: object) -> None:
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            launch(self, *args, **options)
+        finally:
+            sys.settrace(trace)
+
+    interpreter.GridExecutor.__call__ = untraced
+
+
 let_numbers_bound_loops()
 patch_once()
+launch_untraced()
 
 
 @pytest.fixture
