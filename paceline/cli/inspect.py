@@ -1,6 +1,6 @@
 """Inspect: what a model is, what it needs, what will run and why.
 
-The model is loaded as the other commands would load it, so what is shown is what would happen.
+The model is loaded as the other commands would load it, on the same device, so what is shown is what would happen.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import add_model_options, engine_config
 from paceline.cli.progress import progress_bar
 from paceline.cli.style import Style
-from paceline.config import EngineConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.drafters.registry import Recipe
     from paceline.engine.assemble import Memory
-    from paceline.models.weights import Weight
+    from paceline.models.weights import Format, Weight
     from paceline.runner.load import ReadyModel
+
+    Weights = Iterator[tuple[str, Weight]]
 
 Facts = dict[str, Any]
 
@@ -29,13 +32,13 @@ Facts = dict[str, Any]
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
     parser.add_argument(
-        "--errors", action="store_true", help="how far --format moves the weights, by kind of matrix (reads them twice)"
+        "--errors", action="store_true", help="how far --format moves the weights, by kind of matrix (reads them again)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: Namespace) -> int:
-    facts = _facts(args, engine_config(args))
+    facts = _facts(args)
     if args.json:
         print(json.dumps(facts))
     else:
@@ -43,20 +46,22 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _facts(args: Namespace, config: EngineConfig) -> Facts:
+def _facts(args: Namespace) -> Facts:
     from paceline.drafters.registry import recipe
-    from paceline.engine.assemble import share_memory
-    from paceline.runner.load import read_model
+    from paceline.engine.assemble import read_target, share_memory
+    from paceline.runner.load import choose_device
 
+    device = choose_device(args.device)
+    config = engine_config(args, device=device)
     with progress_bar(f"loading {args.target}") as progress:
-        target = read_model(args.target, format=args.format, progress=progress)
+        target = read_target(args.target, format=args.format, device=device, config=config, progress=progress)
     recipes = []
     for words in args.drafter or ["ngram"]:
         with progress_bar(f"loading {words}") as progress:
             recipes.append(recipe(words, target, progress=progress))
-    weights = _weights(target)  # counted first: a Forward takes them over
+    weights = [asdict(part) for part in target.parts]
     drafters = [_drafter(made) for made in recipes]
-    errors = {"errors": _errors(target)} if args.errors else {}
+    errors = {"errors": _errors(args.target, args.format, device)} if args.errors else {}
     memory = share_memory(target, recipes, config)
     return {
         "model": _model(target, weights),
@@ -70,19 +75,35 @@ def _facts(args: Namespace, config: EngineConfig) -> Facts:
     }
 
 
-def _errors(ready: ReadyModel) -> list[Facts]:
-    """The weights in use against those of the file, as far as it is floats; its own quantisation is not undone."""
-    from torch import Tensor
-
+def _errors(name: str, format: Format, device: str) -> list[Facts]:
+    """The weights in a format against those of the file, as far as it is floats; its own quantisation is not undone.
+    They are read again, both ways, because a device has packed its own."""
     from paceline.models.load import open_model
     from paceline.models.precision import quantisation_report
     from paceline.models.weights import iterate_weights
 
-    model = open_model(ready.name)
-    with progress_bar(f"comparing {ready.name}") as progress:
-        floats = iterate_weights(model.source, model.config, format="fp32", progress=progress)
-        originals = ((name, weight) for name, weight in floats if isinstance(weight, Tensor))
-        return [asdict(error) for error in quantisation_report(originals, ready.model.weights)]
+    model = open_model(name)
+    kept: dict[str, Weight] = {}
+    with progress_bar(f"comparing {name}") as progress:
+        floats = iterate_weights(model.source, model.config, format="fp32", device=device, progress=progress)
+        rounded = iterate_weights(model.source, model.config, format=format, device=device)
+        return [asdict(error) for error in quantisation_report(_beside(floats, rounded, kept), kept)]
+
+
+def _beside(floats: Weights, rounded: Weights, kept: dict[str, Weight]) -> Iterator[tuple[str, Tensor]]:
+    """Originals one by one, while `kept` has the same tensor rounded; the first of each kind stays there."""
+    from torch import Tensor
+
+    from paceline.models.precision import kind_of
+
+    kinds: set[str] = set()
+    for (name, original), (_, weight) in zip(floats, rounded, strict=True):
+        assert isinstance(original, Tensor), f"{name} as floats is not"
+        kept[name] = weight
+        yield name, original
+        if kind_of(name) in kinds:
+            del kept[name]
+        kinds.add(kind_of(name))
 
 
 def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
@@ -105,45 +126,16 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
     }
 
 
-def _weights(ready: ReadyModel) -> list[Facts]:
-    """Tensors, parameters and bytes in memory by format, the largest first."""
-    parts: dict[str, Facts] = {}
-    for weight in ready.model.weights.values():
-        name, parameters, size = _measure(weight, compiled=ready.compiled)
-        part = parts.setdefault(name, {"format": name, "tensors": 0, "parameters": 0, "bytes": 0})
-        part["tensors"] += 1
-        part["parameters"] += parameters
-        part["bytes"] += size
-    return sorted(parts.values(), key=lambda part: -part["bytes"])
-
-
-def _measure(weight: Weight, *, compiled: bool) -> tuple[str, int, int]:
-    """Format, parameters and bytes of one tensor."""
-    from torch import Tensor
-
-    from paceline.kernels.quant import GROUP, Float8
-    from paceline.models.weights import weight_bytes
-
-    if isinstance(weight, Tensor):
-        return str(weight.dtype).removeprefix("torch."), weight.numel(), weight_bytes(weight)
-    if isinstance(weight, Float8):
-        name = "8-bit float, by channel"
-    else:
-        name = f"{weight.bits}-bit, groups of {GROUP}" if weight.grouped else f"{weight.bits}-bit, by channel"
-    if not compiled:
-        return f"{name}, as float32", weight.q.numel(), weight.q.numel() * 4
-    return name, weight.q.numel(), weight_bytes(weight)
-
-
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
     """Builds the Forward, so that a shape no kernel has is found out here."""
     from paceline.kernels.cpu.team import default_threads
 
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
     return {
+        "device": ready.device,
         "compiled": ready.compiled,
         "why": ready.why,
-        "threads": threads or default_threads(),
+        "threads": None if ready.decoder else threads or default_threads(),
         "bitwise": forward.bitwise,
     }
 
@@ -178,13 +170,13 @@ def _tokenizer(ready: ReadyModel) -> Facts:
 
 
 def _drafter(made: Recipe) -> Facts:
-    weights = _weights(made.model) if made.model else []
+    parts = made.model.parts if made.model else ()
     return {
         "name": made.name,
         "model": made.model.name if made.model else None,
-        "why": made.model.why if made.model else "looks up tokens, computes nothing",
-        "parameters": sum(part["parameters"] for part in weights),
-        "weight_bytes": sum(part["bytes"] for part in weights),
+        "why": made.how,
+        "parameters": sum(part.parameters for part in parts),
+        "weight_bytes": sum(part.bytes for part in parts) if made.model else made.pass_bytes,  # a copy's are its own
     }
 
 
@@ -231,7 +223,8 @@ def _runs_lines(runs: Facts) -> list[str]:
         if runs["bitwise"]
         else "not bitwise: rounding may differ with the batch and flip a near-tie between two tokens"
     )
-    return [runs["why"], f"{runs['threads']} threads", exact]
+    threads = [] if runs["threads"] is None else [f"{runs['threads']} threads"]
+    return [runs["why"], *threads, exact]
 
 
 def _memory_lines(memory: Facts) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.cli.progress import progress_bar
-from paceline.config import EngineConfig
+from paceline.config import GPU, EngineConfig
 from paceline.types import Rule, SamplingParams, Speculation
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ ENGINE_HELP = {
     "max_sequences": "sequences that run at once",
     "max_step_tokens": "rows of one forward pass, shared by decoding, drafts and prompts",
     "max_context": "longest sequence in tokens (default: the model's, as far as memory allows)",
-    "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free)",
+    "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free; on a "
+    "GPU all that weights and the largest passes leave)",
     "kv_format": "of keys and values on a GPU: bf16 or fp8",
     "prefix_cache": "share the pages of equal beginnings",
     "measure_cost": "draft no token that costs more time than it saves",
@@ -83,7 +84,7 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda (default: a GPU if there)"
     )
     parser.add_argument("--threads", type=count, metavar="N", help="(default: one a core)")
-    _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP)
+    _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, on_gpu=GPU)
 
 
 def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
@@ -100,8 +101,8 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
     parser.set_defaults(max_tokens=max_tokens)
 
 
-def engine_config(args: Namespace) -> EngineConfig:
-    return EngineConfig(**_given(args, EngineConfig))
+def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
+    return EngineConfig.of(device=device, **_given(args, EngineConfig))
 
 
 def load(args: Namespace, *, drafters: bool = True) -> LLM:
@@ -136,19 +137,23 @@ def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _add_fields(group: argparse._ArgumentGroup, cls: type[Any], help: Mapping[str, str]) -> None:
-    hints = get_type_hints(cls)
+def _add_fields(
+    group: argparse._ArgumentGroup, cls: type[Any], help: Mapping[str, str], *, on_gpu: Mapping[str, Any] | None = None
+) -> None:
+    """`on_gpu`: defaults that differ there."""
+    hints, other = get_type_hints(cls), on_gpu or {}
     for field in fields(cls):
         option = f"--{field.name.replace('_', '-')}"
         reader = READERS_BY_NAME.get(field.name) or READERS[hints[field.name]]
-        group.add_argument(option, dest=field.name, default=None, help=_described(field, help[field.name]), **reader)
+        text = _described(field, help[field.name], on_gpu=other.get(field.name))
+        group.add_argument(option, dest=field.name, default=None, help=text, **reader)
 
 
-def _described(field: Field[Any], text: str) -> str:
+def _described(field: Field[Any], text: str, *, on_gpu: Any = None) -> str:
     if field.default is MISSING or field.default in (None, ()):
         return text
     default = {True: "on", False: "off"}.get(field.default) if isinstance(field.default, bool) else field.default
-    return f"{text} (default: {default})"
+    return f"{text} (default: {default}{'' if on_gpu is None else f', on a GPU {on_gpu}'})"
 
 
 def count(text: str) -> int:

@@ -65,7 +65,9 @@ def assemble(
     config: EngineConfig,
     progress: Progress | None = None,
 ) -> Parts:
-    ready = target if isinstance(target, ReadyModel) else _read(target, format, device, config, progress)
+    ready = target
+    if isinstance(ready, str):
+        ready = read_target(ready, format=format, device=device, config=config, progress=progress)
     recipes: dict[str, Recipe] = {}
     for words in drafters:
         made = recipe(words, ready, progress=progress)
@@ -105,7 +107,9 @@ def assemble(
     return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
 
 
-def _read(name: str, format: Format, device: str, config: EngineConfig, progress: Progress | None) -> ReadyModel:
+def read_target(
+    name: str, *, format: Format = "auto", device: str = "cpu", config: EngineConfig, progress: Progress | None = None
+) -> ReadyModel:
     if config.kv_format != "auto" and device == "cpu":
         raise InvalidRequest(f"kv_format {config.kv_format!r} is for a GPU; on a CPU leave it at 'auto'")
     kv_format = "bf16" if config.kv_format == "auto" else config.kv_format

@@ -8,7 +8,7 @@ as float32. On a CUDA device every format has its kernels; activations are bfloa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
-from paceline.kernels.quant import Float8, Quantised, dequantise
+from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.shapes import random_weights, shape_config
 from paceline.models.weights import Format, Progress, Weight, in_format, resolve_format, weight_bytes
@@ -37,6 +37,16 @@ KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
+class WeightPart:
+    """All weights of one format."""
+
+    format: str
+    tensors: int
+    parameters: int
+    bytes: int  # in memory, as they run
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyModel:
     """A model with its weights in memory, before it is told how many pages of KV it has."""
 
@@ -47,10 +57,11 @@ class ReadyModel:
     why: str  # this way of running
     decoder: CudaDecoder | None = None  # has the weights, on a CUDA device
     kv_format: str = "bf16"  # there; on a CPU keys and values have the one of its kernels
+    parts: Sequence[WeightPart] = ()  # what the weights are, the most bytes first; counted before a Forward has them
     pass_bytes: int = field(init=False)  # of weights that a forward pass reads; counted before a Forward has them
 
     def __post_init__(self) -> None:
-        bytes = self.decoder.weight_bytes if self.decoder else _pass_bytes(self.model, compiled=self.compiled)
+        bytes = self.decoder.weight_bytes if self.decoder else _pass_bytes(self.model, packed=self.compiled)
         object.__setattr__(self, "pass_bytes", bytes)
 
     @property
@@ -164,15 +175,19 @@ def _check_format(format: Format, device: str) -> None:
 def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: str, kv_format: str) -> ReadyModel:
     if torch.device(device).type == "cuda":
         kinds = sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)})
+        parts = _parts(model, packed=True)
         decoder = _cuda_decoder(model, device)
         why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
-        return ReadyModel(name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format)
+        return ReadyModel(
+            name, model, tokenizer, compiled=False, why=why, decoder=decoder, kv_format=kv_format, parts=parts
+        )
     if kv_format != "bf16":
         raise InvalidRequest(
             f"kv_format {kv_format!r} is for a GPU; on a CPU keys and values are as its kernels want them"
         )
     compiled, why = _choose(model)
-    return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why)
+    parts = _parts(model, packed=compiled)
+    return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why, parts=parts)
 
 
 def _cuda_decoder(model: LoadedModel, device: str) -> CudaDecoder:
@@ -211,13 +226,43 @@ def _dtype(model: LoadedModel) -> torch.dtype:
     return embed.dtype if isinstance(embed, Tensor) else torch.float32
 
 
-def _pass_bytes(model: LoadedModel, *, compiled: bool) -> int:
+def _pass_bytes(model: LoadedModel, *, packed: bool) -> int:
     """An embedding that is not the head too is not read: a pass looks up a few of its rows."""
     read = [weight for name, weight in model.weights.items() if name != "embed" or model.config.tied_head]
-    return sum(_bytes_in_use(weight, compiled=compiled) for weight in read)
+    return sum(_bytes_in_use(weight, packed=packed) for weight in read)
 
 
-def _bytes_in_use(weight: Weight, *, compiled: bool) -> int:
-    if isinstance(weight, Tensor) or compiled or weight.q.is_cuda:
+def _parts(model: LoadedModel, *, packed: bool) -> list[WeightPart]:
+    """`packed`: kernels read quantised weights as they are."""
+    by_format: dict[str, list[Weight]] = {}
+    for weight in model.weights.values():
+        by_format.setdefault(_format_in_use(weight, packed=packed), []).append(weight)
+    parts = [
+        WeightPart(
+            format=format,
+            tensors=len(weights),
+            parameters=sum(_values(weight).numel() for weight in weights),
+            bytes=sum(_bytes_in_use(weight, packed=packed) for weight in weights),
+        )
+        for format, weights in by_format.items()
+    ]
+    return sorted(parts, key=lambda part: -part.bytes)
+
+
+def _format_in_use(weight: Weight, *, packed: bool) -> str:
+    if isinstance(weight, Tensor):
+        return str(weight.dtype).removeprefix("torch.")
+    kind = "8-bit float" if isinstance(weight, Float8) else f"{weight.bits}-bit"
+    grouped = isinstance(weight, Quantised) and weight.grouped
+    name = f"{kind}, groups of {GROUP}" if grouped else f"{kind}, by channel"
+    return name if packed else f"{name}, as float32"
+
+
+def _bytes_in_use(weight: Weight, *, packed: bool) -> int:
+    if isinstance(weight, Tensor) or packed:
         return weight_bytes(weight)
     return 4 * weight.q.numel()  # it will be dequantised
+
+
+def _values(weight: Weight) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.q

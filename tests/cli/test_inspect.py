@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from paceline.cli import inspect
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cpu.build import NoCompiler
+from paceline.models.load import load_model
+from paceline.runner import load
+from paceline.runner.load import ReadyModel
+from paceline.tokenizer import Tokenizer
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import CONTEXT, HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, write_model
 
@@ -96,14 +102,52 @@ def test_errors_for_people(cli: Cli, tiny: str) -> None:
     assert re.search(r"^  down +2\.\d+% +2\.\d+%  fp8, worst in layers\.\d\.down$", out, flags=re.MULTILINE)
 
 
+def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the decoder has taken the weights over before anybody can count them. This one is on a CPU, in bf16."""
+    cuda = pytest.importorskip("paceline.runner.cuda")
+    asked = []
+
+    def read(name: str, *, device: str, **options: Any) -> ReadyModel:
+        asked.append((device, options["kv_format"], options["format"]))
+        model = load_model(name, format="bf16")
+        parts = load._parts(model, packed=True)
+        decoder = cuda.CudaDecoder(model.config, model.weights, max_context=64, device="cpu", pdl=False)
+        tokenizer = Tokenizer.from_directory(model.path)
+        return ReadyModel(name, model, tokenizer, compiled=False, why="a GPU", decoder=decoder, parts=parts)
+
+    monkeypatch.setattr("paceline.engine.assemble.read_model", read)
+    monkeypatch.setattr("paceline.runner.load.choose_device", lambda name: {"auto": "cuda"}[name])
+    monkeypatch.setattr("paceline.cli.inspect._errors", lambda name, format, device: [device])
+    found = facts(cli, tiny, "--kv-memory", "1M", "--drafter", "self:fp8", "--errors")
+    assert asked == [("cuda", "bf16", "auto")]
+    matrices, vectors = found["weights"]
+    assert (matrices["format"], vectors["format"]) == ("bfloat16", "float32")
+    assert matrices["bytes"] == 2 * matrices["parameters"]
+    assert found["runs"] == {"device": "cpu", "compiled": False, "why": "a GPU", "threads": None, "bitwise": False}
+    assert found["errors"] == ["cuda"]
+    (copy,) = found["drafters"]
+    assert copy["why"] == "the target in fp8, on its KV memory"
+    assert 0 < copy["weight_bytes"] < matrices["bytes"]
+    assert found["memory"]["weight_bytes"] == matrices["bytes"] + vectors["bytes"] + copy["weight_bytes"]
+    assert found["memory"]["kv_bytes_per_token"] == 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
+
+
+def test_a_gpu_has_no_threads() -> None:
+    assert not any("threads" in line for line in inspect._runs_lines({"why": "", "threads": None, "bitwise": True}))
+    assert "8 threads" in inspect._runs_lines({"why": "a CPU", "threads": 8, "bitwise": True})
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["--device", "cuda"], "torch finds no CUDA device; use device cpu"),
+        (["--device", "cpu", "--kv-format", "fp8"], "kv_format 'fp8' is for a GPU"),
         (["--drafter", "nothing-here"], "unknown drafter 'nothing-here'"),
         (["--kv-memory", "10k"], "raise kv_memory or lower max_context"),
     ],
 )
-def test_bad_requests(cli: Cli, tiny: str, argv: list[str], message: str) -> None:
+def test_bad_requests(cli: Cli, tiny: str, argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status, out, err = cli("inspect", tiny, *argv)
     assert (status, out) == (2, "")
     assert message in err

@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from paceline.cli.main import build_parsers
-from paceline.cli.options import FORMATS, engine_config, sampling_of, speculation_of
-from paceline.config import EngineConfig
+from paceline.cli.options import ENGINE_HELP, FORMATS, engine_config, sampling_of, speculation_of
+from paceline.config import GPU, EngineConfig
+from paceline.engine.assemble import DEFAULT_KV_MEMORY
 from paceline.models.weights import Format
 from paceline.types import Rule, SamplingParams
 
@@ -100,3 +101,17 @@ def test_sizes(text: str, size: int) -> None:
 
 def test_help_names_every_format() -> None:
     assert get_args(Format) == FORMATS
+
+
+def test_a_gpu_has_defaults_of_its_own() -> None:
+    assert engine_config(parse(), device="cuda") == EngineConfig(**GPU)
+    assert engine_config(parse("--max-step-tokens", "48"), device="cuda").max_step_tokens == 48
+
+
+def test_help_gives_the_defaults_of_both(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    for name, value in GPU.items():
+        assert f"(default: {getattr(EngineConfig(), name)}, on a GPU {value})" in text
+    assert f"at most {DEFAULT_KV_MEMORY >> 30}G" in ENGINE_HELP["kv_memory"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE
 from paceline.models import shapes
+from paceline.models.load import LoadedModel
 from paceline.runner import load
 from paceline.runner.compiled import CompiledForward
 from paceline.runner.eager import EagerForward
@@ -95,6 +97,22 @@ def test_no_memory_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 8 << 30))
     with pytest.raises(OutOfMemory, match=r"random weights of small: 3.0 of 8.0 GiB are free on the device; choose"):
         ready_shape("small")
+
+
+def test_weights_are_counted_before_a_decoder_packs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pack(model: LoadedModel, device: str) -> Any:
+        model.weights.clear()
+        return SimpleNamespace(device=torch.device(device), weight_bytes=7)
+
+    model = ready_shape("small", format="int4").model
+    counts = sum(expected.numel() for expected in TARGET.weights.values())
+    monkeypatch.setattr(load, "_cuda_decoder", pack)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    ready = load._ready("small", model, None, "cuda", "bf16")
+    assert (ready.device, ready.pass_bytes, ready.why) == ("cuda", 7, "cuda: a GPU, 4-bit and 8-bit weights")
+    assert {part.format for part in ready.parts} == {"4-bit, groups of 32", "8-bit, groups of 32", "float32"}
+    assert sum(part.parameters for part in ready.parts) == counts
+    assert all(part.bytes < part.parameters for part in ready.parts if part.format.startswith("4-bit"))
 
 
 def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
