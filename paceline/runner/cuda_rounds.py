@@ -1,12 +1,8 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph is captured when its bucket is wanted and kept until many others have been wanted since. A bucket is everything
-that fixes the shape of a round:
-
-    seats     the batch, padded with the dummy lane
-    rows      of the verification: the total, not seats × longest draft. Shorter drafts leave room for longer ones
-    draft     passes of the drafter; 0: plain decoding, a graph without a trace of speculation
-    context   a bound that no sequence exceeds: how far attention is spread. In small steps where few seats leave room
+A graph belongs to a shape of rounds (`runner.buckets`) and is kept until many others have been used since. That of
+plain decoding has no trace of speculation in it. Verification is ragged: the graph has so many rows in all, and shorter
+drafts leave room for longer ones.
 
 The host uploads what has changed (mostly nothing), replays the graph, and has the outcome copied to memory of its own;
 nothing but `collect` waits. Prompts are read by launches outside of graphs: there the device has more to do than the
@@ -30,27 +26,15 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.runner.buckets import Bucket, Choice, context_bound, draft_length, draft_rows, seat_count
 from paceline.runner.cuda import CudaForward, Pass, padded_rows
 from paceline.runner.rounds import Chunk, Landed, Lookup, Seat, Times, read_landed
 from paceline.runner.state import Changes, DeviceState
 from paceline.sampling import Sampler
 
 STEPS_ALOFT = 4  # more than the engine ever has: memory for the outcomes of so many
-LEAST_CONTEXT = 256
-FEW_SEATS, FINE = 12, 128  # up to so many seats, steps of so many positions at least
-DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # lengths that have graphs; others are cut
 MOST_GRAPHS = 256  # kept at a time
 MEMORY = 0.9  # weight of the past in what is measured
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    seats: int
-    rows: int
-    draft: int
-    drafter: str | None
-    context: int
-    filters: bool  # some lane wants top-k, top-p or min-p
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +78,7 @@ class CudaRounds:
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._captured: dict[Bucket, _Round] = {}  # the longest unused first
+        self._choice = Choice()
         self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)  # (draft, drafter) → by seats
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # share of the drafted tokens wanted that was found
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
@@ -202,33 +187,30 @@ class CudaRounds:
             lanes=lanes,
             seats=len(chunks),
             max_rows=max(counts),
-            max_context=self._context(context, len(chunks)),
+            max_context=self._context(context),
             logit_rows=self._up(np.array(outs, dtype=np.int64)),
         )
 
     # ── rounds ──
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        draft = _draft(max(seat.max_draft for seat in seats))
-        count = _seats(len(seats))
+        draft = draft_length(max(seat.max_draft for seat in seats))
+        count = seat_count(len(seats))
         wanted = sum(min(seat.max_draft, draft) for seat in seats)
         if drafter is not None and isinstance(self._drafters[drafter], Lookup):
             wanted = int(wanted * min(1.0, 1.5 * self._found[drafter])) + 1
-        return Bucket(
+        bucket = Bucket(
             seats=count,
-            rows=count + _rows(wanted, most=count * draft),
+            rows=count + draft_rows(wanted, most=count * draft),
             draft=draft,
             drafter=drafter if draft else None,
-            context=self._context(context, count),
+            context=self._context(context),
             filters=any(seat.lane in self._filtered for seat in seats),
         )
+        return self._choice.choose(bucket, self._captured)
 
-    def _context(self, context: int, seats: int) -> int:
-        bound = 1 << (context - 1).bit_length()
-        if seats <= FEW_SEATS:
-            step = max(FINE, bound // 8)
-            bound = -(-context // step) * step
-        return min(max(LEAST_CONTEXT, bound), self._max_context + self.max_draft + 2)
+    def _context(self, context: int) -> int:
+        return context_bound(context, most=self._max_context + self.max_draft + 2)
 
     def _round(self, bucket: Bucket) -> _Round:
         made = self._captured.pop(bucket, None) or self._capture(bucket)
@@ -442,19 +424,3 @@ def _event() -> torch.cuda.Event:
 def _parts(step: float, stamps: Sequence[int]) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     return Times(step=step, draft=draft, verify=verify, accept=accepting)
-
-
-def _draft(length: int) -> int:
-    return max(known for known in DRAFTS if known <= length)
-
-
-def _seats(count: int) -> int:
-    """The bucket for so many sequences: all numbers up to 8, then four to each power of two."""
-    step = max(1, (1 << (count - 1).bit_length()) // 8) if count > 8 else 1
-    return -(-count // step) * step
-
-
-def _rows(wanted: int, *, most: int) -> int:
-    """Room for so many drafted tokens, in steps that keep the buckets few."""
-    step = max(4, (1 << max(wanted - 1, 0).bit_length()) // 4)
-    return min(-(-wanted // step) * step, most)

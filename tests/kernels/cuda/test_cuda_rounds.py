@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paceline.kernels.cuda.linear import FEW_ROWS
-from paceline.runner import cuda_rounds
+from paceline.runner import buckets, cuda_rounds
 from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
-from paceline.runner.cuda_rounds import DRAFTS, CudaRounds, Ticket, _draft, _parts, _rows, _seats
+from paceline.runner.cuda_rounds import CudaRounds, Ticket, _parts
 from paceline.runner.eager import EagerForward
 from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Rounds, Seat, Times
 from paceline.sampling import Sampler
@@ -118,6 +118,7 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
 def test_the_longest_unused_graph_goes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a round that was dropped is made anew when it is wanted again, with the same outcome."""
     monkeypatch.setattr(cuda_rounds, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(buckets, "PATIENCE", 0)
     made = pair(device)
     for rounds in made:
         for lane in range(3):
@@ -150,37 +151,6 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
     assert not rounds._bucket(seats[:3], "ngram", 700).filters
     plain = rounds._bucket([Seat(0, 0)], "ngram", 3)
     assert (plain.seats, plain.rows, plain.draft, plain.drafter) == (1, 1, 0, None)
-
-
-def test_buckets_of_context_are_few_and_wide_enough(device: torch.device) -> None:
-    rounds, _ = pair(device)
-    most = 2000 + 8 + 2
-    for seats in (1, 12, 13, 64):
-        bounds = [rounds._context(context, seats) for context in range(1, most + 1)]
-        assert all(bound >= context for context, bound in enumerate(bounds, start=1))
-        assert bounds == sorted(bounds)
-        assert bounds[-1] == most
-        assert len({*bounds}) <= 16
-
-
-def test_buckets_of_seats_rows_and_drafts() -> None:
-    assert [_seats(count) for count in (1, 2, 7, 8, 9, 10, 11, 16, 17, 33, 65)] == [
-        1,
-        2,
-        7,
-        8,
-        10,
-        10,
-        12,
-        16,
-        20,
-        40,
-        80,
-    ]
-    assert all(count <= _seats(count) <= 1.25 * count for count in range(1, 300))
-    assert [_rows(wanted, most=100) for wanted in (0, 1, 4, 5, 17, 33, 90)] == [0, 4, 4, 8, 24, 48, 96]
-    assert all(min(wanted, 50) <= _rows(wanted, most=50) <= 50 for wanted in range(100))
-    assert [_draft(length) for length in (0, 1, 6, 7, 8, 11, 100)] == [0, 1, 6, 6, 8, 8, DRAFTS[-1]]
 
 
 def test_prompts_are_padded_to_few_lengths() -> None:
