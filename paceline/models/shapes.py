@@ -8,6 +8,7 @@ of its input: activations and logits stay finite through any number of layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -37,22 +38,14 @@ LLAMA_3_1_8B = ModelConfig(
     eos_ids=(128001, 128008, 128009),
     bos_id=128000,
 )
-LLAMA_3_2_1B = ModelConfig(
-    architecture="llama",
-    vocab_size=128256,
+LLAMA_3_2_1B = replace(
+    LLAMA_3_1_8B,
     hidden_size=2048,
     intermediate_size=8192,
     num_layers=16,
-    num_heads=32,
-    num_kv_heads=8,
     head_dim=64,
-    max_context=131072,
-    norm_eps=1e-5,
-    rope_theta=500_000.0,
     rope_scaling=RopeScaling(kind="llama3", factor=32.0),
     tied_head=True,
-    eos_ids=(128001, 128008, 128009),
-    bos_id=128000,
 )
 QWEN3_32B = ModelConfig(
     architecture="qwen3",
@@ -70,23 +63,7 @@ QWEN3_32B = ModelConfig(
     eos_ids=(151645, 151643),
     bos_id=151643,
 )
-QWEN3_1_7B = ModelConfig(
-    architecture="qwen3",
-    vocab_size=151936,
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    max_context=40960,
-    norm_eps=1e-6,
-    rope_theta=1_000_000.0,
-    qk_norm=True,
-    tied_head=True,
-    eos_ids=(151645, 151643),
-    bos_id=151643,
-)
+QWEN3_1_7B = replace(QWEN3_32B, hidden_size=2048, intermediate_size=6144, num_layers=28, num_heads=16, tied_head=True)
 SMOLLM2_135M = ModelConfig(
     architecture="llama",
     vocab_size=49152,
