@@ -1,8 +1,9 @@
 """The shapes that rounds are captured in, and which of them a step takes.
 
 A captured round fits any step that is no larger in any respect: its seats are padded with the dummy lane, its rows with
-padding, and what is drafted beyond a seat's limit is not verified. So a new shape is captured only once it has been wanted often, as long as another one fits without costing much
-more: batches shrink by one sequence at a time, and a capture takes as long as several steps.
+padding, and what is drafted beyond a seat's limit is not verified. So a new shape is captured only once it has been
+wanted often, as long as another one fits without costing much more: batches shrink by one sequence at a time, and a
+capture takes as long as several steps.
 """
 
 from __future__ import annotations
