@@ -287,15 +287,15 @@ def _attend(
     values += head * (PAGE * HEAD_DIM)
     if TURN:  # the new rows of the positions that this program reads
         member = start + m
-        here = (m < ROWS) & (member < stop)
-        at = tl.load(positions + member, mask=here, other=0)
-        here = here & ((at // UNIT - first) % tl.num_programs(2) == me)
-        slot_ = tl.load(slots + member, mask=here, other=0)
-        here = here & (slot_ >= 0)
+        mine = (m < ROWS) & (member < stop)
+        at = tl.load(positions + member, mask=mine, other=0)
+        mine = mine & ((at // UNIT - first) % tl.num_programs(2) == me)
+        slot_ = tl.load(slots + member, mask=mine, other=0)
+        mine = mine & (slot_ >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
-        new = _turned(queries + source[:, None], at, here, cos, sin, angles, HEAD_DIM, PADDED)
+        new = _turned(queries + source[:, None], at, mine, cos, sin, angles, HEAD_DIM, PADDED)
         target = ((slot_ // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + slot_ % PAGE)[:, None] * HEAD_DIM + d[None, :]
-        stored = here[:, None] & (d < HEAD_DIM)[None, :]
+        stored = mine[:, None] & (d < HEAD_DIM)[None, :]
         tl.store(keys + target, narrowed(new, keys, LIMIT), mask=stored)
         new = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
         tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)

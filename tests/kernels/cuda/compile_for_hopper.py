@@ -1,4 +1,4 @@
-"""Compiles products for Hopper, without a GPU, and prints how many bytes of shared memory each needs, as JSON.
+"""Compiles kernels for Hopper, without a GPU, and prints how many bytes of shared memory each needs, as JSON.
 
 Run by test_compile.py in a process of its own: here kernels must not be the interpreter's.
 """
@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, Tiles, _linear
 
@@ -54,8 +55,43 @@ def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) ->
     return int(compiled.metadata.shared)
 
 
+def attention(*, unit: int, solo: bool, turn: bool, tree: bool) -> int:
+    """Of 32 heads of 128 on 8 KV heads."""
+    constants: dict[str, Any] = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "PADDED": 128,
+        "BLOCK_M": 16,
+        "TILE": 64,
+        "TILES": 8,
+        "UNIT": unit,
+        "PAGE": 16,
+        "WINDOW": tree,
+        "LANES": not tree,
+        "TREE": tree,
+        "SOLO": solo,
+        "TURN": turn,
+        "LIMIT": 0.0,
+        "PDL": True,
+    }
+    numbers = ("row_starts", "positions", "page_table", "lanes", "bases", "tails", "slots", "counters")
+    kinds = dict.fromkeys(("queries", "keys", "values", "out"), "*bf16") | dict.fromkeys(numbers, "*i32")
+    kinds |= dict.fromkeys(("cos", "sin", "partials"), "*fp32") | {"scale": "fp32"}
+    signature = {name: "constexpr" if name in constants else "i32" for name in _attend.arg_names} | kinds
+    pointers = [i for i, name in enumerate(_attend.arg_names) if signature[name].startswith("*")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    source = ASTSource(fn=_attend, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "num_stages": 3, "launch_pdl": True})
+    return int(compiled.metadata.shared)
+
+
 if __name__ == "__main__":
-    found = {}
+    found = {
+        "attention, a tile": attention(unit=64, solo=False, turn=True, tree=False),
+        "attention, splits": attention(unit=512, solo=False, turn=False, tree=True),
+        "attention, all": attention(unit=512, solo=True, turn=True, tree=False),
+    }
     for name, format in FORMATS.items():
         for gated in (False, True):
             found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 128, gated=gated, even=False)
