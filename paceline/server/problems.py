@@ -1,0 +1,209 @@
+"""What went wrong, as OpenAI's clients expect it: a status and `{"error": {message, type, param, code}}`.
+
+What is the server's own fault is logged, never told: no message leaves here with a path or a traceback in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from paceline.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfMemory, PacelineError
+from paceline.types import Finish, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 1000  # characters of a message: it may quote what was sent
+INTERNAL = "the server failed on this request; its log says why"
+
+# What a message of the engine speaks of → the field of a request that it means. The first that is found counts.
+FIELDS = {
+    "prompt token": "prompt",
+    "the prompt": "prompt",
+    "stop id": "stop_token_ids",
+    "stop string": "stop",
+    "allowed token": "allowed_token_ids",
+    "allowed_tokens": "allowed_token_ids",
+    "rule": "speculation.rule",
+    "drafter": "speculation.drafter",
+    "max_draft": "speculation.max_draft",
+    "enabled": "speculation.enabled",
+    **{
+        name: name
+        for name in (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "min_tokens",
+            "max_tokens",
+            "ignore_eos",
+            "seed",
+            "n",
+            "prompt_logprobs",
+            "logprobs",
+            "cache_salt",
+            "messages",
+            "tools",
+            "response_format",
+        )
+    },
+}
+_FIELD = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in FIELDS))
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class BadField(InvalidRequest):
+    """A field of a request that cannot be served as it stands."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModel(PacelineError):
+    status = 404
+    code = "model_not_found"
+    param = "model"
+
+
+class Failed(PacelineError):
+    """A request that was taken, and did not come to a good end."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+ENDINGS = {
+    Finish.ABORT: (503, "aborted", "the server ended this request before it was complete; send it again"),
+    Finish.DEADLINE: (504, "timeout", "the request took longer than this server allows; ask for fewer tokens"),
+    Finish.ERROR: (500, "engine_error", "the engine stopped after an internal error; its log says why"),
+}
+
+
+def failure(event: TokenEvent) -> Failed | None:
+    """Why the sequence of this event did not come to a good end; None where it did, or goes on."""
+    return Failed(*ENDINGS[event.finish]) if event.finish in ENDINGS else None
+
+
+def detail(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorDetail:
+    short = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
+    speakable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
+    return ErrorDetail(message=speakable, type=kind(status), param=param, code=code)
+
+
+def kind(status: int) -> str:
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return special.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    body = ErrorBody(error=detail(status, message, param=param, code=code))
+    return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))
+
+
+def describe(error: Exception) -> tuple[int, ErrorDetail]:
+    """Status and body for an exception. What nobody foresaw is logged and becomes a 500."""
+    if isinstance(error, (InvalidRequest, Failed)) or (isinstance(error, PacelineError) and error.status < 500):
+        message = str(error)
+        param = getattr(error, "param", None) or (_named(message) if isinstance(error, InvalidRequest) else None)
+        return error.status, detail(error.status, message, param=param, code=_code(error))
+    if isinstance(error, EngineDead):
+        return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
+    if isinstance(error, OutOfMemory):
+        return 503, detail(503, "the server has no memory for this request; try again later", code="out_of_memory")
+    if isinstance(error, PacelineError) and error.status == 503:  # the bridge: not ready, or no longer
+        return 503, detail(503, str(error), code=_code(error))
+    logger.error("a request failed", exc_info=error)
+    return 500, detail(500, INTERNAL, code="internal_error")
+
+
+def respond(error: Exception) -> JSONResponse:
+    status, said = describe(error)
+    retry = getattr(error, "retry_after", None)
+    headers = {} if retry is None else {"Retry-After": str(max(1, round(retry)))}
+    return JSONResponse(ErrorBody(error=said).model_dump(), status_code=status, headers=headers)
+
+
+def install_problems(app: FastAPI) -> None:
+    """Every error of the app leaves as an OpenAI error body."""
+
+    async def known(request: Request, error: Exception) -> JSONResponse:
+        return respond(error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        param, message = explain(error.errors())
+        return error_response(400, message, param=param)
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        messages = {404: f"there is no {request.url.path[:200]!r} here", 405: f"{request.method} is not allowed here"}
+        message = messages.get(error.status_code, str(error.detail))
+        return error_response(error.status_code, message, headers=error.headers)
+
+    app.add_exception_handler(PacelineError, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, known)
+
+
+def explain(errors: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
+    """Which field of a body is wrong, and what would be right."""
+    first = errors[0]
+    place = list(first["loc"][1:])  # without "body"
+    if not place:
+        return None, "the body must be a JSON object" if first["type"] != "missing" else "the body is missing"
+    field = str(place[0])
+    same = [error for error in errors if error["loc"][1:2] == (place[0],)]
+    reasons = list(dict.fromkeys(str(error["msg"]).removeprefix("Value error, ") for error in same))
+    if first["type"] == "missing":
+        field = ".".join(map(str, place))
+        return field, f"{field} is missing"
+    nested = [str(part) for part in place[1:] if isinstance(part, int) or re.fullmatch(r"[a-z_]+", part)]
+    where = field if len(same) > 1 else ".".join([field, *nested])
+    return where, f"{where}: {' or '.join(reasons[:3])}, not {reprlib.repr(first.get('input'))}"
+
+
+def _named(message: str) -> str | None:
+    found = _FIELD.search(message)
+    return FIELDS[found[0]] if found else None
+
+
+def _code(error: PacelineError) -> str | None:
+    code: str | None = getattr(error, "code", None)
+    return "context_length_exceeded" if isinstance(error, ContextTooLong) else code
