@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.filters import filter_floor
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -195,27 +196,8 @@ def _additive(params: SamplingParams, vocab_size: int) -> Tensor | None:
 
 def _filter(scaled: Tensor, params: SamplingParams) -> Tensor:
     """min-p, top-k, top-p on scaled logits [rows, vocab]: what is filtered out becomes -inf. Ties stay in."""
-    if params.min_p:
-        floor = scaled.amax(-1, keepdim=True) + float(np.log(params.min_p))
-        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
-    if 0 < params.top_k < scaled.shape[-1]:
-        floor = torch.topk(scaled, params.top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
-    if params.top_p < 1:
-        floor = _nucleus_floor(scaled, params.top_p)
-        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
-    return scaled
-
-
-def _nucleus_floor(scaled: Tensor, top_p: float) -> Tensor:
-    """The smallest logit [rows, 1] of the smallest set of most likely tokens whose probabilities reach top_p."""
-    total = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    width = min(256, scaled.shape[-1])
-    while True:  # nearly always the first 256 tokens reach top_p: sorting the whole vocabulary is 20 times slower
-        best = torch.topk(scaled, width, dim=-1).values
-        before = torch.cumsum(torch.exp(best - total), dim=-1) - torch.exp(best - total)
-        inside = before < top_p
-        if width == scaled.shape[-1] or not bool(inside[:, -1].any()):
-            count = inside.sum(-1, keepdim=True).clamp(min=1)
-            return best.gather(1, count - 1)
-        width = min(width * 8, scaled.shape[-1])
+    if not params.filters:
+        return scaled
+    values = scaled.numpy()
+    floor = filter_floor(scaled, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
+    return torch.from_numpy(np.where(values < floor, np.float32(-np.inf), values))

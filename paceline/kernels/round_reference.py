@@ -9,7 +9,7 @@
 A *seat* is one sequence of the batch and `seats` holds the lane of each; several seats may pad the batch from the dummy
 lane. Everything is written into tensors that the caller gives, and no value is ever looked at by the host. A row's or a
 seat's result never depends on the others. Sums of probabilities are taken in integers, so that no order of addition
-can change which tokens a filter keeps.
+can change which tokens a filter keeps: `filter_floor` is what filters.py means, in its plainest form.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.filters import EXPONENTIAL as EXPONENTIAL
+from paceline.filters import FAINT as FAINT
+from paceline.filters import LOG2_E as LOG2_E
+from paceline.filters import MASS_BITS as MASS_BITS
+from paceline.filters import mass as host_mass
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.noise import gumbel_noise
 from paceline.sampling import Stream
 
-LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504
-EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor's, for arguments up to ln(2) / 2
-MASS_BITS = 40  # a mass of 1 is 2**40 units: 2**18 tokens of mass up to 1 stay below 2**63
-FAINT = -27.0  # e**-27 < 2**-38: what is further below the largest logit has no mass
 SIZE_SHIFT = 24  # of the length of an n-gram above the place where it ends
 
 
@@ -96,17 +97,8 @@ def filter_floor(scaled: Tensor, state: Lanes, lane: Tensor) -> Tensor:
 
 
 def mass(below: Tensor) -> Tensor:
-    """exp of float32 numbers <= 0 in units of 2**-MASS_BITS, int64; single operations that all machines round alike."""
-    seen = below > FAINT  # False for NaN too: what is infinite has no mass
-    below = torch.where(seen, below, 0.0)
-    exponent = (below * LOG2_E - 0.5).to(torch.int32)  # towards 0, so that this rounds to the nearest
-    power = exponent.to(torch.float32)
-    rest = below - power * LN2_HIGH - power * LN2_LOW
-    p = torch.full_like(rest, EXPONENTIAL[0])
-    for coefficient in EXPONENTIAL[1:]:
-        p = p * rest + coefficient
-    unit = ((exponent + (127 + MASS_BITS)) << 23).view(torch.float32)
-    return torch.where(seen, (p * unit).to(torch.int64), 0)
+    """`filters.mass` of tensors."""
+    return torch.from_numpy(host_mass(below.cpu().numpy())).to(below.device)
 
 
 def mix(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:

@@ -79,7 +79,7 @@ def test_filters_leave_what_sampling_leaves(params: dict[str, Any]) -> None:
     assert torch.equal(kept & logits.isfinite(), sampler.shape(logits).isfinite())
 
 
-def test_hash_and_mass_are_what_they_say() -> None:
+def test_the_hash_is_that_of_sampling() -> None:
     seeds, positions = [0, 1, 2**63, 2**64 - 1], np.array([0, 1, 77, 131071])
     for stream in Stream:
         for seed in seeds:
@@ -87,10 +87,6 @@ def test_hash_and_mass_are_what_they_say() -> None:
                 torch.tensor(np.array(seed, dtype=np.uint64).view(np.int64)), torch.tensor(positions), stream
             )
             assert np.array_equal(bits.numpy().view(np.uint64), mix(seed, positions, stream))
-    below = -torch.linspace(0, 26.9, 10001)
-    masses = rounds.mass(below).double() * 2.0**-rounds.MASS_BITS
-    torch.testing.assert_close(masses, below.double().exp(), rtol=4e-7, atol=2.0**-rounds.MASS_BITS)
-    assert rounds.mass(torch.tensor([-27.1, -torch.inf, torch.nan])).tolist() == [0, 0, 0]
 
 
 def test_odd_logits() -> None:
