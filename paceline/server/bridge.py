@@ -1,0 +1,363 @@
+"""The engine on a thread of its own, seen from asyncio.
+
+    event loop                                engine thread
+    submit, aclose ── orders ──▶ │ take orders, step, │
+    Stream ◀── one call a step ── │ step, … or sleep   │
+
+The engine is single-threaded by contract: nobody but the thread touches it. Orders wake the thread, so an idle engine
+costs nothing and starts at once. All events of a step cross in one call; a stream keeps its own until they are read, so
+a reader that does not read holds up nobody, and holds no more than its request's max_tokens.
+
+Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
+the engine or the thread. The two broad `except` here see to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+from paceline.engine.engine import Engine
+from paceline.engine.stats import EngineStats
+from paceline.errors import EngineDead, InvalidRequest, PacelineError
+from paceline.llm import LLM
+from paceline.server import logs
+from paceline.types import Finish, Request, SequenceStats, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "draining", "dead"]
+SNAPSHOT_SECONDS = 0.05  # between two while nothing ends
+JOIN_SECONDS = 10.0  # that the thread gets to leave; it is abandoned after that
+
+
+class QueueFull(PacelineError):
+    """As many sequences wait as may; `retry_after` seconds from now there may be room."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(PacelineError):
+    """The server is starting, draining or closed."""
+
+    status = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine between two steps."""
+
+    engine: EngineStats = field(default_factory=EngineStats)  # a copy
+    running: int = 0
+    waiting: int = 0
+    pages_held: int = 0
+    pages_total: int = 0
+    drafters: Mapping[str, str | None] = field(default_factory=dict)  # why one is out; None: it is in use
+    off_reasons: Mapping[str, int] = field(default_factory=dict)  # of running sequences that do not draft now
+
+
+class Stream:
+    """Events of one request, for one reader. Whoever stops reading before the end aborts the request: by `aclose`, by
+    leaving `async with`, or by being cancelled while waiting."""
+
+    def __init__(self, request: Request, abandon: Callable[[Stream], None]) -> None:
+        self.request = request
+        self.open = set(range(request.sampling.n))  # samples that have not ended
+        self.record = logs.current.get()
+        self._abandon = abandon
+        self._events: deque[TokenEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._failure: PacelineError | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        while not self._events:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed or not self.open:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            try:
+                await self._arrived.wait()
+            except asyncio.CancelledError:
+                self._close()
+                raise
+        return self._events.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._close()
+
+    async def aclose(self) -> None:
+        self._close()
+
+    def take(self, event: TokenEvent) -> None:
+        """From the bridge: one event more. After the reader left it only counts."""
+        if event.finish is not None:
+            self.open.discard(event.sample)
+            if self.record is not None and event.stats is not None:
+                self.record.count(event.stats, event.finish.value)
+        if not self._closed:
+            self._events.append(event)
+            self._arrived.set()
+
+    def fail(self, error: PacelineError) -> None:
+        """From the bridge: the engine would not have the request after all."""
+        self.open.clear()
+        self._failure = error
+        self._arrived.set()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._events.clear()
+            self._arrived.set()
+            if self.open:
+                self._abandon(self)
+
+
+Order = Callable[[Engine], None]
+
+
+class Bridge:
+    """Everything that the routes need of the engine. One event loop, from `start` to `close`."""
+
+    def __init__(
+        self, llm: LLM, *, model: str, max_waiting: int = 256, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.llm = llm
+        self.model = model
+        self.max_waiting = max_waiting  # may be changed at any time
+        self.state: State = "starting"
+        self.dead: str | None = None  # why, in state "dead"; may name internals: for the log, not for clients
+        self.listeners: list[Callable[[TokenEvent], None]] = []  # told of every event, read or not, on the loop
+        self._clock = clock
+        self._places = len(llm.engine._lanes.lengths)
+        self._streams: dict[str, Stream] = {}
+        self._sequences = 0  # that have not ended
+        self._ended_at: deque[float] = deque(maxlen=32)  # the latest ends, for retry_after
+        self._idle = asyncio.Event()  # no streams
+        self._idle.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left = asyncio.Event()  # the thread has gone
+        # Of both threads.
+        self._orders: deque[Order] = deque()
+        self._wake = threading.Condition()
+        self._stop = False
+        self._snapshot = _look(llm.engine)
+
+    async def start(self) -> None:
+        assert self.state == "starting", f"a bridge is started once, and this one is {self.state}"
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self.state = "ready"
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new requests; return when the running ones have ended, which after `timeout` seconds they are made
+        to. A second call with a shorter timeout does not wait for the first."""
+        if self.state == "ready":
+            self.state = "draining"
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            self.abort_all()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """End what still runs, and the thread."""
+        if self.state in ("starting", "ready"):
+            self.state = "draining"
+        if self._loop is None:
+            return
+        self.abort_all()
+        with self._wake:
+            self._stop = True
+            self._wake.notify()
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                await self._left.wait()
+            self._thread.join()
+        except TimeoutError:
+            self._die(f"a step did not end within {JOIN_SECONDS:g} s of closing")
+
+    def submit(self, request: Request) -> Stream:
+        """The events of a request. Raises at once what can be known at once; another reason that the engine may find
+        is raised by the stream."""
+        if self.state == "dead":
+            raise EngineDead("the engine stopped after an internal error; restart the server")
+        if self.state != "ready":
+            raise NotReady(f"the server is {self.state}; try another one, or again later")
+        if self._sequences >= self._places + self.max_waiting:
+            waiting = self._sequences - self._places
+            raise QueueFull(
+                f"{waiting} sequences wait already, {self.max_waiting} may; try again later",
+                retry_after=self._retry_after(),
+            )
+        if request.id in self._streams:
+            raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
+        self.llm.engine._admission._check(request)  # reads nothing that changes
+        stream = Stream(request, self._abandon)
+        if stream.record is not None and stream.record.wants_prompts:
+            stream.record.prompts.append(self.llm.tokenizer.decode(request.prompt, skip_special=False))
+        self._streams[request.id] = stream
+        self._sequences += request.sampling.n
+        self._idle.clear()
+        self._order(lambda engine: self._enter(engine, request))
+        return stream
+
+    def abort_all(self) -> None:
+        """End everything that is running or waiting; the readers get their last events."""
+        for stream in self._streams.values():
+            self._abandon(stream)
+
+    def stats(self) -> Snapshot:
+        """The engine as it was between two steps, not long ago."""
+        return self._snapshot
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    # On the event loop.
+
+    def _abandon(self, stream: Stream) -> None:
+        request_id = stream.request.id
+        self._order(lambda engine: engine.abort(request_id))
+
+    def _order(self, order: Order) -> None:
+        with self._wake:
+            self._orders.append(order)
+            self._wake.notify()
+
+    def _deliver(self, events: list[TokenEvent], dead: str | None) -> None:
+        """What came of a step."""
+        for event in events:
+            self._hand(event)
+        if dead is not None:
+            events += self._die(dead)
+        for event in events:  # last, so that a listener that fails takes nothing from a reader
+            for listener in self.listeners:
+                listener(event)
+
+    def _hand(self, event: TokenEvent) -> None:
+        stream = self._streams.get(event.request_id)
+        if stream is None or event.sample not in stream.open:
+            return
+        stream.take(event)
+        if event.finish is not None:
+            self._count_end(stream, 1)
+
+    def _count_end(self, stream: Stream, sequences: int) -> None:
+        self._sequences -= sequences
+        self._ended_at.append(self._clock())
+        if not stream.open:
+            del self._streams[stream.request.id]
+            if not self._streams:
+                self._idle.set()
+
+    def _refuse(self, request: Request, error: PacelineError) -> None:
+        stream = self._streams[request.id]
+        stream.fail(error)
+        self._count_end(stream, request.sampling.n)
+
+    def _die(self, reason: str) -> list[TokenEvent]:
+        """Nothing will come of the engine any more. Whoever still waits is told: the events are returned, too."""
+        if self.dead is None:
+            logs.say("engine died", level=logging.ERROR, reason=reason)
+        self.state, self.dead = "dead", reason
+        events = [_last_word(stream.request, i, reason) for stream in self._streams.values() for i in stream.open]
+        for event in events:
+            self._hand(event)
+        return events
+
+    def _retry_after(self) -> int:
+        """Seconds until a place is free, going by the pace of the latest ends."""
+        if len(self._ended_at) < 2:
+            return 1
+        pace = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
+        return min(60, max(1, math.ceil(pace)))
+
+    # On the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve(self.llm.engine)
+        except BaseException as error:  # not the engine's own, which it reports itself: nobody may wait for ever
+            logger.exception("the engine's thread failed")
+            self._post([], f"{type(error).__name__}: {error}")
+        finally:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._left.set)
+
+    def _serve(self, engine: Engine) -> None:
+        looked = self._clock()
+        while self._await_work(engine):
+            while self._orders:
+                self._orders.popleft()(engine)
+            if not engine.has_work:
+                continue
+            events = engine.step()
+            now = self._clock()
+            if now - looked > SNAPSHOT_SECONDS or any(event.finish for event in events) or not engine.has_work:
+                self._snapshot, looked = _look(engine), now
+            if events or engine.dead:
+                self._post(events, engine.dead)
+
+    def _await_work(self, engine: Engine) -> bool:
+        """Sleep until there is an order or a reason to step. False: it is time to go."""
+        with self._wake:
+            while not (self._orders or engine.has_work or self._stop):
+                self._wake.wait()
+        return bool(self._orders) or engine.has_work
+
+    def _enter(self, engine: Engine, request: Request) -> None:
+        assert self._loop is not None
+        try:
+            engine.submit(request)
+        except EngineDead:
+            self._post([], engine.dead)
+        except PacelineError as error:
+            self._loop.call_soon_threadsafe(self._refuse, request, error)
+
+    def _post(self, events: list[TokenEvent], dead: str | None) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, events, dead)
+
+
+def _last_word(request: Request, sample: int, reason: str) -> TokenEvent:
+    stats = SequenceStats(prompt_tokens=len(request.prompt))
+    return TokenEvent(request_id=request.id, sample=sample, finish=Finish.ERROR, error=reason, stats=stats)
+
+
+def _look(engine: Engine) -> Snapshot:
+    scheduler, pool = engine._scheduler, engine._cache.pool
+    names = engine._admission.drafters
+    guards = engine.drafters
+    reasons = Counter(sequence.off_reason for sequence in scheduler.running if sequence.off_reason is not None)
+    return Snapshot(
+        engine=replace(engine.stats),
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        pages_held=pool.held,
+        pages_total=pool.num_pages,
+        drafters={name: guards[name].out if name in guards else None for name in sorted(names)},
+        off_reasons=dict(reasons),
+    )

@@ -1,0 +1,104 @@
+"""The server's log: a line for each request, for people or as JSON. No text of a prompt unless that was asked for.
+
+A `Record` is one HTTP request as the log will tell of it. The guards make it, the bridge adds what the engine did for
+it (whoever submits does so within the request, so the record is found by context), the guards write it at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from paceline.types import SequenceStats
+
+logger = logging.getLogger("paceline.server")
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one HTTP request."""
+
+    request_id: str
+    method: str
+    path: str
+    wants_prompts: bool = False
+    status: int = 0  # 0: the client left before there was an answer
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    time_to_first: float | None = None  # of the sequence that was first
+    finishes: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+
+    def count(self, stats: SequenceStats, finish: str) -> None:
+        """A sequence of the request has ended."""
+        self.prompt_tokens += stats.prompt_tokens
+        self.output_tokens += stats.output_tokens
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        if stats.output_tokens:
+            first = stats.time_to_first
+            self.time_to_first = first if self.time_to_first is None else min(first, self.time_to_first)
+        self.finishes.append(finish)
+
+    def write(self) -> None:
+        facts: dict[str, Any] = {"status": self.status, "seconds": round(self.seconds, 6)}
+        if self.finishes:
+            facts |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+            facts |= {"drafted": self.drafted, "accepted": self.accepted, "finish": ",".join(self.finishes)}
+        if self.time_to_first is not None:
+            facts["time_to_first"] = round(self.time_to_first, 6)
+        if self.prompts:
+            facts["prompts"] = self.prompts
+        level = logging.WARNING if self.status >= 500 else logging.INFO
+        say("request", level=level, request_id=self.request_id, method=self.method, path=self.path, **facts)
+
+
+current: ContextVar[Record | None] = ContextVar("current", default=None)
+
+
+def say(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
+    logger.log(level, event, extra={"facts": facts})
+
+
+class Readable(logging.Formatter):
+    """08:15:02 request POST /v1/completions status=200 …; control characters of clients are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = getattr(record, "facts", {})
+        words = [f"{name}={_shown(value)}" for name, value in facts.items()]
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = " ".join([clock, record.getMessage(), *words])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {"time": record.created, "level": record.levelname.lower(), "event": record.getMessage()}
+        facts |= getattr(record, "facts", {})
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(facts, default=str)
+
+
+def start_log(*, as_json: bool, verbose: bool = False, stream: TextIO | None = None) -> None:
+    """Take over the log of Paceline and of the HTTP server."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if as_json else Readable())
+    for name, level in (("paceline", logging.DEBUG if verbose else logging.INFO), ("uvicorn", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.handlers = [handler]
+        log.setLevel(level)
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    plain = text.isascii() and text.isprintable() and not any(c in text for c in ' "=')
+    return text if plain and text else json.dumps(text)

@@ -1,0 +1,264 @@
+"""Every option of the server, and where its value comes from: a flag, the environment, a file, or the default.
+
+    paceline serve --port 9000        PACELINE_PORT=9000        port: 9000        8000
+
+Options of the engine travel the same way (`gather` knows nothing of what it gathers). A name nobody knows is an error,
+and so is a value of the wrong kind. Needs nothing of the extra `serve` but PyYAML, and that only where a file is read.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+
+from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
+from paceline.types import Rule, check_flag, check_integer, check_number
+
+PREFIX = "PACELINE_"
+FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")  # of others; the last two are Kubernetes'
+FOREIGN_NAMES = frozenset({"PACELINE_GPU", "PACELINE_COMMIT", "PACELINE_DATA", "PACELINE_SMOLLM2", "PACELINE_CONFIG"})
+SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+LONGEST = 1e6  # seconds
+
+HELP = {
+    "host": "address to listen on; 0.0.0.0 for everybody",
+    "port": "0: any free one",
+    "served_name": "what clients call the model (default: MODEL)",
+    "api_keys": "who may use the server; none: everybody who reaches it",
+    "admin_key": "who may use the control routes; none: nobody",
+    "tls_cert": "a file with the certificate chain, for https",
+    "tls_key": "a file with its key",
+    "cors_origins": "web pages of which origins may call, such as https://example.org",
+    "max_body_bytes": "largest body of a request",
+    "max_json_depth": "how deep JSON in a request may be nested",
+    "max_header_bytes": "all headers of a request together",
+    "max_headers": "how many headers a request may have",
+    "max_connections": "open at once; more are closed at once",
+    "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
+    "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
+    "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",
+    "request_timeout": "seconds a request may take",
+    "header_timeout": "seconds for the headers of a request to arrive",
+    "read_timeout": "seconds for the body of a request to arrive",
+    "write_timeout": "seconds after which a client that reads nothing is cut off",
+    "drain_timeout": "seconds that running requests get to end after SIGTERM",
+    "allowed_max_draft": "longest draft a request may ask for (default: the engine's)",
+    "allowed_rules": "acceptance rules a request may ask for",
+    "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
+    "log_json": "one JSON object a line",
+    "log_prompts": "prompts stand in the log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of the server. Those in RELOADABLE may change while it runs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_json_depth: int = 64
+    max_header_bytes: int = 16 << 10
+    max_headers: int = 100
+    max_connections: int = 1000
+    max_concurrency_per_key: int = 0
+    requests_per_minute_per_key: int = 0
+    max_waiting: int = 256
+    request_timeout: float = 600.0
+    header_timeout: float = 10.0
+    read_timeout: float = 30.0
+    write_timeout: float = 60.0
+    drain_timeout: float = 30.0
+    allowed_max_draft: int | None = None
+    allowed_rules: tuple[str, ...] = tuple(rule.value for rule in Rule)
+    allowed_drafters: tuple[str, ...] = ()
+    log_json: bool = False
+    log_prompts: bool = False
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """As the constructor, but a misspelt option says what was probably meant."""
+        for name in options:
+            if name not in HINTS:
+                raise UnknownOption("server option", name, HINTS)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        self._check_integers()
+        for name in ("request_timeout", "header_timeout", "read_timeout", "write_timeout"):
+            check_number(name, getattr(self, name), 0, LONGEST, open_low=True)
+        check_number("drain_timeout", self.drain_timeout, 0, LONGEST)
+        check_flag("log_json", self.log_json)
+        check_flag("log_prompts", self.log_prompts)
+        self._check_keys()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
+        for rule in self.allowed_rules:
+            if rule not in list(Rule):
+                raise UnknownOption("rule", rule, [known.value for known in Rule])
+        for origin in self.cors_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+                raise InvalidRequest(f"a CORS origin is such as https://example.org, not {origin!r}")
+
+    def _check_integers(self) -> None:
+        check_integer("port", self.port, 0, 65535)
+        for name in ("max_body_bytes", "max_json_depth", "max_header_bytes", "max_headers", "max_connections"):
+            check_integer(name, getattr(self, name), 1, 1 << 40)
+        for name in ("max_concurrency_per_key", "requests_per_minute_per_key", "max_waiting"):
+            check_integer(name, getattr(self, name), 0, 1 << 40)
+        if self.allowed_max_draft is not None:
+            check_integer("allowed_max_draft", self.allowed_max_draft, 1, 1024)
+
+    def _check_keys(self) -> None:
+        """The messages do not show them."""
+        for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
+            if not isinstance(key, str) or not re.fullmatch(r"[\x21-\x7e]+", key):
+                raise InvalidRequest("a key is made of visible ASCII characters, at least one, without spaces")
+        if self.admin_key in self.api_keys:
+            raise InvalidRequest("the admin key is also an API key: choose another")
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
+
+    def changes(self, other: Settings) -> list[str]:
+        return [name for name in HINTS if getattr(self, name) != getattr(other, name)]
+
+
+HINTS: Mapping[str, Any] = get_type_hints(Settings)
+RELOADABLE = frozenset(HINTS) - {
+    "host",
+    "port",
+    "served_name",
+    "tls_cert",
+    "tls_key",
+    "cors_origins",
+    "max_connections",
+    "header_timeout",
+    "write_timeout",
+    "log_json",
+}
+
+
+def gather(
+    hints: Mapping[str, Any], *, flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None
+) -> dict[str, Any]:
+    """Values of the options in `hints` (name → type) from all three places; the nearest to the user wins."""
+    found = {} if file is None else _from_file(hints, file)
+    found |= _from_environment(hints, environ)
+    return found | {name: value for name, value in flags.items() if name in hints and value is not None}
+
+
+def _from_file(hints: Mapping[str, Any], path: str) -> dict[str, Any]:
+    given = _parse(path)
+    for name in given:
+        if name not in hints:
+            raise UnknownOption(f"option in {path}", str(name), hints)
+    return {name: convert(f"{name} in {path}", value, hints[name], name=name) for name, value in given.items()}
+
+
+def _parse(path: str) -> dict[Any, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra("a file of settings needs PyYAML: pip install 'paceline[serve]'") from None
+    try:
+        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"{path} is not YAML: {error}") from None
+    if given is not None and not isinstance(given, dict):
+        raise InvalidRequest(f"{path} must hold lines such as `port: 9000`, not a {type(given).__name__}")
+    return given or {}
+
+
+def _from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or variable.startswith(FOREIGN) or variable in FOREIGN_NAMES:
+            continue
+        if name == "port" and "://" in text:  # Kubernetes' word for a service called paceline
+            continue
+        if name not in hints:
+            raise UnknownOption("environment variable", variable, [PREFIX + known.upper() for known in hints])
+        found[name] = convert(variable, text, hints[name], name=name)
+    return found
+
+
+def convert(where: str, value: Any, hint: Any, *, name: str) -> Any:
+    """A value as the type of its option; texts are read. `where` is for the message."""
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None:
+            return None
+        [hint] = [kind for kind in get_args(hint) if kind is not type(None)]
+    try:
+        return _reader(hint, name)(value)
+    except (ValueError, KeyError, TypeError):
+        shown = "that" if "key" in name else repr(value)
+        raise InvalidRequest(f"{where} must be {_wanted(hint, name)}, not {shown}") from None
+
+
+def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
+    if hint is int and is_size(name):
+        return _size
+    return {bool: _flag, int: _integer, float: _float, str: _text}.get(hint, _texts)
+
+
+def is_size(name: str) -> bool:
+    return name.endswith("_bytes") or name == "kv_memory"
+
+
+def _wanted(hint: Any, name: str) -> str:
+    if hint is int and is_size(name):
+        return "a size such as 512M"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return words.get(hint, "a list of texts")
+
+
+def _flag(value: Any) -> bool:
+    return value if isinstance(value, bool) else FLAGS[value.lower()] if isinstance(value, str) else _refuse()
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        _refuse()
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    return _refuse() if isinstance(value, bool) else float(value)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        _refuse()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip().lower())
+    return int(float(match[1]) * SIZES[match[2]]) if match else _refuse()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _refuse()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return tuple(map(_text, value))
+
+
+def _refuse() -> Any:
+    raise ValueError
