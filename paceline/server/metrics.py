@@ -1,0 +1,326 @@
+"""What /metrics says, as Prometheus reads it: by vLLM's names where vLLM has one, by `paceline:` where it has none.
+
+Two sources. What the engine counts comes from the bridge's snapshot, taken between two steps: a scrape never races the
+engine's thread. What is known of one answer comes from its events: `Metrics.observe` sees each of them once, in order,
+on the event loop's thread, where scrapes run too. No label is anything a client sent: all come from closed sets.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from paceline.types import Finish, SequenceStats, TokenEvent
+
+if TYPE_CHECKING:
+    from paceline.server.bridge import Bridge
+    from paceline.server.settings import Settings
+
+STATES = ("starting", "ready", "draining", "dead")
+PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step, in EngineStats
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
+WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+REASONS = {  # a part of the engine's words → the label, which has no numbers or names in it
+    "off by request": "off by request",
+    "no drafter": "no drafter",
+    " is out:": "drafter is out",
+    "max_draft_batch": "too many sequences",
+    "max_draft_context": "context too long",
+    "plain rounds make more": "plain is faster",
+    "it would pay": "would not pay",
+    "of the last drafts was accepted": "low acceptance",
+    "no room:": "no room in the step",
+    "no page was free": "no free page",
+    "it is the turn of": "turn of another drafter",
+    "runs on the device": "step on the host",
+    "has not read all": "drafter is behind",
+}
+
+
+def reason_label(reason: str) -> str:
+    return next((label for part, label in REASONS.items() if part in reason), "other")
+
+
+class Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them: (upper bound, how many are not above it)."""
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(names, np.cumsum(self._counts).tolist(), strict=True))
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many times faster than plain decoding, with a 95 % interval."""
+
+    speedup: float
+    low: float
+    high: float
+
+
+class SpeedUp:
+    """How much faster answers were written with speculation than they would have been without it.
+
+    Nobody decodes an answer twice to find out, so this is an estimate. Of each answer that came to its end it takes
+    what lies after the first token: tokens n, plain steps s, rounds r, seconds t on the wall. Over the latest answers,
+    plain ones too, it fits t ≈ plain · s + round · r (least squares, an answer weighed by 1 / (s + r), since its
+    variance grows with its length). Written plainly an answer would have taken n steps; so over those that had rounds
+
+        speed-up = Σ n · plain / Σ t = tokens a step / (seconds of a mean step / seconds of a plain step)
+
+    The interval is the middle 95 % of that number over resamples of the answers, with replacement (bootstrap; always
+    the same random numbers). It says how sure the fit is, not how well it fits: steps are taken to cost the same
+    whoever else is in the batch. None while there are too few answers, or too few plain steps to tell the two costs
+    apart.
+    """
+
+    WINDOW = 256  # answers
+    FEWEST = 8
+    RESAMPLES = 200
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[float, float, float, float]] = deque(maxlen=self.WINDOW)  # n, s, r, t
+
+    def observe(self, stats: SequenceStats) -> None:
+        seconds = stats.time_total - stats.time_to_first
+        plain = max(stats.steps - 1 - stats.rounds, 0)  # the first token came with the prompt
+        if stats.output_tokens > 1 and seconds > 0 and plain + stats.rounds > 0:
+            self._answers.append((stats.output_tokens - 1, plain, stats.rounds, seconds))
+
+    def estimate(self) -> Estimate | None:
+        answers = np.array(self._answers)  # [answers, 4]
+        if len(answers) < self.FEWEST or not answers[:, 2].any():
+            return None
+        count = len(answers)
+        draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=self.RESAMPLES)
+        weights = np.concatenate([np.ones((1, count)), draws])  # [1 + resamples, answers]; the first: as they are
+        found = _speedups(answers, weights)
+        resampled = found[1:][np.isfinite(found[1:])]
+        if not np.isfinite(found[0]) or len(resampled) < 0.95 * self.RESAMPLES:
+            return None
+        low, high = np.percentile(resampled, (2.5, 97.5))
+        return Estimate(speedup=float(found[0]), low=float(low), high=float(high))
+
+
+def _speedups(answers: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """One a row of `weights`; NaN where plain steps and rounds cannot be told apart."""
+    n, s, r, t = answers.T
+    ss, sr, rr, st, rt = (weights @ (x * y / (s + r)) for x, y in ((s, s), (s, r), (r, r), (s, t), (r, t)))
+    tokens, seconds = weights @ (n * (r > 0)), weights @ (t * (r > 0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        determinant = ss * rr - sr * sr
+        plain = (rr * st - sr * rt) / determinant
+        speedups: np.ndarray = tokens * plain / seconds
+    return np.where((determinant > 1e-3 * ss * rr) & (plain > 0) & (seconds > 0), speedups, np.nan)
+
+
+class Metrics:
+    def __init__(self, bridge: Bridge, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._bridge = bridge
+        self._clock = clock
+        self._last: dict[tuple[str, int], float] = {}  # when the latest token of an open answer came
+        self._first_token, self._gap, self._each_token = (
+            Histogram(FIRST_TOKEN),
+            Histogram(NEXT_TOKEN),
+            Histogram(NEXT_TOKEN),
+        )
+        self._whole = Histogram(WHOLE)
+        self._speedup = SpeedUp()
+        self._prompt_tokens = self._cached_tokens = 0
+        self._rounds = self._drafted = self._accepted = 0
+        self._positions: Counter[int] = Counter()  # position → drafts that were right up to and including it
+        self._finished: Counter[str] = Counter()
+        self._drafters: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def observe(self, event: TokenEvent) -> None:
+        """Once for every event that leaves the engine, read or not."""
+        key = (event.request_id, event.sample)
+        if event.tokens:
+            now = self._clock()
+            if key in self._last:
+                self._gap.observe(now - self._last[key])
+            self._last[key] = now
+        if event.finish is not None:
+            self._last.pop(key, None)
+            self._finished[event.finish] += 1
+            if event.stats is not None:
+                self._observe_answer(event.stats, event.finish, first=event.sample == 0)
+
+    def _observe_answer(self, stats: SequenceStats, finish: Finish, *, first: bool) -> None:
+        if first:  # the n answers to a request share their prompt
+            self._prompt_tokens += stats.prompt_tokens
+            self._cached_tokens += stats.cached_tokens
+        self._observe_speculation(stats)
+        self._whole.observe(stats.time_total)
+        if stats.output_tokens:
+            self._first_token.observe(stats.time_to_first)
+        if stats.output_tokens > 1:
+            self._each_token.observe((stats.time_total - stats.time_to_first) / (stats.output_tokens - 1))
+        if finish in (Finish.STOP, Finish.LENGTH):
+            self._speedup.observe(stats)
+
+    def _observe_speculation(self, stats: SequenceStats) -> None:
+        self._rounds += stats.rounds
+        self._drafted += stats.drafted
+        self._accepted += stats.accepted
+        self._positions.update(dict(enumerate(stats.accepted_by_position)))
+        self._drafters[stats.drafter or "none"] += 1
+        if stats.off_reason is not None:
+            self._reasons[reason_label(stats.off_reason)] += 1
+
+    def speculation(self) -> dict[str, Any]:
+        """What charts need, as JSON: totals since the start, of ended answers, and the estimated speed-up."""
+        estimate = self._speedup.estimate()
+        return {
+            "num_drafts": self._rounds,
+            "num_draft_tokens": self._drafted,
+            "num_accepted_tokens": self._accepted,
+            "acceptance_by_position": self._acceptance(),
+            "speedup": None if estimate is None else asdict(estimate),
+            "answers_by_drafter": dict(self._drafters),
+            "off_reasons": dict(self._reasons),
+        }
+
+    def _acceptance(self) -> list[float]:
+        """Share of drafts that were right up to and including position 0, 1, …"""
+        return [self._positions[i] / self._rounds for i in range(max(self._positions, default=-1) + 1)]
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The text, and its content type: OpenMetrics where `accept` asks for it, Prometheus' own otherwise."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_the_engine()
+        yield from self._of_requests()
+        yield from self._of_speculation()
+        yield from self._of_the_estimate()
+
+    def _of_the_engine(self) -> Iterator[Metric]:
+        now = self._bridge.stats()
+        yield self._gauge("vllm:num_requests_running", "Sequences in the batch.", now.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences in the queue.", now.waiting)
+        usage = now.pages_held / now.pages_total if now.pages_total else 0.0
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held by sequences; 1 is all.", usage)
+        yield self._counter("vllm:generation_tokens", "Output tokens.", now.engine.output_tokens)
+        yield self._counter(
+            "vllm:num_preemptions", "Sequences that had to give their pages up.", now.engine.preemptions
+        )
+        yield self._counter("paceline:steps", "Steps of the engine.", now.engine.steps)
+        yield self._counter("paceline:wasted", "Parts of steps whose sequence had already ended.", now.engine.wasted)
+        seconds = {part: getattr(now.engine, f"time_{part}") for part in PARTS}
+        yield self._counters("paceline:step_seconds", "Seconds in each part of a step.", "part", seconds)
+        states = {state: float(self._bridge.state == state) for state in STATES}
+        yield self._gauges("paceline:state", "1 for the state that the server is in.", "state", states)
+        ready = {name: float(out is None) for name, out in now.drafters.items()}
+        yield self._gauges(
+            "paceline:drafter_ready", "0 for a drafter that failed and is no longer asked.", "drafter", ready
+        )
+
+    def _of_requests(self) -> Iterator[Metric]:
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.", self._prompt_tokens)
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", self._prompt_tokens)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", self._cached_tokens)
+        finished = {finish.value: self._finished[finish.value] for finish in Finish}
+        yield self._counters("vllm:request_success", "Answers by how they ended.", "finished_reason", finished)
+        yield self._histogram(
+            "vllm:time_to_first_token_seconds", "From submission to the first token.", self._first_token
+        )
+        yield self._histogram("vllm:inter_token_latency_seconds", "Between two arrivals of tokens.", self._gap)
+        yield self._histogram("vllm:time_per_output_token_seconds", "The same, under its older name.", self._gap)
+        yield self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean of an answer, after its first token.", self._each_token
+        )
+        yield self._histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", self._whole)
+
+    def _of_speculation(self) -> Iterator[Metric]:
+        """All of ended answers, so that they fit each other at every moment."""
+        yield self._counter("vllm:spec_decode_num_drafts", "Rounds: drafts that were verified.", self._rounds)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", self._drafted)
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", self._accepted
+        )
+        positions = {str(position): self._positions[position] for position in sorted(self._positions)}
+        yield self._counters(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position", positions
+        )
+        yield self._counters("paceline:answers", "Ended answers by who drafted.", "drafter", self._drafters)
+        yield self._counters(
+            "paceline:speculation_off", "Ended answers by why they drafted nothing last.", "reason", self._reasons
+        )
+
+    def _of_the_estimate(self) -> Iterator[Metric]:
+        """No sample where there is no estimate: a number would be believed."""
+        estimate = self._speedup.estimate()
+        for name, attribute in (("", "speedup"), ("_low", "low"), ("_high", "high")):
+            value = None if estimate is None else getattr(estimate, attribute)
+            yield self._gauge(f"paceline:estimated_speedup{name}", "Of the latest answers, over plain decoding.", value)
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        if value is not None:
+            family.add_metric([self._bridge.model], value)
+        return family
+
+    def _gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._bridge.model, value], number)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._bridge.model], value)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._bridge.model, value], number)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._bridge.model], buckets=histogram.buckets, sum_value=histogram.sum)
+        return family
+
+
+def install_metrics(app: FastAPI, bridge: Bridge, settings: Settings) -> Metrics:
+    """Listen to the bridge and serve /metrics; who may read it is the guards' matter. Also at `app.state.metrics`."""
+    metrics = Metrics(bridge)
+    bridge.listeners.append(metrics.observe)
+    app.state.metrics = metrics
+
+    @app.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
+    async def scrape(request: Request) -> Response:
+        text, content_type = metrics.render(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
+    return metrics
