@@ -1,0 +1,38 @@
+"""The playground: one page at `/`, with its script and its style.
+
+The files are served as they are, without a build step. The page loads nothing from anywhere else: its policy forbids
+it.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import FastAPI, Response
+
+PAGES = {  # path → file, content type
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/playground/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/playground/style.css": ("style.css", "text/css; charset=utf-8"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def install_playground(app: FastAPI) -> None:
+    for path, (name, content_type) in PAGES.items():
+        _serve(app, path, files(__package__).joinpath(name).read_bytes(), content_type)
+
+
+def _serve(app: FastAPI, path: str, content: bytes, content_type: str) -> None:
+    @app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)
+    async def page() -> Response:
+        return Response(content, headers={**HEADERS, "content-type": content_type})
