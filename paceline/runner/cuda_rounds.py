@@ -47,6 +47,7 @@ class Ticket:
     stamps: Tensor | None
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
+    asked: int = 0  # drafted tokens that the seats allow
 
 
 class CudaRounds:
@@ -102,7 +103,8 @@ class CudaRounds:
         outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
-        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done)
+        asked = sum(min(seat.max_draft, bucket.draft) for seat in seats) if bucket else 0
+        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -238,8 +240,8 @@ class CudaRounds:
         if not ticket.chunks and times.step:
             seconds = self._seconds[bucket.draft, bucket.drafter]
             seconds[bucket.seats] = times.step + MEMORY * (seconds.get(bucket.seats, times.step) - times.step)
-        if bucket.drafter is not None:
-            share = sum(len(one.drafted) for one in landed) / (bucket.draft * len(landed))
+        if bucket.drafter is not None and ticket.asked:
+            share = sum(len(one.drafted) for one in landed) / ticket.asked
             self._found[bucket.drafter] = share + MEMORY * (self._found[bucket.drafter] - share)
 
     def _down(self, source: Tensor, memory: Tensor) -> Tensor:

@@ -162,3 +162,16 @@ def test_prompts_are_padded_to_few_lengths() -> None:
 
 def test_parts_of_a_step() -> None:
     assert _parts(0.5, [1_000, 2_001_000, 5_001_000, 5_001_000]) == Times(step=0.5, draft=0.002, verify=0.003)
+
+
+def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> None:
+    """Limits differ, and all that they allow is drafted: there must be room for it the next time, too."""
+    rounds, _ = pair(device, "ngram")
+    seats = [Seat(0, 8), *(Seat(lane, 2) for lane in (1, 2, 3))]
+    before = rounds._bucket(seats, "ngram", 30)
+    for _ in range(9):
+        bucket = rounds._bucket(seats, "ngram", 30)
+        ticket = Ticket([], 4, bucket, None, None, None, None, None, asked=14)
+        landed = [Landed(0, (1,) * seat.max_draft, (1,)) for seat in seats]
+        rounds._learn(ticket, landed, Times())
+    assert rounds._bucket(seats, "ngram", 30) == before
