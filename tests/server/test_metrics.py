@@ -22,6 +22,7 @@ from paceline.server.metrics import PARTS, REASONS, Histogram, Metrics, SpeedUp,
 from paceline.server.settings import Settings
 from paceline.types import Finish, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 from tests import rig
+from tests.server.api import Api
 
 SNAPSHOT = Snapshot(
     engine=EngineStats(steps=9, output_tokens=41, preemptions=2, wasted=3, time_draft=0.5, time_verify=1.5),
@@ -342,3 +343,12 @@ async def _scrape_a_real_engine() -> None:
     assert found["vllm:spec_decode_num_draft_tokens_total"] == sum(stats.drafted for stats in ended) > 0
     assert found["vllm:spec_decode_num_accepted_tokens_total"] == sum(stats.accepted for stats in ended)
     assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+
+
+def test_the_app_counts_every_answer_once(api: Api) -> None:
+    answer = api.chat(n=2)
+    api.chat_stream()
+    assert api.get("/metrics").status_code == 200
+    found = values(api.app.state.metrics)
+    assert found["vllm:prompt_tokens_total"] == 2 * answer["usage"]["prompt_tokens"]
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
