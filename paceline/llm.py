@@ -171,6 +171,8 @@ class LLM:
         try:
             while open_samples:
                 for event in self._read(request.id):
+                    if event.finish is Finish.ERROR and self.engine.dead is None:
+                        raise InvalidRequest(f"the answer could not be completed: {event.error}")
                     if event.finish is Finish.ERROR:
                         raise EngineDead(f"the engine stopped after an error ({event.error}); load the model anew")
                     open_samples -= event.finish is not None

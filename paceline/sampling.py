@@ -6,8 +6,8 @@ The token at position i of a sequence is a pure function of the logits there, th
     argmax(shaped logits + gumbel(seed, i))          temperature 0: argmax(edited logits)
 
 where *edited* logits have penalties, bias and masks applied, and *shaped* ones are also divided by the temperature
-and filtered by min-p, top-k and top-p, in this order. Penalties and min_tokens depend on what came before: a row of a
-draft gets them as if its ancestors in the draft had been committed.
+and filtered by min-p, top-k and top-p, in this order. Penalties, min_tokens and a grammar depend on what came before: a
+row of a draft gets them as if its ancestors in the draft had been committed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.filters import filter_floor
+from paceline.grammar import GrammarState
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -69,8 +70,18 @@ def _finalise(bits: np.ndarray) -> np.ndarray:
 class Sampler:
     """The sampling state of one sequence: its parameters, its seed, and what has been said so far."""
 
-    def __init__(self, params: SamplingParams, *, seed: int, vocab_size: int, eos_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """`grammar`: at the beginning of the answer, where the parameters have one."""
         self.params = params
+        self.grammar = grammar
         self.seed = seed
         self.greedy = params.greedy
         self.is_argmax = params.greedy and not params.edits_logits  # the forward pass has done all the work
@@ -92,6 +103,8 @@ class Sampler:
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens were committed."""
         self.output_tokens += len(tokens)
+        if self.grammar is not None:
+            self.grammar.advance(tokens)
         if self._counts is not None:
             for token in tokens:
                 self._counts[token] += 1
@@ -106,8 +119,7 @@ class Sampler:
         logits = logits.clone()
         for row, before in zip(logits, ancestors, strict=True):
             self._penalise(row, list(before))
-            if self.output_tokens + len(before) < self.params.min_tokens:
-                row[self._stops] = -torch.inf
+            self._forbid(row, before)
         return logits if self._additive is None else logits + self._additive
 
     def shape(self, logits: Tensor) -> Tensor:
@@ -129,6 +141,16 @@ class Sampler:
         if self.params.filters:
             logits, scale = self.shape(logits), 1.0
         return pick(logits, torch.full((len(logits),), scale), keys)
+
+    def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
+        """Stops before min_tokens, and what the grammar does not allow: it has the last word where only a stop is left.
+        What comes after tokens that do not fit the grammar is never heard."""
+        early = self.output_tokens + len(before) < self.params.min_tokens
+        allowed = None if self.grammar is None else self.grammar.allowed(before)
+        if early and (allowed is None or _any_beside(allowed, self._stops)):
+            row[self._stops] = -torch.inf
+        if allowed is not None:
+            row.masked_fill_(~allowed, -torch.inf)
 
     def _penalise(self, row: Tensor, before: list[int]) -> None:
         """Repetition, presence and frequency penalties on one row [vocab], in place."""
@@ -179,6 +201,10 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob
     ]
     columns = zip(tokens, chosen[:, 0].tolist(), ranks, alternatives, strict=True)
     return [Logprob(token=token, logprob=value, rank=rank, top=most) for token, value, rank, most in columns]
+
+
+def _any_beside(allowed: Tensor, tokens: Sequence[int]) -> bool:
+    return int(allowed.sum()) > int(allowed[tokens].sum())
 
 
 def _additive(params: SamplingParams, vocab_size: int) -> Tensor | None:

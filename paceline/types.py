@@ -5,6 +5,7 @@ All frozen, all validated where they are made: an object of these types is a val
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,8 @@ from paceline.errors import InvalidRequest, UnknownOption
 MAX_LOGPROBS = 100
 MAX_SAMPLES = 128
 MAX_STOPS = 64
+MAX_GRAMMAR = 1 << 20  # characters
+GRAMMARS = ("json_object", "json_schema", "regex", "choice")
 MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
 
 
@@ -80,6 +83,49 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: any JSON object, JSON of a schema, text that a regular expression matches as a
+    whole, or one of several texts. See `paceline.grammar`."""
+
+    kind: str
+    text: str = ""  # the schema, the expression, or a JSON list of the choices
+
+    @classmethod
+    def json_object(cls) -> Self:
+        return cls("json_object")
+
+    @classmethod
+    def json_schema(cls, schema: str | bool | Mapping[str, Any]) -> Self:
+        try:
+            return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the schema is not JSON: {error}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, texts: Iterable[str]) -> Self:
+        choices = _tuple("choice", texts)
+        if not choices or not all(isinstance(text, str) and text for text in choices):
+            raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}")
+        return cls("choice", json.dumps(choices, ensure_ascii=False))
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMARS:
+            raise UnknownOption("grammar", str(self.kind), GRAMMARS)
+        if not isinstance(self.text, str):
+            raise InvalidRequest(f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}")
+        if bool(self.text) != (self.kind != "json_object"):
+            raise InvalidRequest(f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}")
+        if len(self.text) > MAX_GRAMMAR:
+            raise InvalidRequest(f"a grammar has at most {MAX_GRAMMAR} characters, not {len(self.text)}")
+        if any("\ud800" <= character <= "\udfff" for character in self.text):
+            raise InvalidRequest("a grammar must be valid Unicode; this one holds half a surrogate pair")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What the user asked of sampling. Every field is valid with and without speculation."""
 
@@ -102,6 +148,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None  # how many alternatives beside the chosen token
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # decides where the answer may end, also before min_tokens
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -119,6 +166,16 @@ class SamplingParams:
         self._check_collections()
         check_flag("include_stop", self.include_stop)
         check_flag("ignore_eos", self.ignore_eos)
+        self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise InvalidRequest(f"grammar must be a Grammar, not {type(self.grammar).__name__}")
+        for name, given in (("ignore_eos", self.ignore_eos), ("allowed_tokens", self.allowed_tokens is not None)):
+            if given:
+                raise InvalidRequest(f"a grammar decides which tokens follow and where the text ends: leave out {name}")
 
     def _check_numbers(self) -> None:
         check_number("temperature", self.temperature, 0, 100)
@@ -175,7 +232,8 @@ class SamplingParams:
     def edits_logits(self) -> bool:
         """True when something other than temperature, filters and noise acts on the logits."""
         return bool(
-            self.logit_bias
+            self.grammar is not None
+            or self.logit_bias
             or self.allowed_tokens is not None
             or self.min_tokens
             or self.repetition_penalty != 1

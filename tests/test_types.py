@@ -21,7 +21,7 @@ FLAGS = ("include_stop", "ignore_eos")
 def test_every_field_is_of_a_known_kind() -> None:
     """So that a new one comes under the tests below."""
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert names == {*NUMBERS, *INTEGERS, *LISTS, *FLAGS, "logit_bias"}
+    assert names == {*NUMBERS, *INTEGERS, *LISTS, *FLAGS, "logit_bias", "grammar"}
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -9,11 +9,12 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
-from paceline.types import Rule, SamplingParams, Speculation
+from paceline.types import Grammar, Rule, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -61,6 +62,7 @@ SAMPLING_HELP = {
     "n": "answers to each prompt",
     "logprobs": "report log-probabilities and this many alternatives",
     "prompt_logprobs": "the same for the prompt",
+    "grammar": "what the answer must look like: json, schema:FILE, regex:PATTERN or choice:yes|no",
 }
 
 
@@ -178,6 +180,22 @@ def _biases(text: str) -> dict[int, float]:
     return {_number(int, token): _number(float, bias) for token, _, bias in pairs}
 
 
+def _grammar(text: str) -> Grammar:
+    kind, _, rest = text.partition(":")
+    try:
+        if kind == "schema":
+            return Grammar.json_schema(Path(rest).read_text(encoding="utf-8"))
+        if kind == "regex":
+            return Grammar.regex(rest)
+        if kind == "choice":
+            return Grammar.choice(rest.split("|"))
+        if text == "json":
+            return Grammar.json_object()
+    except (OSError, ValueError) as error:
+        raise ArgumentTypeError(str(error)) from None
+    raise ArgumentTypeError(f"json, schema:FILE, regex:PATTERN or choice:A|B is needed, not {text!r}")
+
+
 def _number(kind: Callable[[str], Any], text: str) -> Any:
     try:
         return kind(text)
@@ -194,6 +212,7 @@ READERS: Mapping[Any, Mapping[str, Any]] = {
     tuple[str, ...]: {"action": "append", "metavar": "TEXT"},
     tuple[int, ...]: {"type": _integers, "metavar": "IDS"},
     tuple[int, ...] | None: {"type": _integers, "metavar": "IDS"},
+    Grammar | None: {"type": _grammar, "metavar": "GRAMMAR"},
     Mapping[int, float]: {"type": _biases, "metavar": "ID=BIAS"},
 }
 READERS_BY_NAME: Mapping[str, Mapping[str, Any]] = {"kv_memory": {"type": _bytes, "metavar": "BYTES"}}

@@ -12,9 +12,10 @@ from paceline.engine.pace import Pace
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
+from paceline.grammar import Grammars
 from paceline.sampling import Sampler, sample_seed
 from paceline.tokenizer import Tokenizer
-from paceline.types import Request, SamplingParams
+from paceline.types import Grammar, Request, SamplingParams
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Admission:
     drafters: Collection[str]
     default_drafter: str | None
     tokenizer: Tokenizer | None
+    grammars: Grammars | None  # None where there is no tokenizer
     _keys: Iterator[int] = field(default_factory=itertools.count)
 
     def sequences(self, request: Request, *, now: float) -> list[Sequence]:
@@ -35,7 +37,8 @@ class Admission:
 
     def _sequence(self, request: Request, sample: int, seed: int, now: float) -> Sequence:
         params, speculation = request.sampling, request.speculation
-        sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids)
+        grammar = self.grammars.start(params.grammar) if self.grammars and params.grammar else None
+        sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids, grammar=grammar)
         sampler.see_prompt(request.prompt)
         length = len(request.prompt) + (params.max_tokens or self.max_context)
         drafter = (speculation.drafter or self.default_drafter) if speculation.enabled else None
@@ -80,10 +83,18 @@ class Admission:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")
+        if params.grammar is not None:
+            self.check_grammar(params.grammar)
         if params.min_tokens and self._allows_only_stops(params):
             raise InvalidRequest("every allowed token is a stop token, which min_tokens forbids: allow one more")
         if name is not None and name not in self.drafters:
             raise UnknownOption("drafter", name, self.drafters)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Compile it. From any thread: what was compiled before costs nothing when the request comes."""
+        if self.grammars is None:
+            raise InvalidRequest("a grammar needs a tokenizer, and this engine has none: leave it out")
+        self.grammars.compile(grammar)
 
     def _allows_only_stops(self, params: SamplingParams) -> bool:
         stops = self.eos_ids.union(params.stop_ids)
@@ -95,3 +106,15 @@ class Admission:
                 raise InvalidRequest(
                     f"{what} {token} is outside of the vocabulary: 0 to {self.vocab_size - 1} are allowed"
                 )
+
+
+def grammars_of(tokenizer: Tokenizer, *, vocab_size: int, eos_ids: Iterable[int]) -> Grammars:
+    """Grammars over the tokens that have a text."""
+    vocabulary = tokenizer.vocabulary
+    return Grammars(
+        vocabulary.text_bytes,
+        special=vocabulary.special,
+        eos_ids=eos_ids,
+        vocab_size=vocab_size,
+        encode=lambda text: tokenizer.encode_spans(f"\n{text}", [(0, 1, 0)])[1:],  # as after a control token
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
+from paceline.grammar import DEAD_END
 from paceline.kernels.base import Output
 from paceline.sampling import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Verdict
@@ -13,6 +14,10 @@ def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first that ends the sequence, and their text; sets `finish` if one does."""
     room = sequence.max_length - len(sequence.tokens)
     kept, shown, finish = tokens[:room], room, Finish.LENGTH if len(tokens) >= room else None
+    if sequence.sampler.grammar is not None:
+        fitting, ending = sequence.sampler.grammar.fits(kept)
+        kept, finish = kept[:fitting], ending or finish
+        sequence.error = DEAD_END if ending is Finish.ERROR else None
     for i, token in enumerate(kept):
         if token in sequence.stop_ids:
             kept, shown, finish = kept[: i + 1], i + sequence.request.sampling.include_stop, Finish.STOP

@@ -20,7 +20,7 @@ from dataclasses import replace
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine import emission
-from paceline.engine.admission import Admission
+from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.flight import DEPTH, Flights
 from paceline.engine.governor import Governor
 from paceline.engine.host_step import HostStep
@@ -33,7 +33,7 @@ from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds import Rounds, Times
 from paceline.tokenizer import Tokenizer
-from paceline.types import Finish, Request, TokenEvent, Verdict
+from paceline.types import Finish, Grammar, Request, TokenEvent, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class Engine:
             drafters={*self.drafters, *(rounds.drafters if rounds else ())},
             default_drafter=default_drafter,
             tokenizer=tokenizer,
+            grammars=grammars_of(tokenizer, vocab_size=forward.vocab_size, eos_ids=eos_ids) if tokenizer else None,
         )
         self._governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, cost=self._governor.cost, clock=self._clock)
@@ -86,6 +87,11 @@ class Engine:
             raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Raise InvalidRequest if it cannot be used. May take half a second, and may be called from any thread: a
+        request with this grammar is then submitted at once."""
+        self._admission.check_grammar(grammar)
 
     def abort(self, request_id: str) -> None:
         """End every sequence of the request; one that is not known has already ended."""
@@ -255,7 +261,7 @@ class Engine:
         self.stats.output_tokens += kept
         self.stats.drafted += drafted
         self.stats.accepted += accepted
-        if drafted and sequence.finish is None:
+        if drafted and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafted=drafted, accepted=accepted)
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
@@ -274,7 +280,7 @@ class Engine:
             event,
             finish=finish,
             stop=sequence.stopped_by,
-            error=self.dead if finish is Finish.ERROR else None,
+            error=self.dead or sequence.error if finish is Finish.ERROR else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None,
             stats=sequence.stats(now=self._clock()),
         )

@@ -50,6 +50,8 @@ class Governor:
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
         useful = self._useful(sequence)
+        if useful > 0 and (forced := self._forced(sequence, running, useful)):
+            return forced
         if sequence.drafter is None or useful <= 0:
             return 0
         sequence.off_reason = self._reason_against(sequence, running)
@@ -63,6 +65,13 @@ class Governor:
             affordable = self._affordable(sequence) if by_cost and self._config.measure_cost else None
             limits += [] if affordable is None else [affordable]
         return min(limits)
+
+    def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
+        """How many tokens the grammar leaves no choice of: they need no drafter, and no proof that they pay."""
+        grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
+        if grammar is None or not speculation.enabled or running > self._config.max_draft_batch:
+            return 0
+        return len(grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful)))
 
     def _useful(self, sequence: Sequence) -> int:
         """The longest draft that could matter: a round gives one token more than it accepts, so the last token allowed

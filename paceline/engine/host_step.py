@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
@@ -45,16 +46,20 @@ class HostStep:
     def observe(self, work: Work, verdict: Verdict) -> None:
         """Tell the drafter what became of its draft, where the sequence goes on."""
         sequence = work.sequence
-        if work.draft and sequence.finish is None:
+        if work.draft and not work.forced and sequence.finish is None:
             drafter = self._drafters[sequence.drafter or ""]
             drafter.observe(sequence.key, self._view(sequence), len(verdict.path))
 
     def draft(self, plan: StepPlan) -> None:
-        """Ask each drafter once for all its sequences, and put the drafts behind the committed tokens."""
+        """Ask each drafter once for all its sequences, and put the drafts behind the committed tokens. Where a grammar
+        leaves no choice, nobody is asked."""
         asking: dict[str, list[Work]] = {}
         for work in plan.works:
             name = work.sequence.drafter or ""
-            if work.max_draft and name in self._drafters:
+            if forced := self._forced(work):
+                work.forced = True
+                self._attach(work, Draft(tokens=forced))
+            elif work.max_draft and name in self._drafters:
                 asking.setdefault(name, []).append(work)
             elif work.max_draft:
                 work.max_draft, work.sequence.off_reason = 0, f"drafter {name} runs on the device, this step does not"
@@ -65,9 +70,16 @@ class HostStep:
                 drafted = sum(map(len, drafts))
                 self._cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
-                work.draft = draft
-                length = len(work.sequence.tokens)
-                self._lanes.tokens_np[work.sequence.lane, length : length + len(draft)] = draft.tokens
+                self._attach(work, draft)
+
+    def _forced(self, work: Work) -> tuple[int, ...]:
+        grammar = work.sequence.sampler.grammar
+        return grammar.forced(work.max_draft) if grammar is not None and work.max_draft else ()
+
+    def _attach(self, work: Work, draft: Draft) -> None:
+        work.draft = draft
+        length = len(work.sequence.tokens)
+        self._lanes.tokens_np[work.sequence.lane, length : length + len(draft)] = draft.tokens
 
     def verify(self, plan: StepPlan) -> Output:
         shares, first_out = [], 0

@@ -35,6 +35,7 @@ class Work:
     count: int
     max_draft: int = 0
     draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
+    forced: bool = False  # the draft is the grammar's, not the drafter's
     first_out: int = 0  # of its rows among the outputs of the pass
 
     @property

@@ -40,6 +40,7 @@ class Sequence:
     air: Air = field(default_factory=Air)
     finish: Finish | None = None
     stopped_by: str | int | None = None
+    error: str | None = None  # of this sequence alone
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,8 +13,9 @@ from paceline.cli.main import build_parsers
 from paceline.cli.options import ENGINE_HELP, FORMATS, engine_config, sampling_of, speculation_of
 from paceline.config import GPU, EngineConfig
 from paceline.engine.assemble import DEFAULT_KV_MEMORY
+from paceline.errors import InvalidRequest
 from paceline.models.weights import Format
-from paceline.types import Rule, SamplingParams
+from paceline.types import Grammar, Rule, SamplingParams
 
 ENGINE: dict[str, tuple[str, Any]] = {
     "max_sequences": ("3", 3),
@@ -54,6 +56,7 @@ SAMPLING: dict[str, tuple[str, Any]] = {
     "n": ("2", 2),
     "logprobs": ("1", 1),
     "prompt_logprobs": ("0", 0),
+    "grammar": ("regex:[a-z]+:", Grammar.regex("[a-z]+:")),
 }
 
 
@@ -79,6 +82,22 @@ def test_sampling_options(name: str) -> None:
     advised = SamplingParams(temperature=0.6, top_p=0.8)
     given = {"temperature": 0.6, "top_p": 0.8, "max_tokens": 11} | {name: value}
     assert sampling_of(args, advised) == SamplingParams(**given)
+
+
+def test_grammars(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"type": "integer"}')
+    for text, grammar in (
+        ("json", Grammar.json_object()),
+        ("choice:yes|no", Grammar.choice(["yes", "no"])),
+        (f"schema:{tmp_path}/s.json", Grammar.json_schema({"type": "integer"})),
+    ):
+        assert sampling_of(parse("--grammar", text), SamplingParams()).grammar == grammar
+
+
+@pytest.mark.parametrize("text", ["jsn", "schema:/no/such/file", "regex:", "choice:", "choice:a||b", "json:"])
+def test_grammars_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="--grammar"):
+        parse("--grammar", text)
 
 
 def test_stop_strings_add_up() -> None:

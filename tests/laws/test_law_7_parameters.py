@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.types import Logprob, Request, Rule, SamplingParams, Speculation
+from paceline.types import Grammar, Logprob, Request, Rule, SamplingParams, Speculation
 from tests.laws import under_law
 from tests.rig import BACKENDS, RIGS, Key, Made, Rig, Told, build, plain, prompt, run, tiny_tokenizer
 
@@ -40,6 +40,11 @@ VALUES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "n": [{"n": 3}, {"temperature": 0, "n": 2}],
     "logprobs": [{"logprobs": 0}, {"logprobs": 3}, {"temperature": 0, "logprobs": 5, "stop": ("a",)}],
     "prompt_logprobs": [{"prompt_logprobs": 0}, {"prompt_logprobs": 2, "n": 2}],
+    "grammar": [
+        {"grammar": Grammar.regex("([aeiou][^aeiou ]{1,3} ){2,5}")},
+        {"grammar": Grammar.regex("[a-z]{9}( [a-m]+)*"), "temperature": 0, "min_tokens": 15, "n": 2},
+        {"grammar": Grammar.choice(["banana boat", "bandana"]), "logprobs": 1},
+    ],
 }
 VARIANTS = [(name, values) for name, each in VALUES.items() for values in each]
 
