@@ -44,6 +44,7 @@ CONTROL_BELOW = "/admin/"  # with the admin key, and no other
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 LINGER = 2.0  # seconds for which an unwanted body is read
 MINUTE = 60.0
+MOST_CONTAINERS = 100_000  # lists and objects in a body: they cost most to parse
 MOST_CALLERS = 4096  # remembered, before those that have been quiet are forgotten
 
 HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -433,8 +434,11 @@ def check_json(body: bytes, *, max_depth: int) -> None:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         _bad_json(f"is not UTF-8 at byte {error.start}")
-    if _depth(body) > max_depth:
+    depth, containers = _nesting(body)
+    if depth > max_depth:
         _bad_json(f"is nested deeper than the {max_depth} levels that are allowed")
+    if containers > MOST_CONTAINERS:
+        _bad_json(f"has {containers} lists and objects, {MOST_CONTAINERS} are allowed")
     try:
         parsed = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
@@ -447,11 +451,12 @@ def check_json(body: bytes, *, max_depth: int) -> None:
             _bad_json("has half of a surrogate pair in a text")
 
 
-def _depth(body: bytes) -> int:
-    """How deep brackets are nested at most; whether they pair is for the parser to say."""
+def _nesting(body: bytes) -> tuple[int, int]:
+    """How deep brackets are nested at most, and how many open; whether they pair is for the parser to say."""
     brackets = np.frombuffer(JSON_STRING.sub(b"", body).translate(BRACKETS, NO_BRACKETS), dtype=np.int8)
-    steps = np.where(brackets == ord("["), np.int8(1), np.int8(-1))
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    opens = brackets == ord("[")
+    depths = np.cumsum(np.where(opens, np.int8(1), np.int8(-1)), dtype=np.int32)
+    return int(depths.max(initial=0)), int(opens.sum())
 
 
 def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
