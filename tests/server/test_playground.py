@@ -289,6 +289,7 @@ def test_the_state_of_speculation_is_read_whatever_is_missing(tmp_path: Path) ->
     code = """return [stateOf({}), stateOf({drafters: {ngram: null}}), stateOf({drafters: [{name: "ngram"}]}),
         stateOf({drafters: ["ngram"], output_tokens: 5, speedup: {speedup: 2}}).speedup]"""
     nothing, mapping, records, speedup = run(code, tmp_path)
-    assert nothing == {"drafters": [], "outputTokens": None, "acceptance": None, "speedup": None, "reasons": {}}
+    assert (nothing["drafters"], nothing["reasons"], nothing["remarks"]) == ([], {}, ["no drafter"])
+    assert {nothing[name] for name in ("outputTokens", "acceptance", "speedup", "rules", "longest")} == {None}
     assert mapping["drafters"] == records["drafters"] == ["ngram"]
     assert speedup == {"speedup": 2}

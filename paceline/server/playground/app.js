@@ -26,16 +26,16 @@ async function* chunksOf(body, { key, signal }) {
   const response = await call("/v1/chat/completions", { key, signal, body });
   const parser = new EventParser();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the answer broke off");
-    for (const data of parser.push(value)) {
-      if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
-      yield chunk;
+  let complete = false;
+  for (let read = await reader.read(); !read.done; read = await reader.read()) {
+    for (const data of parser.push(read.value)) {
+      const chunk = data === "[DONE]" ? null : JSON.parse(data);
+      if (chunk?.error) throw new Error(chunk.error.message);
+      if (chunk) yield chunk;
+      else complete = true;
     }
   }
+  if (!complete) throw new Error("the answer broke off");
 }
 
 async function call(path, { key, signal, body } = {}) {
@@ -146,6 +146,9 @@ export function stateOf(told) {
     acceptance: told.acceptance_by_position ?? null,
     speedup: told.speedup ?? null,
     reasons: told.off_reasons ?? {},
+    rules: told.rules ?? null,
+    longest: told.max_draft ?? null,
+    remarks: [told.default_drafter ? `drafter ${told.default_drafter}` : "no drafter", ...(told.bitwise ? ["bitwise"] : [])],
   };
 }
 
@@ -427,25 +430,30 @@ function showState(state, now) {
     label("speedup", `${speedup.toFixed(2)} × (${low.toFixed(2)} to ${high.toFixed(2)})`);
   } else label("speedup", "too few answers to say");
   $("reasons").replaceChildren(...Object.entries(state.reasons).map(([reason, count]) => make("li", { textContent: `${count} × ${reason}` })));
-  offerDrafters(state.drafters);
+  offer(state);
 }
 
-function offerDrafters(names) {
+/** The controls hold what the server allows. */
+function offer({ drafters, rules, longest, remarks }) {
   const known = new Set([...$("drafter").options].map((option) => option.value));
-  $("drafter").append(...names.filter((name) => !known.has(name)).map((name) => make("option", { value: name, textContent: name })));
+  $("drafter").append(...drafters.filter((name) => !known.has(name)).map((name) => make("option", { value: name, textContent: name })));
+  for (const option of $("rule").options) option.disabled = rules !== null && !rules.includes(option.value);
+  if (longest !== null) $("max_draft").max = longest;
+  say([page.model, ...remarks].join(" · "));
+}
+
+function say(text) {
+  if ($("server").textContent !== text) $("server").textContent = text; // not read out again and again
 }
 
 async function poll() {
   const key = $("key").value;
   try {
-    if (!page.model) {
-      page.model = (await (await call("/v1/models", { key })).json()).data[0].id;
-      $("server").textContent = page.model;
-    }
+    page.model ??= (await (await call("/v1/models", { key })).json()).data[0].id;
     if (!document.hidden) showState(stateOf(await (await call("/v1/speculation", { key })).json()), performance.now());
   } catch (error) {
     page.model = undefined;
-    $("server").textContent = error.message;
+    say(error.message);
   }
   setTimeout(poll, POLL_MS);
 }
