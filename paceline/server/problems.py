@@ -31,6 +31,7 @@ FIELDS = {
     "the prompt": "prompt",
     "stop id": "stop_token_ids",
     "stop string": "stop",
+    "stop strings": "stop",
     "allowed token": "allowed_token_ids",
     "allowed_tokens": "allowed_token_ids",
     "rule": "speculation.rule",
@@ -81,6 +82,12 @@ class ErrorBody(BaseModel):
 class BadField(InvalidRequest):
     """A field of a request that cannot be served as it stands."""
 
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TooLong(ContextTooLong):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param

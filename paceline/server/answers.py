@@ -1,0 +1,221 @@
+"""From events of the engine to what a client reads: texts, log-probabilities, usage, and what speculation did.
+
+A `Tally` collects the events of all prompts and samples of one request. What is common to the endpoints is made of it
+here; the shape that each gives it stands with its route.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paceline import __version__
+from paceline.detokenizer import IncrementalDecoder
+from paceline.llm import Sample
+from paceline.server.protocol import (
+    ChatLogprobs,
+    ChunkEvents,
+    CompletionDetails,
+    CompletionLogprobs,
+    PromptDetails,
+    PromptScore,
+    PromptScores,
+    SpeculationStats,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from paceline.server.translate import Asked
+from paceline.tokenizer import Tokenizer
+from paceline.types import Finish, Logprob, SequenceStats, TokenEvent
+
+FINGERPRINT = f"paceline-{__version__}"
+LOWEST = -9999.0  # what OpenAI's API writes for a probability of zero: JSON has no infinity
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sample of one prompt."""
+
+    index: int  # over all prompts
+    prompt: int  # which of them
+    decoder: IncrementalDecoder
+    sample: Sample = field(default_factory=Sample)
+    events: int = 0  # so far
+    offset: int = 0  # characters of text before the next token, for log-probabilities
+
+    def texts(self, tokens: Iterable[int]) -> list[str]:
+        """What each token adds to the text; to be asked once for every token."""
+        return [self.decoder.push(token) for token in tokens]
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        return "length" if self.sample.finish is Finish.LENGTH else "stop"
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.sample.stop
+
+
+class Tally:
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, *, model: str) -> None:
+        self.asked = asked
+        self.tokenizer = tokenizer
+        self.model = model
+        self.created = int(time.time())
+        self.samples = asked.requests[0].sampling.n
+        self.prompt_logprobs: dict[int, tuple[Logprob | None, ...]] = {}  # by prompt
+        self.choices = [
+            Choice(index=i, prompt=i // self.samples, decoder=IncrementalDecoder(tokenizer, continuation=True))
+            for i in range(len(asked.requests) * self.samples)
+        ]
+
+    def add(self, prompt: int, event: TokenEvent) -> Choice:
+        choice = self.choices[prompt * self.samples + event.sample]
+        choice.sample.add(event)
+        choice.events += bool(event.tokens)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt] = event.prompt_logprobs
+        return choice
+
+    @property
+    def over(self) -> bool:
+        return all(choice.sample.finish is not None for choice in self.choices)
+
+    def head(self) -> dict[str, Any]:
+        """The fields that every answer and every chunk begins with."""
+        return {
+            "id": self.asked.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def remarks(self) -> dict[str, Any]:
+        """What is said once: fields that had no effect."""
+        return {"ignored_fields": list(self.asked.ignored)} if self.asked.ignored else {}
+
+    def usage(self) -> Usage:
+        """Tokens so far; the details are known when all is over."""
+        prompts = sum(len(request.prompt) for request in self.asked.requests)
+        output = sum(len(choice.sample.tokens) for choice in self.choices)
+        usage = Usage(prompt_tokens=prompts, completion_tokens=output, total_tokens=prompts + output)
+        if self.over:
+            stats = [choice.sample.stats for choice in self.choices]
+            accepted, drafted = sum(each.accepted for each in stats), sum(each.drafted for each in stats)
+            cached = sum(each.cached_tokens for each in stats[:: self.samples])
+            usage.prompt_tokens_details = PromptDetails(cached_tokens=cached)
+            usage.completion_tokens_details = CompletionDetails(
+                accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+            )
+        return usage
+
+    def speculation(self) -> SpeculationStats:
+        asked = self.asked.requests[0].speculation
+        all_stats = [choice.sample.stats for choice in self.choices]
+        return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule.value)
+
+    def chunk_events(self, choice: Choice, event: TokenEvent, texts: list[str]) -> ChunkEvents:
+        return ChunkEvents(round=choice.events, origins=[origin.value for origin in event.origins], token_texts=texts)
+
+
+def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule: str) -> SpeculationStats:
+    rounds, drafted = sum(s.rounds for s in all_stats), sum(s.drafted for s in all_stats)
+    accepted, steps = sum(s.accepted for s in all_stats), sum(s.steps for s in all_stats)
+    longest = max((len(s.accepted_by_position) for s in all_stats), default=0)
+    by_position = [
+        sum(s.accepted_by_position[i : i + 1][0] for s in all_stats if len(s.accepted_by_position) > i)
+        for i in range(longest)
+    ]
+    reasons = dict.fromkeys(s.off_reason for s in all_stats if s.off_reason is not None)
+    return SpeculationStats(
+        enabled=enabled,
+        drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
+        rule=rule,
+        lossless=True,
+        num_drafts=rounds,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=by_position,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        mean_acceptance_length=1 + accepted / rounds if rounds else 0.0,
+        tokens_per_step=sum(s.output_tokens for s in all_stats) / steps if steps else 0.0,
+        time_draft=sum(s.time_draft for s in all_stats),
+        time_verify=sum(s.time_verify for s in all_stats),
+        time_to_first_token=min((s.time_to_first for s in all_stats), default=0.0),
+        time_total=max((s.time_total for s in all_stats), default=0.0),
+        pauses=sum(s.pauses for s in all_stats),
+        preemptions=sum(s.preemptions for s in all_stats),
+        off_reason="; ".join(reasons) or None,
+    )
+
+
+# ── log-probabilities ──
+
+
+def chat_logprobs(scores: Sequence[Logprob], tokenizer: Tokenizer) -> ChatLogprobs:
+    content = []
+    for score in scores:
+        own = _top(score.token, score.logprob, tokenizer)
+        top = [_top(token, logprob, tokenizer) for token, logprob in score.top]
+        content.append(TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
+    return ChatLogprobs(content=content)
+
+
+def completion_logprobs(
+    tokens: Sequence[int],
+    scores: Sequence[Logprob | None],
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    offset: int,
+) -> CompletionLogprobs:
+    """In the old format; the first token of a prompt has no score. `texts`: what each token adds to the text, which
+    begins at character `offset`."""
+    made = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    for token, score, text in zip(tokens, scores, texts, strict=True):
+        made.tokens.append(token_name(token, tokenizer))
+        made.text_offset.append(offset)
+        made.token_logprobs.append(None if score is None else _finite(score.logprob))
+        made.top_logprobs.append(None if score is None else _alternatives(score, tokenizer))
+        offset += len(text)
+    return made
+
+
+def prompt_scores(scores: Sequence[Logprob | None], tokenizer: Tokenizer) -> PromptScores:
+    """vLLM's format: by token id, the prompt's own token and the best ones."""
+    return [None if score is None else _ranked(score, tokenizer) for score in scores]
+
+
+def token_name(token: int, tokenizer: Tokenizer) -> str:
+    """The text of a token; of one that is no whole character, its bytes, so that two of them differ."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _top(token: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
+    data = tokenizer.token_bytes(token)
+    return TopLogprob(token=data.decode(errors="replace"), logprob=_finite(logprob), bytes=list(data))
+
+
+def _alternatives(score: Logprob, tokenizer: Tokenizer) -> dict[str, float]:
+    """The best ones and the token itself, as OpenAI has it."""
+    pairs = [*score.top, (score.token, score.logprob)]
+    return {token_name(token, tokenizer): _finite(logprob) for token, logprob in pairs}
+
+
+def _ranked(score: Logprob, tokenizer: Tokenizer) -> dict[str, PromptScore]:
+    ranks = [(score.token, score.logprob, score.rank), *((t, p, rank) for rank, (t, p) in enumerate(score.top))]
+    return {
+        str(token): PromptScore(logprob=_finite(logprob), rank=rank + 1, decoded_token=token_name(token, tokenizer))
+        for token, logprob, rank in ranks
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

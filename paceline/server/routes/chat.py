@@ -1,0 +1,137 @@
+"""/v1/chat/completions"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from paceline.server import answers, sse
+from paceline.server.answers import Choice, Tally
+from paceline.server.problems import ErrorDetail
+from paceline.server.protocol import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatMessage, ChatRequest
+from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
+from paceline.types import TokenEvent
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses=streams(ChatCompletion, "chunks of type chat.completion.chunk, then [DONE]"),
+    summary="Answer a conversation",
+)
+async def chat(body: ChatRequest, http: Request) -> Response:
+    bridge = bridge_of(http)
+    asked = await translator_of(http).chat(body, new_id("chatcmpl"))
+    reply = ChatReply(body, Tally(asked, bridge.llm.tokenizer, model=bridge.model))
+    return await sse.answer(http, bridge, asked.requests, reply, stream=bool(body.stream))
+
+
+class ChatReply:
+    def __init__(self, body: ChatRequest, tally: Tally) -> None:
+        self._tally = tally
+        self._tokenizer = tally.tokenizer
+        self._logprobs = bool(body.logprobs)
+        self._token_ids = bool(body.return_token_ids)
+        self._events = bool(body.paceline and body.paceline.events)
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats)
+
+    # At once.
+
+    def add(self, prompt: int, event: TokenEvent) -> None:
+        self._tally.add(prompt, event)
+
+    def whole(self) -> ChatCompletion:
+        tally = self._tally
+        made = ChatCompletion(
+            **tally.head(),
+            object="chat.completion",
+            choices=[self._choice(choice) for choice in tally.choices],
+            usage=tally.usage(),
+            speculation=tally.speculation(),
+            **tally.remarks(),
+        )
+        self._add_prompt(made)
+        return made
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        sample = choice.sample
+        made = ChatChoice(
+            index=choice.index,
+            message=ChatMessage(role="assistant", content=sample.text, refusal=None),
+            logprobs=answers.chat_logprobs(sample.logprobs, self._tokenizer) if self._logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+        if self._token_ids:
+            made.token_ids = sample.tokens
+        return made
+
+    def _add_prompt(self, made: ChatCompletion | ChatChunk) -> None:
+        if self._token_ids:
+            made.prompt_token_ids = list(self._tally.asked.requests[0].prompt)
+        if 0 in self._tally.prompt_logprobs:
+            made.prompt_logprobs = answers.prompt_scores(self._tally.prompt_logprobs[0], self._tokenizer)
+
+    # As a stream.
+
+    def begin(self) -> Iterator[str]:
+        for choice in self._tally.choices:
+            delta = ChatDelta(index=choice.index, delta=ChatMessage(role="assistant", content=""), finish_reason=None)
+            chunk = self._chunk([delta])
+            if choice.index == 0:
+                self._add_prompt(chunk)
+                for name, value in self._tally.remarks().items():
+                    setattr(chunk, name, value)
+            yield sse.data(chunk)
+
+    def chunks(self, prompt: int, event: TokenEvent) -> Iterator[str]:
+        choice = self._tally.add(prompt, event)
+        ends = event.finish is not None
+        if not (event.text or ends or (event.tokens and self._shows_tokens)):
+            return
+        delta = ChatDelta(index=choice.index, delta=ChatMessage(content=event.text), logprobs=None, finish_reason=None)
+        if event.logprobs and self._logprobs:
+            delta.logprobs = answers.chat_logprobs(event.logprobs, self._tokenizer)
+        if self._token_ids:
+            delta.token_ids = list(event.tokens)
+        if ends:
+            delta.finish_reason, delta.stop_reason = choice.finish_reason, choice.stop_reason
+        chunk = self._chunk([delta])
+        if self._events:
+            chunk.paceline = self._tally.chunk_events(choice, event, choice.texts(event.tokens))
+        if self._tally.over:
+            chunk.speculation = self._tally.speculation()
+            self._add_prompt_scores(chunk)
+        yield sse.data(chunk)
+
+    def end(self) -> Iterator[str]:
+        if self._usage:
+            chunk = self._chunk([])
+            chunk.usage = self._tally.usage()
+            yield sse.data(chunk)
+        yield sse.DONE
+
+    def broken(self, error: ErrorDetail) -> list[str]:
+        return sse.error_chunks(error)
+
+    @property
+    def _shows_tokens(self) -> bool:
+        return self._logprobs or self._token_ids or self._events or self._usage_always
+
+    def _chunk(self, choices: list[ChatDelta]) -> ChatChunk:
+        chunk = ChatChunk(**self._tally.head(), object="chat.completion.chunk", choices=choices)
+        if self._usage_always:
+            chunk.usage = self._tally.usage()
+        elif self._usage:
+            chunk.usage = None  # as OpenAI has it: null in all chunks but the last
+        return chunk
+
+    def _add_prompt_scores(self, chunk: ChatChunk) -> None:
+        if 0 in self._tally.prompt_logprobs:
+            chunk.prompt_logprobs = answers.prompt_scores(self._tally.prompt_logprobs[0], self._tokenizer)

@@ -1,0 +1,47 @@
+"""What every route stands on: the server's parts at hand, and how an endpoint is documented.
+
+That a body is valid JSON, without NaN and without half characters, is the guards' matter.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import Request
+
+from paceline.server.bridge import Bridge
+from paceline.server.problems import ErrorBody
+from paceline.server.settings import Settings
+from paceline.server.translate import Translator
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
+    "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
+}
+
+
+def bridge_of(http: Request) -> Bridge:
+    bridge: Bridge = http.app.state.bridge
+    return bridge
+
+
+def translator_of(http: Request) -> Translator:
+    bridge = bridge_of(http)
+    return Translator(llm=bridge.llm, model=bridge.model, settings=settings_of(http))
+
+
+def settings_of(http: Request) -> Settings:
+    """Those of this moment: limits may be reloaded."""
+    settings: Settings = http.app.state.live.settings
+    return settings
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
+    """Documentation of an endpoint that answers with `model`, or with events when asked to stream."""
+    events = {"schema": {"type": "string"}, "description": what}
+    return {200: {"model": model, "content": {"text/event-stream": events}}, **ERRORS}

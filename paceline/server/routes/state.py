@@ -1,0 +1,83 @@
+"""How the server is: /health, /ready, /version, /v1/speculation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from paceline import __version__
+from paceline.server.protocol import Health, Version
+from paceline.server.routes.common import ERRORS, bridge_of, settings_of
+
+router = APIRouter(tags=["State"], responses=ERRORS)
+DOWN: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now"}}
+
+
+class Speculating(BaseModel):
+    """Whether speculation runs, by whom, and why not where it does not."""
+
+    model: str
+    default_drafter: str | None
+    drafters: dict[str, str | None] = Field(description="why a drafter is out of use; null: it is in use")
+    rules: list[str]
+    max_draft: int = Field(description="longest draft that a request may ask for")
+    bitwise: bool = Field(description="the arithmetic of a row never depends on its neighbours")
+    running: int
+    waiting: int
+    pages_held: int
+    pages_total: int
+    off_now: dict[str, int] = Field(description="why running sequences do not draft now, and how many")
+    off_reasons: dict[str, int] = Field(description="why ended answers did not draft to the last, and how many")
+    output_tokens: int = Field(description="since the start")
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_by_position: list[float] = Field(description="share of drafts that were right up to position 0, 1, …")
+    speedup: dict[str, Any] | None = Field(description="over plain decoding, estimated, with its interval")
+    answers_by_drafter: dict[str, int]
+    engine: dict[str, float] = Field(description="totals since the start; times in seconds")
+
+
+@router.get("/health", responses=DOWN, summary="200 as long as requests are served, or will be")
+async def health(http: Request, response: Response) -> Health:
+    state = bridge_of(http).state
+    response.status_code = 503 if state in ("draining", "dead") else 200
+    return Health(status=state)
+
+
+@router.get("/ready", responses=DOWN, summary="200 when requests are served now")
+async def ready(http: Request, response: Response) -> Health:
+    state = bridge_of(http).state
+    response.status_code = 200 if state == "ready" else 503
+    return Health(status=state)
+
+
+@router.get("/version")
+async def version() -> Version:
+    return Version(version=__version__)
+
+
+@router.get("/v1/speculation", summary="Speculation now, and the reasons where it is off", tags=["Speculation"])
+async def speculation(http: Request) -> Speculating:
+    bridge, settings = bridge_of(http), settings_of(http)
+    now, admission = bridge.stats(), bridge.llm.engine._admission
+    most = bridge.llm.engine._governor._config.max_draft
+    return Speculating(
+        model=bridge.model,
+        default_drafter=admission.default_drafter,
+        drafters=dict(now.drafters),
+        rules=list(settings.allowed_rules),
+        max_draft=min(most, settings.allowed_max_draft or most),
+        bitwise=bridge.llm.parts.bitwise,
+        running=now.running,
+        waiting=now.waiting,
+        pages_held=now.pages_held,
+        pages_total=now.pages_total,
+        off_now=dict(now.off_reasons),
+        output_tokens=now.engine.output_tokens,
+        engine=asdict(now.engine),
+        **http.app.state.metrics.speculation(),
+    )

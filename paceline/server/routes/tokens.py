@@ -1,0 +1,49 @@
+"""/tokenize and /detokenize: what a text is to the model, and back."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from paceline.server.problems import BadField
+from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
+from paceline.server.routes.common import ERRORS, translator_of
+from paceline.server.translate import Translator
+
+router = APIRouter(tags=["Tokens"], responses=ERRORS)
+
+
+@router.post("/tokenize", summary="Token ids of a text or a conversation", response_model_exclude_none=True)
+async def tokenize(body: TokenizeRequest, http: Request) -> Tokenized:
+    translator = translator_of(http)
+    translator.check_model(body.model)
+    tokens = await _encode(body, translator)
+    tokenizer = translator.llm.tokenizer
+    return Tokenized(
+        count=len(tokens),
+        max_model_len=translator.max_context,
+        tokens=tokens,
+        token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
+        ignored_fields=sorted(ignored(body)) or None,
+    )
+
+
+@router.post("/detokenize", summary="The text of token ids", response_model_exclude_none=True)
+async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
+    translator = translator_of(http)
+    translator.check_model(body.model)
+    tokenizer = translator.llm.tokenizer
+    for token in body.tokens:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise BadField("tokens", f"token {token} is outside of the vocabulary: 0 to {tokenizer.vocab_size - 1}")
+    text = tokenizer.decode(body.tokens, skip_special=False)
+    return Detokenized(prompt=text, ignored_fields=sorted(ignored(body)) or None)
+
+
+async def _encode(body: TokenizeRequest, translator: Translator) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadField("prompt", "give either prompt or messages")
+    if body.messages is not None:
+        begins = body.add_generation_prompt is not False
+        return [*await translator.encode_messages(body.messages, add_generation_prompt=begins)]
+    assert body.prompt is not None
+    return await translator.encode_text(body.prompt, framed=body.add_special_tokens is not False)

@@ -1,0 +1,347 @@
+"""From what a client asks to what the engine does: bodies of `protocol` to `Request`s.
+
+Everything that can be wrong with a request and is not a matter of types is said here, or by what is called from here,
+before the engine has heard of it. Nothing is changed silently: what has no effect is listed in `ignored_fields`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from paceline.detokenizer import check_stops
+from paceline.errors import InvalidRequest, ModelFileError, UnknownOption
+from paceline.llm import LLM
+from paceline.server.problems import BadField, TooLong, UnknownModel
+from paceline.server.protocol import (
+    MAX_BIASES,
+    ChatRequest,
+    CompletionRequest,
+    FormatOptions,
+    Message,
+    ResponsesRequest,
+    SamplingOptions,
+    SpeculationOptions,
+    ignored,
+)
+from paceline.server.settings import Settings
+from paceline.types import Request, Rule, SamplingParams, Speculation
+
+T = TypeVar("T")
+
+COMPLETION_TOKENS = 16  # of a completion whose length nobody gave: OpenAI's default
+MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
+MAX_PROMPTS = 256  # in one request
+LONG = 20_000  # characters from which tokenising is taken off the event loop
+
+# Fields of a body whose name and meaning are those of SamplingParams, and those with another name.
+SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "seed",
+    "prompt_logprobs",
+    "n",
+)
+RENAMED = {
+    "stop": "stop",
+    "stop_token_ids": "stop_ids",
+    "include_stop_str_in_output": "include_stop",
+    "allowed_token_ids": "allowed_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body, understood: what the engine gets, and what the answer must know of it."""
+
+    id: str
+    requests: tuple[Request, ...]  # one a prompt
+    prompts: tuple[str | None, ...] = ()  # as text, where they came so
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    llm: LLM
+    model: str
+    settings: Settings
+
+    async def chat(self, body: ChatRequest, id: str) -> Asked:
+        self.check_model(body.model)
+        for name in ("chat_template", "chat_template_kwargs"):
+            if getattr(body, name) is not None:
+                raise BadField(name, f"{name} is refused: the template is the model's own; leave the field out")
+        check_tools(body.tools, body.tool_choice)
+        asked, extra = chat_tokens(body)
+        sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), format=body.response_format)
+        prompt = await self.encode_messages(body.messages)
+        return self._asked(body, id, [prompt], sampling, field="messages", extra=[*extra, *without_stream(body)])
+
+    async def completion(self, body: CompletionRequest, id: str) -> Asked:
+        self.check_model(body.model)
+        if body.suffix:
+            raise BadField("suffix", "suffix is not supported: text is made forwards only; leave the field out")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise BadField("best_of", f"best_of is {body.best_of}; only as many as n can be had: leave the field out")
+        if body.echo and body.logprobs is not None and body.stream:
+            raise BadField("echo", "echo with logprobs cannot be streamed: the prompt's are known at the end only")
+        tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling = self._sampling(body, max_tokens=tokens, logprobs=body.logprobs, format=body.response_format)
+        if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
+            sampling = replace(sampling, prompt_logprobs=body.logprobs)
+        prompts = split_prompts(body.prompt)
+        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
+        texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
+        return self._asked(body, id, encoded, sampling, field="prompt", texts=texts, extra=without_stream(body))
+
+    async def response(self, body: ResponsesRequest, id: str) -> Asked:
+        self.check_model(body.model)
+        if body.previous_response_id is not None:
+            raise BadField("previous_response_id", "nothing is kept here: send the whole conversation as input")
+        check_tools(body.tools, body.tool_choice)
+        messages = [*response_instructions(body), *response_messages(body)]
+        sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, format=text_format(body))
+        prompt = await self.encode_messages(messages, field="input")
+        return self._asked(body, id, [prompt], sampling, field="input")
+
+    @property
+    def max_context(self) -> int:
+        return self.llm.parts.memory.max_context
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model:
+            raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
+
+    async def encode_messages(
+        self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        if not messages:
+            raise BadField(field, f"{field} is empty; send at least one message")
+        raw = [message.model_dump(exclude_unset=True) for message in messages]
+        template = self.llm.chat_template
+        try:
+            tokens = await _off_loop(
+                lambda: template.encode(raw, add_generation_prompt=add_generation_prompt), size=_size(raw)
+            )
+        except InvalidRequest as error:
+            raise BadField(field, str(error)) from None
+        except ModelFileError as error:  # what the template does with these messages, it may not
+            raise BadField(field, str(error)) from None
+        return tuple(tokens)
+
+    async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
+        """`framed`: with the token that the model wants a text to begin with, if it wants one."""
+        return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), size=len(text))
+
+    async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
+        return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
+
+    def _sampling(
+        self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, format: FormatOptions | None
+    ) -> SamplingParams:
+        given = {name: getattr(body, name, None) for name in SAME}
+        given |= {name: getattr(body, wire) for wire, name in RENAMED.items()}
+        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
+        given["top_k"] = 0 if body.top_k == -1 else body.top_k
+        check_format(format)
+        sampling = replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
+        try:
+            check_stops(sampling.stop)
+        except InvalidRequest as error:
+            raise BadField("stop", str(error)) from None
+        return sampling
+
+    def _asked(
+        self,
+        body: SamplingOptions,
+        id: str,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: SamplingParams,
+        *,
+        field: str,
+        texts: tuple[str | None, ...] = (),
+        extra: Sequence[str] = (),
+    ) -> Asked:
+        speculation = self._speculation(body.speculation)
+        for prompt in prompts:
+            self._check_room(prompt, sampling.max_tokens, field)
+        requests = tuple(
+            Request(
+                id=id if len(prompts) == 1 else f"{id}-{i}",
+                prompt=prompt,
+                sampling=sampling,
+                speculation=speculation,
+                cache_salt=body.cache_salt or "",
+                deadline=self.settings.request_timeout,
+            )
+            for i, prompt in enumerate(prompts)
+        )
+        unused = ["prediction"] if body.prediction is not None else []
+        return Asked(id=id, requests=requests, prompts=texts, ignored=tuple(sorted({*ignored(body), *unused, *extra})))
+
+    def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None, field: str) -> None:
+        room = self.max_context - len(prompt)
+        if room < 1:
+            raise TooLong(
+                field,
+                f"the prompt has {len(prompt)} tokens, the context holds {self.max_context} and needs room for at "
+                "least one more: shorten the prompt",
+            )
+        if max_tokens is not None and max_tokens > room:
+            raise TooLong(
+                "max_tokens",
+                f"max_tokens is {max_tokens}, but the context of {self.max_context} tokens has room for {room} after "
+                f"the prompt's {len(prompt)}: ask for fewer, or shorten the prompt",
+            )
+
+    def _speculation(self, options: SpeculationOptions | None) -> Speculation:
+        if options is None:
+            return Speculation()
+        for name in ("threshold", "p_min"):
+            if getattr(options, name) is not None:
+                raise BadField(f"speculation.{name}", f"speculation.{name} is not supported yet; leave it out")
+        self._check_allowed(options)
+        return Speculation(
+            enabled=options.enabled is not False,
+            drafter=options.drafter,
+            max_draft=options.max_draft,
+            rule=Rule.COUPLED if options.rule is None else _rule(options.rule),
+        )
+
+    def _check_allowed(self, options: SpeculationOptions) -> None:
+        settings, most = self.settings, self.settings.allowed_max_draft
+        if most is not None and options.max_draft is not None and options.max_draft > most:
+            raise BadField(
+                "speculation.max_draft", f"max_draft is {options.max_draft}; this server allows up to {most}"
+            )
+        for name, given, allowed in (
+            ("rule", options.rule, settings.allowed_rules),
+            ("drafter", options.drafter, settings.allowed_drafters),
+        ):
+            if given is not None and allowed and given not in allowed:
+                names = ", ".join(allowed)
+                raise BadField(
+                    f"speculation.{name}", f"the {name} {given[:60]!r} is not allowed here; allowed: {names}"
+                )
+
+
+def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
+    """How many tokens an answer may have, and the name of the field that had no say."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if new is None:
+        return old, []
+    return new, ["max_tokens"] if old is not None and old != new else []
+
+
+def chat_logprobs(body: ChatRequest) -> int | None:
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {top}")
+    if top and not body.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs: true")
+    return (top or 0) if body.logprobs else None
+
+
+def without_stream(body: ChatRequest | CompletionRequest) -> list[str]:
+    return ["stream_options"] if body.stream_options is not None and not body.stream else []
+
+
+def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
+    """A text, token ids, or a list of either, as a list of prompts."""
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else [*prompt]
+    if not prompts or not all(prompts):
+        raise BadField("prompt", "the prompt is empty; give a text, or at least one token id")
+    if len(prompts) > MAX_PROMPTS:
+        raise BadField("prompt", f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS} are allowed")
+    return prompts
+
+
+def biases(given: dict[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    if len(given) > MAX_BIASES:
+        raise BadField("logit_bias", f"logit_bias has {len(given)} entries; at most {MAX_BIASES} are allowed")
+    for key in given:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise BadField("logit_bias", f"a logit_bias key must be a token id, not {key[:60]!r}")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def check_tools(tools: Sequence[Any] | None, choice: str | dict[str, Any] | None) -> None:
+    if tools and choice != "none":
+        raise BadField("tools", "tools are not supported yet; leave the field out")
+
+
+def check_format(format: FormatOptions | None) -> None:
+    if format is not None and format.type != "text":
+        raise BadField("response_format", "only the response_format 'text' is supported yet")
+
+
+def text_format(body: ResponsesRequest) -> FormatOptions | None:
+    """The form of the answer, which /v1/responses nests and flattens differently."""
+    given = body.text.format if body.text is not None else None
+    if given is None:
+        return None
+    kind = given.get("type")
+    if not isinstance(kind, str):
+        raise BadField("text.format", "text.format needs a type: text, json_object, json_schema or regex")
+    schema = {name: value for name, value in given.items() if name != "type"} if kind == "json_schema" else None
+    pattern = given.get("pattern")
+    return FormatOptions(type=kind, json_schema=schema, pattern=pattern if isinstance(pattern, str) else None)
+
+
+def response_instructions(body: ResponsesRequest) -> list[Message]:
+    return [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+
+
+def response_messages(body: ResponsesRequest) -> list[Message]:
+    if isinstance(body.input, str):
+        if not body.input:
+            raise BadField("input", "input is empty; send a text or a list of messages")
+        return [Message(role="user", content=body.input)]
+    if not body.input:
+        raise BadField("input", "input is empty; send a text or a list of messages")
+    messages = []
+    for i, item in enumerate(body.input):
+        if item.type not in (None, "message") or item.role is None:
+            raise BadField("input", f"input[{i}] is not a message; only messages with a role and content are supported")
+        messages.append(Message(role=item.role, content=_response_content(item.content)))
+    return messages
+
+
+def _response_content(content: Any) -> Any:
+    """Parts are called input_text and output_text here, and text by everybody else."""
+    if not isinstance(content, list):
+        return content
+    renamed = [part.model_copy() for part in content]
+    for part in renamed:
+        if part.type in ("input_text", "output_text"):
+            part.type = "text"
+    return renamed
+
+
+def _rule(name: str) -> Rule:
+    if name not in list(Rule):
+        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule])
+    return Rule(name)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list) else 1
+
+
+async def _off_loop(work: Callable[[], T], *, size: int) -> T:
+    """Short work at once, long work on a thread, where it stalls nobody's stream."""
+    return work() if size < LONG else await asyncio.to_thread(work)

@@ -1,0 +1,108 @@
+"""What is served, how it is, and what the server says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline import __version__
+from paceline.llm import LLM
+from tests.server.api import HELLO, MODEL, Api
+
+
+def test_models(api: Api) -> None:
+    [card] = api.get("/v1/models").json()["data"]
+    assert card["id"] == MODEL
+    assert card["max_model_len"] == 256
+    assert api.get(f"/v1/models/{MODEL}").json() == card
+    for name in ("other", "org/other", "%F0%9F%90%8D"):
+        response = api.get(f"/v1/models/{name}")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_state(api: Api) -> None:
+    for path in ("/health", "/ready"):
+        assert api.get(path).json() == {"status": "ready"}
+    assert api.get("/version").json() == {"version": __version__}
+
+
+def test_speculation_now(api: Api) -> None:
+    before = api.get("/v1/speculation").json()
+    assert before["drafters"] == {"ngram": None}
+    assert before["default_drafter"] == "ngram"
+    assert before["rules"] == ["coupled", "rejection"]
+    assert before["num_drafts"] == 0
+    told = api.chat(temperature=0, allowed_token_ids=[70, 71], max_tokens=40)["speculation"]
+    api.chat(speculation={"enabled": False})
+    after = api.get("/v1/speculation").json()
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert after[name] == told[name] > 0
+    assert after["running"] == after["waiting"] == after["pages_held"] == 0
+    assert after["output_tokens"] > before["output_tokens"]
+    assert sum(after["off_reasons"].values()) >= 1
+
+
+def test_tokens_there_and_back(api: Api, llm: LLM) -> None:
+    text = "héllo <|im_end|>"
+    made = api.post("/tokenize", {"prompt": text, "return_token_strs": True, "model": MODEL, "odd": 1}).json()
+    assert made["tokens"] == llm.tokenizer.encode(text)
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    assert made["ignored_fields"] == ["odd"]
+    assert api.post("/detokenize", {"tokens": made["tokens"]}).json() == {"prompt": text}
+    chat = api.post("/tokenize", {"messages": HELLO}).json()["tokens"]
+    assert chat == list(llm.encode_chat(HELLO))
+    shorter = api.post("/tokenize", {"messages": HELLO, "add_generation_prompt": False}).json()["tokens"]
+    assert chat[: len(shorter)] == shorter
+    assert len(shorter) < len(chat)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": HELLO}),
+        ("/tokenize", {"messages": []}),
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"prompt": "a", "model": "other"}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**31]}),
+        ("/detokenize", {"tokens": [1.0]}),
+        ("/detokenize", {"tokens": "abc"}),
+        ("/detokenize", {}),
+    ],
+    ids=str,
+)
+def test_bad_tokens(api: Api, path: str, body: dict[str, Any]) -> None:
+    api.refused(path, body)
+
+
+def test_the_openapi_document_is_whole(api: Api) -> None:
+    document = api.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+
+    def references(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+            return own.union(*map(references, value.values()))
+        return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+    assert {reference.removeprefix("#/components/schemas/") for reference in references(document)} <= schemas.keys()
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+        responses = document["paths"][path]["post"]["responses"]
+        assert {"200", "4XX", "5XX"} <= responses.keys()
+        assert "422" not in responses
+        assert responses["200"]["content"].keys() == {"application/json", "text/event-stream"}
+    fields = schemas["ChatRequest"]["properties"]
+    assert {"messages", "temperature", "speculation", "stop_token_ids", "return_token_ids"} <= fields.keys()
+
+
+def test_nothing_else_is_here(api: Api) -> None:
+    for path in ("/v1", "/v1/embeddings", "/docs", "/redoc"):
+        response = api.get(path)
+        assert response.status_code == 404
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    response = api.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.json()["error"]["message"]
