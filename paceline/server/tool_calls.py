@@ -1,0 +1,235 @@
+"""Calls of tools out of the text of an answer, as it comes. Knows nothing of HTTP, tokens or templates.
+
+Models write calls in a few ways:
+
+    Hermes, Qwen    <tool_call>{"name": …, "arguments": {…}}</tool_call>, among other text, any number of times
+    Llama, Mistral  {"name": …, "parameters": {…}} or a list of such, as the whole answer, several with ; between them
+    forced          as Llama; a grammar sees to it that nothing else can be said
+
+What always holds: text and calls do not depend on how the answer was cut into pieces; a marker, or what may become one,
+never shows as text; whatever turns out to be no call is text, to the last character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+BARE = ('{"name":"', '[{"name":"', '{"type":"function","name":"')  # how a bare call begins, without white space
+_SPACE = " \t\r\n"
+_PARTIAL = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: str  # JSON
+    id: str = field(default_factory=_new_id, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What is sure of the text so far, beyond what was said before."""
+
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class ToolCallParser:
+    """`push` text as it comes, `flush` at the end.
+
+    `names`: the tools there are, by which a bare call is told from other JSON. `forced`: the answer is a bare call and
+    nothing else, though it may break off."""
+
+    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
+        self.calls = 0  # found so far
+        self._names = frozenset(names)
+        self._forced = forced
+        self._held = ""  # not yet decided
+        self._said = False  # any text since the beginning or the last call
+        self._state = self._at_beginning
+        self._scan = _Scan()
+        self._content: list[str] = []
+        self._found: list[ToolCall] = []
+
+    def push(self, text: str) -> Parsed:
+        self._held += text
+        while self._state():
+            pass
+        return self._take()
+
+    def flush(self) -> Parsed:
+        """Nothing follows: what could still have become a call is none, except that a forced one may be cut short."""
+        if self._state not in (self._after_call, self._between):
+            partial = _PARTIAL.search(self._held) if self._forced and not self.calls else None
+            if partial is not None:
+                self._found.append(ToolCall(_unquoted(partial[1]), partial[2]))
+                self._held = ""
+            self._say(len(self._held))
+        return self._take()
+
+    def _take(self) -> Parsed:
+        parsed = Parsed("".join(self._content), tuple(self._found))
+        self.calls += len(self._found)
+        self._content, self._found = [], []
+        return parsed
+
+    # Each state looks at what is held and returns True if there may be more to do with it.
+
+    def _at_beginning(self) -> bool:
+        """Of the answer, or after a bare call: another one may follow."""
+        start = "".join(self._held.split())
+        fitting = [form for form in BARE if form.startswith(start) or start.startswith(form)]
+        if self._forced or any(start.startswith(form) for form in fitting):
+            self._enter(self._in_bare_call)
+            return True
+        if not fitting:
+            self._state = self._in_text
+        return not fitting
+
+    def _in_text(self) -> bool:
+        at = self._held.find(OPEN)
+        sure = len(self._held) - _overlap(self._held, OPEN) if at < 0 else at
+        if self._said or self._held[:sure].strip(_SPACE):
+            self._say(sure)
+        elif at >= 0:  # nothing but white space before a call is no text
+            self._held = self._held[at:]
+        if at < 0:
+            return False
+        self._said = False
+        self._enter(self._in_marked_call)
+        return True
+
+    def _in_marked_call(self) -> bool:
+        """What is held begins with OPEN."""
+        end = self._scan.end(self._held, len(OPEN))
+        if end is None:
+            return False
+        calls = _calls(self._held[len(OPEN) : end]) if end >= 0 else None
+        if calls is None:
+            self._say(len(OPEN) if end < 0 else end)
+            self._state = self._in_text
+        else:
+            self._found += calls
+            self._held = self._held[end:]
+            self._state = self._after_call
+        return True
+
+    def _after_call(self) -> bool:
+        rest = self._held.lstrip(_SPACE)
+        if CLOSE.startswith(rest) and rest != CLOSE:  # it may be on its way
+            return False
+        self._held = rest.removeprefix(CLOSE)
+        self._state = self._between
+        return True
+
+    def _between(self) -> bool:
+        """White space after a call is no text."""
+        self._held = self._held.lstrip(_SPACE)
+        if self._held:
+            self._state = self._in_text
+        return bool(self._held)
+
+    def _in_bare_call(self) -> bool:
+        end = self._scan.end(self._held, 0)
+        if end is None:
+            return False
+        calls = _calls(self._held[:end]) if end >= 0 else None
+        if calls is None or not all(call.name in self._names for call in calls):
+            self._state = self._in_text
+            return True
+        self._found += calls
+        self._held = self._held[end:]
+        self._state = self._after_bare_call
+        return True
+
+    def _after_bare_call(self) -> bool:
+        """One more may follow, with or without a semicolon."""
+        rest = self._held.lstrip(_SPACE + ";")
+        self._held = rest
+        if rest:
+            self._state = self._at_beginning
+        return bool(rest)
+
+    def _enter(self, state: Any) -> None:
+        self._state = state
+        self._scan = _Scan()
+
+    def _say(self, length: int) -> None:
+        if length > 0:
+            self._said = True
+            self._content.append(self._held[:length])
+            self._held = self._held[length:]
+
+
+class _Scan:
+    """Finds the end of a JSON object or list in a text that grows, looking at each character once."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def end(self, text: str, start: int) -> int | None:
+        """Where the value that begins at `start`, after white space, is over; None: not yet; -1: there is none."""
+        at = start if self._at is None else self._at
+        while at < len(text):
+            character = text[at]
+            at += 1
+            if self._in_string:
+                self._in_string = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+            elif character == '"' and self._depth:
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]" and self._depth:
+                self._depth -= 1
+                if not self._depth:
+                    return at
+            elif not self._depth and character not in _SPACE:
+                return -1
+        self._at = at
+        return None
+
+
+def _calls(text: str) -> list[ToolCall] | None:
+    """The calls that a JSON text stands for; None: none, or something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    each = [_call(one) for one in (value if isinstance(value, list) else [value])]
+    calls = [call for call in each if call is not None]
+    return calls if calls and len(calls) == len(each) else None
+
+
+def _call(value: Any) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return ToolCall(value["name"], arguments)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return text
+
+
+def _overlap(text: str, marker: str) -> int:
+    """How much of the end of `text` may be the beginning of `marker`."""
+    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)
