@@ -34,7 +34,7 @@ CACHED = 64  # compiled grammars that are kept
 RENEWALS = 8  # of a sequence: how often it may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 20_000  # symbols: half a second of compiling
 MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"  # between the parts of JSON: a small model would go on for ever
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON: a small model would go on for ever
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
 Path = tuple[int, ...]
@@ -283,8 +283,9 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(grammar.text))))
-    schema = _schema(grammar.text) if grammar.kind == "json_schema" else '{"type": "object"}'
-    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE})
+    text = _schema(grammar.text) if grammar.kind == "json_schema" else '{"type": "object"}'
+    own = '"x-guidance"' in text  # the schema's own options
+    return LLMatcher.grammar_from_json_schema(text, defaults=None if own else {"whitespace_pattern": WHITESPACE})
 
 
 def _schema(text: str) -> str:
