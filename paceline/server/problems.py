@@ -115,8 +115,11 @@ ENDINGS = {
 }
 
 
-def failure(event: TokenEvent) -> Failed | None:
-    """Why the sequence of this event did not come to a good end; None where it did, or goes on."""
+def failure(event: TokenEvent, *, dead: bool) -> Failed | None:
+    """Why the sequence of this event did not come to a good end; None where it did, or goes on. `dead`: the engine is;
+    otherwise an error is one of this request alone."""
+    if event.finish is Finish.ERROR and not dead:
+        return Failed(400, "unanswerable", f"the answer could not be completed: {event.error}")
     return Failed(*ENDINGS[event.finish]) if event.finish in ENDINGS else None
 
 

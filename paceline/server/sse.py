@@ -79,7 +79,7 @@ async def follow(bridge: Bridge, requests: Sequence[Request]) -> Events:
         streams = [await stack.enter_async_context(bridge.submit(request)) for request in requests]
         async with aclosing(merge(streams)) as merged:
             async for prompt, said in merged:
-                if problem := failure(said):
+                if problem := failure(said, dead=bridge.state == "dead"):
                     raise problem
                 yield prompt, said
 

@@ -7,7 +7,7 @@ before the engine has heard of it. Nothing is changed silently: what has no effe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,7 +27,8 @@ from paceline.server.protocol import (
     ignored,
 )
 from paceline.server.settings import Settings
-from paceline.types import Request, Rule, SamplingParams, Speculation
+from paceline.server.tools import Tools, read_tools, spelt_out
+from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class Asked:
     id: str
     requests: tuple[Request, ...]  # one a prompt
     prompts: tuple[str | None, ...] = ()  # as text, where they came so
+    tools: Tools | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -79,11 +81,18 @@ class Translator:
         for name in ("chat_template", "chat_template_kwargs"):
             if getattr(body, name) is not None:
                 raise BadField(name, f"{name} is refused: the template is the model's own; leave the field out")
-        check_tools(body.tools, body.tool_choice)
+        tools = read_tools(body.tools, body.tool_choice)
+        grammar = await self._compiled(read_format(body.response_format))
+        if tools is not None and tools.forced:
+            if grammar is not None:
+                raise BadField("response_format", "an answer that must be a call has its own form; leave the field out")
+            grammar = await self._compiled(tools.grammar, "tools")
         asked, extra = chat_tokens(body)
-        sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), format=body.response_format)
-        prompt = await self.encode_messages(body.messages)
-        return self._asked(body, id, [prompt], sampling, field="messages", extra=[*extra, *without_stream(body)])
+        sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), grammar=grammar)
+        prompt = await self.encode_messages(body.messages, tools=tools)
+        return self._asked(
+            body, id, [prompt], sampling, field="messages", tools=tools, extra=[*extra, *without_stream(body)]
+        )
 
     async def completion(self, body: CompletionRequest, id: str) -> Asked:
         self.check_model(body.model)
@@ -94,7 +103,8 @@ class Translator:
         if body.echo and body.logprobs is not None and body.stream:
             raise BadField("echo", "echo with logprobs cannot be streamed: the prompt's are known at the end only")
         tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling = self._sampling(body, max_tokens=tokens, logprobs=body.logprobs, format=body.response_format)
+        grammar = await self._compiled(read_format(body.response_format))
+        sampling = self._sampling(body, max_tokens=tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
         prompts = split_prompts(body.prompt)
@@ -106,9 +116,11 @@ class Translator:
         self.check_model(body.model)
         if body.previous_response_id is not None:
             raise BadField("previous_response_id", "nothing is kept here: send the whole conversation as input")
-        check_tools(body.tools, body.tool_choice)
+        if body.tools and body.tool_choice != "none":
+            raise BadField("tools", "tools are not supported here; /v1/chat/completions knows them")
         messages = [*response_instructions(body), *response_messages(body)]
-        sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, format=text_format(body))
+        grammar = await self._compiled(read_format(text_format(body), "text.format"), "text.format")
+        sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, field="input")
         return self._asked(body, id, [prompt], sampling, field="input")
 
@@ -121,21 +133,28 @@ class Translator:
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, field: str = "messages", add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Tools | None = None,
+        field: str = "messages",
+        add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         if not messages:
             raise BadField(field, f"{field} is empty; send at least one message")
-        raw = [message.model_dump(exclude_unset=True) for message in messages]
-        template = self.llm.chat_template
+        raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
         try:
-            tokens = await _off_loop(
-                lambda: template.encode(raw, add_generation_prompt=add_generation_prompt), size=_size(raw)
+            template = self.llm.chat_template
+            if "tool_calls" not in template.source:
+                raw = spelt_out(raw)
+            placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
+            encoded = await _off_loop(
+                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
+                size=_size([placed, listed]),
             )
-        except InvalidRequest as error:
-            raise BadField(field, str(error)) from None
-        except ModelFileError as error:  # what the template does with these messages, it may not
-            raise BadField(field, str(error)) from None
-        return tuple(tokens)
+        except (InvalidRequest, ModelFileError) as error:  # the latter: the template did what it may not
+            raise BadField(getattr(error, "param", None) or field, str(error)) from None
+        return tuple(encoded)
 
     async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
         """`framed`: with the token that the model wants a text to begin with, if it wants one."""
@@ -144,14 +163,23 @@ class Translator:
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
+    async def _compiled(self, grammar: Grammar | None, field: str = "response_format") -> Grammar | None:
+        """Compiling takes up to half a second: not on the event loop."""
+        if grammar is not None:
+            try:
+                await asyncio.to_thread(self.llm.engine._admission.check_grammar, grammar)
+            except InvalidRequest as error:
+                raise BadField(field, str(error)) from None
+        return grammar
+
     def _sampling(
-        self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, format: FormatOptions | None
+        self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
         given = {name: getattr(body, name, None) for name in SAME}
         given |= {name: getattr(body, wire) for wire, name in RENAMED.items()}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
+        given["grammar"] = grammar
         given["top_k"] = 0 if body.top_k == -1 else body.top_k
-        check_format(format)
         sampling = replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
         try:
             check_stops(sampling.stop)
@@ -168,6 +196,7 @@ class Translator:
         *,
         field: str,
         texts: tuple[str | None, ...] = (),
+        tools: Tools | None = None,
         extra: Sequence[str] = (),
     ) -> Asked:
         speculation = self._speculation(body.speculation)
@@ -185,7 +214,8 @@ class Translator:
             for i, prompt in enumerate(prompts)
         )
         unused = ["prediction"] if body.prediction is not None else []
-        return Asked(id=id, requests=requests, prompts=texts, ignored=tuple(sorted({*ignored(body), *unused, *extra})))
+        names = tuple(sorted({*ignored(body), *unused, *extra}))
+        return Asked(id=id, requests=requests, prompts=texts, tools=tools, ignored=names)
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None, field: str) -> None:
         room = self.max_context - len(prompt)
@@ -275,14 +305,34 @@ def biases(given: dict[str, float] | None) -> dict[int, float] | None:
     return {int(key): bias for key, bias in given.items()}
 
 
-def check_tools(tools: Sequence[Any] | None, choice: str | dict[str, Any] | None) -> None:
-    if tools and choice != "none":
-        raise BadField("tools", "tools are not supported yet; leave the field out")
+def read_format(format: FormatOptions | None, field: str = "response_format") -> Grammar | None:
+    """The grammar of an answer of this form; None: any text."""
+    if format is None or format.type == "text":
+        return None
+    try:
+        if format.type == "json_object":
+            return Grammar.json_object()
+        if format.type == "json_schema":
+            return Grammar.json_schema(_schema(format, field))
+        if format.type == "regex":
+            return Grammar.regex(_pattern(format, field))
+    except InvalidRequest as error:
+        raise BadField(field, str(error)) from None
+    known = "text, json_object, json_schema or regex"
+    raise BadField(field, f"the type of {field} must be {known}, not {format.type[:60]!r}")
 
 
-def check_format(format: FormatOptions | None) -> None:
-    if format is not None and format.type != "text":
-        raise BadField("response_format", "only the response_format 'text' is supported yet")
+def _schema(format: FormatOptions, field: str) -> dict[str, Any]:
+    schema = (format.json_schema or {}).get("schema")
+    if not isinstance(schema, dict):
+        raise BadField(field, f'{field} of type json_schema needs a schema: {{"name": …, "schema": {{…}}}}')
+    return schema
+
+
+def _pattern(format: FormatOptions, field: str) -> str:
+    if not format.pattern:
+        raise BadField(field, f"{field} of type regex needs a pattern")
+    return format.pattern
 
 
 def text_format(body: ResponsesRequest) -> FormatOptions | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -10,8 +11,18 @@ from starlette.responses import Response
 from paceline.server import answers, sse
 from paceline.server.answers import Choice, Tally
 from paceline.server.problems import ErrorDetail
-from paceline.server.protocol import ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatMessage, ChatRequest
+from paceline.server.protocol import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    ToolCall,
+)
 from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
+from paceline.server.tool_calls import ToolCall as Call
 from paceline.types import TokenEvent
 
 router = APIRouter(tags=["OpenAI"])
@@ -39,6 +50,8 @@ class ChatReply:
         self._events = bool(body.paceline and body.paceline.events)
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
+        tools = tally.asked.tools
+        self._parsers = [tools.parser() for _ in tally.choices] if tools else []  # one a choice
         self._usage_always = bool(options and options.continuous_usage_stats)
 
     # At once.
@@ -61,16 +74,40 @@ class ChatReply:
 
     def _choice(self, choice: Choice) -> ChatChoice:
         sample = choice.sample
+        message = self._said(choice, sample.text, ends=True)
+        message.role, message.refusal = "assistant", None
+        for call in message.tool_calls or ():
+            call.model_fields_set.discard("index")  # it is for chunks
         made = ChatChoice(
             index=choice.index,
-            message=ChatMessage(role="assistant", content=sample.text, refusal=None),
+            message=message,
             logprobs=answers.chat_logprobs(sample.logprobs, self._tokenizer) if self._logprobs else None,
-            finish_reason=choice.finish_reason,
+            finish_reason=self._finish_reason(choice),
             stop_reason=choice.stop_reason,
         )
         if self._token_ids:
             made.token_ids = sample.tokens
         return made
+
+    def _said(self, choice: Choice, text: str, *, ends: bool) -> ChatMessage:
+        """What `text` adds to the answer: text, or calls of tools."""
+        if not self._parsers:
+            return ChatMessage(content=text)
+        parser = self._parsers[choice.index]
+        before, parts = parser.calls, [parser.push(text)]
+        if ends:
+            parts.append(parser.flush())
+        content = "".join(part.content for part in parts)
+        calls = [call for part in parts for call in part.calls]
+        if not calls:
+            return ChatMessage(content=content)
+        message = ChatMessage(content=content or None)
+        message.tool_calls = [_tool_call(call, before + i) for i, call in enumerate(calls)]
+        return message
+
+    def _finish_reason(self, choice: Choice) -> Literal["stop", "length", "tool_calls"]:
+        called = bool(self._parsers) and self._parsers[choice.index].calls > 0
+        return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
 
     def _add_prompt(self, made: ChatCompletion | ChatChunk) -> None:
         if self._token_ids:
@@ -93,15 +130,16 @@ class ChatReply:
     def chunks(self, prompt: int, event: TokenEvent) -> Iterator[str]:
         choice = self._tally.add(prompt, event)
         ends = event.finish is not None
-        if not (event.text or ends or (event.tokens and self._shows_tokens)):
+        said = self._said(choice, event.text, ends=ends)
+        if not (said.content or said.tool_calls or ends or (event.tokens and self._shows_tokens)):
             return
-        delta = ChatDelta(index=choice.index, delta=ChatMessage(content=event.text), logprobs=None, finish_reason=None)
+        delta = ChatDelta(index=choice.index, delta=said, logprobs=None, finish_reason=None)
         if event.logprobs and self._logprobs:
             delta.logprobs = answers.chat_logprobs(event.logprobs, self._tokenizer)
         if self._token_ids:
             delta.token_ids = list(event.tokens)
         if ends:
-            delta.finish_reason, delta.stop_reason = choice.finish_reason, choice.stop_reason
+            delta.finish_reason, delta.stop_reason = self._finish_reason(choice), choice.stop_reason
         chunk = self._chunk([delta])
         if self._events:
             chunk.paceline = self._tally.chunk_events(choice, event, choice.texts(event.tokens))
@@ -135,3 +173,9 @@ class ChatReply:
     def _add_prompt_scores(self, chunk: ChatChunk) -> None:
         if 0 in self._tally.prompt_logprobs:
             chunk.prompt_logprobs = answers.prompt_scores(self._tally.prompt_logprobs[0], self._tokenizer)
+
+
+def _tool_call(call: Call, index: int) -> ToolCall:
+    return ToolCall(
+        index=index, id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments)
+    )
