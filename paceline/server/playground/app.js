@@ -213,26 +213,26 @@ async function ask(event) {
   const text = $("prompt").value.trim();
   if (!text || page.running) return;
   $("prompt").value = "";
-  page.messages.push({ role: "user", content: text });
+  const question = make("p", { className: "user", textContent: text });
   const box = make("div", { className: "answer", tabIndex: 0 });
   box.setAttribute("role", "group");
   box.setAttribute("aria-label", "Answer");
-  $("log").append(make("p", { className: "user", textContent: text }), box);
-  await whileRunning($("send"), $("stop"), (signal) => converse(box, signal));
+  $("log").append(question, box);
+  await whileRunning($("send"), $("stop"), (signal) => converse(text, box, signal).catch((error) => {
+    question.remove(); // what got no answer is no part of the conversation: it can be asked again
+    box.remove();
+    $("prompt").value ||= text;
+    throw error;
+  }));
 }
 
-async function converse(box, signal) {
+async function converse(text, box, signal) {
   const began = performance.now();
-  const body = requestOf(page.messages, controls(), { model: page.model });
-  const onToken = (answer) => drawTimeline(answer, began);
-  try {
-    const answer = await answerInto(box, body, { signal, began, onToken });
-    page.messages.push({ role: "assistant", content: answer.text });
-    $("said").textContent = summary(answer);
-  } catch (error) {
-    page.messages.pop(); // what got no answer is no part of the conversation
-    throw error;
-  }
+  const asked = [...page.messages, { role: "user", content: text }];
+  const body = requestOf(asked, controls(), { model: page.model });
+  const answer = await answerInto(box, body, { signal, began, onToken: (answer) => drawTimeline(answer, began) });
+  if (box.isConnected) page.messages = [...asked, { role: "assistant", content: answer.text }];
+  $("said").textContent = summary(answer);
 }
 
 function summary(answer) {
