@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "GrammarState", "Grammars"]
 
 CACHED = 64  # compiled grammars that are kept
-RENEWALS = 8  # of a sequence: how often it may start over because its grammar ran into a limit
+RENEWALS = 4  # of a sequence: how often it may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 20_000  # symbols: half a second of compiling
 MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON: a small model would go on for ever
@@ -129,7 +129,7 @@ class Grammars:
         """Token ids of exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens that fit.
         Where text is forced, no other spelling of it is allowed."""
         ids = list(self._encode(text.decode(errors="replace")))
-        if b"".join(self._tokens[i] for i in ids) == text:
+        if max(ids, default=0) < self.vocab_size and b"".join(self._tokens[i] for i in ids) == text:
             return ids
         ids, start = [], 0
         while start < len(text):
@@ -181,6 +181,7 @@ class GrammarState:
         self._path: Path = ()  # where the matcher is
         self._masks: dict[Path, np.ndarray | None] = {}  # what was found since the last commit
         self._renewals = 0
+        self._lost = False  # for good: the matcher could not be led to the committed tokens again
         self._lock = threading.Lock()  # a drafter that hangs may still be looking, on a thread of its own
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
@@ -207,7 +208,7 @@ class GrammarState:
         with self._lock:
             if self._matcher.is_error():
                 self._renew()
-            self._walk(path)
+            self._lost = not self._walk(path) or self._lost
             self._committed += path
             self._path = ()
             self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
@@ -221,7 +222,7 @@ class GrammarState:
                 mask = self._look(path)
                 if mask is None or not self._goes_on(mask):
                     break
-                only = np.flatnonzero(mask).tolist() if mask.sum() == 1 else []
+                only = np.flatnonzero(mask).tolist() if np.count_nonzero(mask) == 1 else []
                 more = only or (self._matcher.compute_ff_tokens() if self._walk(path) else [])
                 if not more:
                     break
@@ -231,7 +232,7 @@ class GrammarState:
     def _goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""
         ends = sum(bool(mask[token]) for token in self._grammars.eos_ids if token < len(mask))
-        return int(mask.sum()) > ends
+        return int(np.count_nonzero(mask)) > ends
 
     def _look(self, path: Path) -> np.ndarray | None:
         if path not in self._masks:
@@ -241,7 +242,9 @@ class GrammarState:
     def _mask(self, path: Path) -> np.ndarray | None:
         """An error may come of all that was looked at before: only one from a fresh start counts."""
         for _ in range(2):
-            if self._matcher.is_error() and not self._renew():
+            if self._matcher.is_error():
+                self._renew()
+            if self._lost:
                 return None
             mask = _mask_of(self._matcher, self._grammars.vocab_size) if self._walk(path) else None
             if not self._matcher.is_error():
@@ -259,14 +262,15 @@ class GrammarState:
         self._path = path[: shared + taken]
         return len(self._path) == len(path)
 
-    def _renew(self) -> bool:
+    def _renew(self) -> None:
         """Begin anew, with a grammar that has not run into a limit yet."""
-        if self._renewals == RENEWALS:
-            return False
         self._renewals += 1
-        self._matcher = self._grammars.fresh(self._grammar, anew=True)
         self._path = ()
-        return self._matcher.try_consume_tokens(self._committed) == len(self._committed)
+        if self._renewals > RENEWALS:
+            self._lost = True
+            return
+        self._matcher = self._grammars.fresh(self._grammar, anew=True)
+        self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
 
 
 def _mask_of(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
@@ -282,10 +286,17 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "choice":
-        return LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(grammar.text))))
+        return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(grammar.text))))
     text = _schema(grammar.text) if grammar.kind == "json_schema" else '{"type": "object"}'
     own = '"x-guidance"' in text  # the schema's own options
     return LLMatcher.grammar_from_json_schema(text, defaults=None if own else {"whitespace_pattern": WHITESPACE})
+
+
+def _choices(text: str) -> list[str]:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ValueError("choices are a JSON list of non-empty texts")
+    return choices
 
 
 def _schema(text: str) -> str:

@@ -190,6 +190,8 @@ REFUSED: Mapping[str, Grammar] = {
     "too big ": Grammar.json_schema({"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}),
     "not false": Grammar.json_schema(False),
     "does not fetch": Grammar.json_schema({"$ref": "file:///etc/passwd"}),
+    "JSON list of": Grammar("choice", "[1]"),
+    "Expecting value": Grammar("choice", "yes"),
     "uniqueItems": Grammar.json_schema({"type": "array", "uniqueItems": True}),
     "it is not JSON": Grammar.json_schema("{nonsense"),
     "an object or true": Grammar.json_schema("[1]"),

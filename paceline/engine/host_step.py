@@ -34,12 +34,14 @@ class HostStep:
         self._drafters = drafters
         self._cost = cost
         self._clock = clock
+        self._begun: set[int] = set()  # sequences that their drafter has drafted for
 
     def start(self, sequence: Sequence) -> None:
         if sequence.drafter is not None and sequence.drafter in self._drafters:
             self._drafters[sequence.drafter].start(sequence.key, sequence.lane, self._view(sequence))
 
     def stop(self, sequence: Sequence) -> None:
+        self._begun.discard(sequence.key)
         if sequence.drafter is not None and sequence.drafter in self._drafters:
             self._drafters[sequence.drafter].stop(sequence.key)
 
@@ -66,11 +68,13 @@ class HostStep:
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters[name].propose([self._ask(work) for work in works])
-            if all(work.sequence.counters.rounds for work in works):  # else a drafter may have read a whole prompt
+            if all(work.sequence.key in self._begun for work in works):  # else a drafter may have read a whole prompt
                 drafted = sum(map(len, drafts))
                 self._cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
                 self._attach(work, draft)
+                if draft:
+                    self._begun.add(work.sequence.key)
 
     def _forced(self, work: Work) -> tuple[int, ...]:
         grammar = work.sequence.sampler.grammar
