@@ -1,7 +1,8 @@
 // The playground: chat, race and live charts over the server's public API. No framework, no build step, no other server.
 // What is exported is free of the page, and tested outside of a browser.
 
-const POLL_MS = 1000;
+const POLL_MS = 1000; // while charts are in view
+const REST_MS = 15000; // else
 const HISTORY = 60; // points of a chart
 
 // ── Streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,6 +100,11 @@ export class Answer {
     this.usage = chunk.usage ?? this.usage;
     return tokens;
   }
+  /** What no token shows: half a character at the very end. */
+  get rest() {
+    const shown = this.tokens.map((token) => token.text).join("");
+    return this.text.startsWith(shown) ? this.text.slice(shown.length) : "";
+  }
   get count() {
     return this.usage?.completion_tokens ?? this.tokens.length;
   }
@@ -155,7 +161,7 @@ export function stateOf(told) {
 // ── The page ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 const $ = (id) => document.getElementById(id);
-const page = { model: undefined, messages: [], running: null, shown: new WeakMap(), speeds: [], speedups: [], polled: null };
+const page = { model: undefined, messages: [], running: null, shown: new WeakMap(), speeds: [], speedups: [], polled: null, drawing: null };
 
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
@@ -191,6 +197,7 @@ async function answerInto(box, body, { signal, began, onToken = () => {} }) {
       box.append(...tokens.map((token) => spanOf(token, answer)));
       if (tokens.length) onToken(answer);
     }
+    box.append(answer.rest);
   } catch (error) {
     if (error.name !== "AbortError") throw error;
     answer.stopped = true;
@@ -230,7 +237,7 @@ async function converse(text, box, signal) {
   const began = performance.now();
   const asked = [...page.messages, { role: "user", content: text }];
   const body = requestOf(asked, controls(), { model: page.model });
-  const answer = await answerInto(box, body, { signal, began, onToken: (answer) => drawTimeline(answer, began) });
+  const answer = await answerInto(box, body, { signal, began, onToken: (answer) => onceAFrame(() => drawTimeline(answer, began)) });
   if (box.isConnected) page.messages = [...asked, { role: "assistant", content: answer.text }];
   $("said").textContent = summary(answer);
 }
@@ -326,7 +333,7 @@ async function runRace(messages, chosen, signal) {
   ];
   for (const name of ["plain", "fast"]) $(`${name}-text`).replaceChildren();
   const results = $("turns").checked ? [await runners[0](), await runners[1]()] : await Promise.all(runners.map((run) => run()));
-  declare(...results);
+  declare(...results, chosen.rule === "rejection" && chosen.temperature !== "0");
 }
 
 async function runner(name, body, signal) {
@@ -347,18 +354,32 @@ async function runner(name, body, signal) {
   }
 }
 
-function declare(plain, fast) {
+function declare(plain, fast, mayDiffer) {
   const at = firstDifference(plain.answer.text, fast.answer.text);
   const verdict = $("verdict");
   if (plain.answer.stopped || fast.answer.stopped) return (verdict.textContent = "stopped");
-  verdict.className = at < 0 ? "same" : "different";
+  verdict.className = at < 0 ? "same" : mayDiffer ? "" : "different";
+  const excerpt = (runner) => `“${runner.answer.text.slice(at, at + 20)}”`;
+  const excuse = mayDiffer ? " (the rule rejection keeps the distribution, not the text)" : "";
   verdict.textContent =
     at < 0
       ? `identical · ${(plain.seconds / fast.seconds).toFixed(2)} × as fast`
-      : `different from character ${at + 1} on: “${plain.answer.text.slice(at, at + 20)}” / “${fast.answer.text.slice(at, at + 20)}”`;
+      : `different from character ${at + 1} on: ${excerpt(plain)} / ${excerpt(fast)}${excuse}`;
 }
 
 // ── Drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/** The latest of many wishes to draw. */
+function onceAFrame(drawing) {
+  if (!page.drawing) requestAnimationFrame(drawLatest);
+  page.drawing = drawing;
+}
+
+function drawLatest() {
+  const latest = page.drawing;
+  page.drawing = null;
+  latest();
+}
 
 function drawTimeline(answer, began) {
   const rounds = roundsOf(answer.tokens, began);
@@ -409,8 +430,9 @@ function label(id, text) {
 
 function showSpeed(state, now) {
   const before = page.polled;
+  if (state.outputTokens === null || now - before?.at < POLL_MS / 2) return;
   page.polled = { tokens: state.outputTokens, at: now };
-  if (state.outputTokens === null || !before) return;
+  if (!before) return;
   const speed = Math.max(0, (1000 * (state.outputTokens - before.tokens)) / (now - before.at));
   keep(page.speeds, speed);
   lineChart($("speed"), page.speeds);
@@ -450,12 +472,13 @@ async function poll() {
   const key = $("key").value;
   try {
     page.model ??= (await (await call("/v1/models", { key })).json()).data[0].id;
-    if (!document.hidden) showState(stateOf(await (await call("/v1/speculation", { key })).json()), performance.now());
+    showState(stateOf(await (await call("/v1/speculation", { key })).json()), performance.now());
   } catch (error) {
     page.model = undefined;
     say(error.message);
   }
-  setTimeout(poll, POLL_MS);
+  clearTimeout(page.timer);
+  page.timer = setTimeout(poll, $("live").hidden || document.hidden ? REST_MS : POLL_MS);
 }
 
 // ── Tabs, theme, keys ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -467,6 +490,7 @@ function select(tab) {
     each.tabIndex = chosen ? 0 : -1;
     $(each.getAttribute("aria-controls")).hidden = !chosen;
   }
+  poll();
 }
 
 function turnTabs(event) {
@@ -503,6 +527,7 @@ function start() {
   $("ask").addEventListener("submit", ask);
   $("start").addEventListener("submit", race);
   $("reset").addEventListener("click", forget);
+  $("key").addEventListener("change", poll);
   for (const id of ["stop", "halt"]) $(id).addEventListener("click", () => page.running?.abort());
   for (const id of ["prompt", "race-prompt"]) $(id).addEventListener("keydown", sendOnEnter);
   document.addEventListener("keydown", (event) => event.key === "Escape" && (hideTip(), page.running?.abort()));
