@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import NoReturn, Protocol
 
 from paceline import __version__
-from paceline.cli import bench, chat, demo, generate, inspect
+from paceline.cli import bench, chat, demo, generate, inspect, serve
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
 
 
@@ -40,6 +40,7 @@ class Command(Protocol):
 COMMANDS: Mapping[str, Command] = {
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "inspect": inspect,
     "bench": bench,
     "demo": demo,

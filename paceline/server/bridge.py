@@ -42,6 +42,7 @@ class QueueFull(PacelineError):
     """As many sequences wait as may; `retry_after` seconds from now there may be room."""
 
     status = 429
+    code = "queue_full"
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
@@ -52,6 +53,7 @@ class NotReady(PacelineError):
     """The server is starting, draining or closed."""
 
     status = 503
+    code = "not_ready"
 
 
 @dataclass(frozen=True, slots=True)

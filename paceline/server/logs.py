@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from paceline.types import SequenceStats
 
 logger = logging.getLogger("paceline.server")
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds by machines
 
 
 @dataclass(slots=True)
@@ -58,6 +59,8 @@ class Record:
         if self.prompts:
             facts["prompts"] = self.prompts
         level = logging.WARNING if self.status >= 500 else logging.INFO
+        if self.path in PROBES:
+            level = logging.DEBUG
         say("request", level=level, request_id=self.request_id, method=self.method, path=self.path, **facts)
 
 

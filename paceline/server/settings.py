@@ -158,7 +158,12 @@ def gather(
     """Values of the options in `hints` (name → type) from all three places; the nearest to the user wins."""
     found = {} if file is None else _from_file(hints, file)
     found |= _from_environment(hints, environ)
-    return found | {name: value for name, value in flags.items() if name in hints and value is not None}
+    given = {name: value for name, value in flags.items() if name in hints and value is not None}
+    return found | {name: convert(_flag_of(name), value, hints[name], name=name) for name, value in given.items()}
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _from_file(hints: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -215,6 +220,8 @@ def convert(where: str, value: Any, hint: Any, *, name: str) -> Any:
 def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
     if hint is int and is_size(name):
         return _size
+    if name == "drafter":  # whose options have commas
+        return lambda value: tuple(value.split()) if isinstance(value, str) else _texts(value)
     return {bool: _flag, int: _integer, float: _float, str: _text}.get(hint, _texts)
 
 

@@ -1,0 +1,106 @@
+"""Serve: an OpenAI-compatible server with a playground, on http://127.0.0.1:8000.
+
+Every option is also an environment variable (--max-waiting: PACELINE_MAX_WAITING, MODEL: PACELINE_MODEL) and a line of
+the file given by --config (max_waiting: 64). A flag counts before the environment, that before the file. Lists are
+given by repeating the flag, with commas in the environment (drafters: with spaces), and as lists in the file.
+
+Stop with Ctrl-C or SIGTERM; SIGHUP reads limits and keys anew.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any, get_type_hints
+
+from paceline.cli.options import add_model_options, load
+from paceline.config import EngineConfig
+from paceline.errors import MissingExtra
+from paceline.server.settings import HELP, HINTS, Settings, gather, is_size
+from paceline.types import check_integer
+
+EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+LOADING: Mapping[str, Any] = {
+    "model": str,
+    "drafter": tuple[str, ...],
+    "format": str,
+    "device": str,
+    "threads": int | None,
+}
+DEFAULTS = {"model": "smollm2", "format": "auto", "device": "auto"}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model_options(parser, default_target=DEFAULTS["model"])
+    parser.set_defaults(target=None, format=None, device=None)  # to know what was given
+    parser.add_argument("--config", metavar="FILE", help="YAML with options")
+    group = parser.add_argument_group("server")
+    for field in fields(Settings):
+        option = f"--{field.name.replace('_', '-')}"
+        group.add_argument(
+            option, dest=field.name, default=None, help=_help(field.name, field.default), **_reader(field.name)
+        )
+
+
+def run(args: Namespace) -> int:
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"the server needs {', '.join(missing)}: pip install 'paceline[serve]'")
+    from paceline.server import logs
+    from paceline.server.run import bind, serve
+
+    given = options_of(args, os.environ)
+    settings = _settings(given)
+    logs.start_log(as_json=settings.log_json, verbose=args.verbose)
+    listener = bind(settings)
+    with listener:
+        llm = load(_for_loading(args, given))
+        serve(
+            llm,
+            settings,
+            listener=listener,
+            source=lambda: _settings(options_of(args, os.environ)),
+            model=given["model"],
+        )
+    return 0
+
+
+def options_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    """All that was said in any of the three places, and the defaults of what to load."""
+    hints = {**LOADING, **get_type_hints(EngineConfig), **HINTS}
+    flags = vars(args) | {"model": args.target}
+    file = args.config or environ.get("PACELINE_CONFIG")
+    return DEFAULTS | gather(hints, flags=flags, environ=environ, file=file)
+
+
+def _settings(given: Mapping[str, Any]) -> Settings:
+    return Settings.of(**{name: value for name, value in given.items() if name in HINTS})
+
+
+def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:
+    """As if everything had been a flag."""
+    if given.get("threads") is not None:
+        check_integer("threads", given["threads"], 1, 4096)
+    names = [*LOADING, *(field.name for field in fields(EngineConfig))]
+    said = {name: given.get(name) for name in names}
+    return Namespace(**{**vars(args), **said, "target": said["model"], "drafter": [*(said["drafter"] or ())]})
+
+
+def _reader(name: str) -> dict[str, Any]:
+    hint = HINTS[name]
+    if hint is bool:
+        return {"action": BooleanOptionalAction}
+    if hint == tuple[str, ...]:
+        return {"action": "append", "metavar": "TEXT"}
+    metavar = "BYTES" if is_size(name) else {int: "N", int | None: "N", float: "SECONDS"}.get(hint, "TEXT")
+    return {"metavar": metavar}
+
+
+def _help(name: str, default: Any) -> str:
+    if default is None or default == ():
+        return HELP[name]
+    shown = ("on" if default else "off") if isinstance(default, bool) else default
+    return f"{HELP[name]} (default: {', '.join(shown) if isinstance(shown, tuple) else shown})"

@@ -1,0 +1,361 @@
+"""A server's life on real sockets: what the wire refuses, signals, drains, and what a client leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import StreamingResponse
+
+from paceline.cli.main import main
+from paceline.errors import InvalidRequest
+from paceline.llm import LLM
+from paceline.server import guards, logs
+from paceline.server import run as run_module
+from paceline.server.bridge import Bridge
+from paceline.server.run import Life, bind, chosen
+from paceline.server.settings import Settings
+from tests.cli.tiny_model import write_model
+
+LONG = {"prompt": "abcabc", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+
+
+class Alive:
+    """A running server, and a client of it."""
+
+    def __init__(self, life: Life, port: int) -> None:
+        self.life, self.port = life, port
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
+
+    async def raw(self, data: bytes) -> bytes:
+        """What is answered to these bytes, up to the end of the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            await writer.drain()
+            answer = await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        return answer
+
+    @property
+    def connections(self) -> int:
+        return len(self.life.server.server_state.connections)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def alive(llm: LLM, **options: Any) -> AsyncIterator[Alive]:
+    settings = Settings(port=0, **options)
+    listening = asyncio.Event()
+    listener = bind(settings)
+    with listener:
+        life = Life(Bridge(llm, model="tiny"), settings, source=None, announce=listening.set)
+        running = asyncio.create_task(life.run(listener))
+        await listening.wait()
+        server = Alive(life, listener.getsockname()[1])
+        try:
+            yield server
+        finally:
+            await server.http.aclose()
+            life.stop()
+            await running
+            llm.engine.check()
+            assert not llm.engine.has_work
+            assert llm.engine._cache.pool.held == 0
+
+
+def scenario(llm: LLM, play: Callable[[Alive], Awaitable[None]], **options: Any) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(30), alive(llm, **options) as server:
+            await play(server)
+
+    asyncio.run(whole())
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    names = ("paceline", "uvicorn")
+    before = [(logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names]
+    logs.start_log(as_json=True, stream=stream)
+    yield stream
+    for name, (handlers, level) in zip(names, before, strict=True):
+        logging.getLogger(name).handlers = handlers
+        logging.getLogger(name).setLevel(level)
+
+
+def test_it_answers(llm: LLM, log: io.StringIO) -> None:
+    async def play(server: Alive) -> None:
+        assert (await server.http.get("/health")).json() == {"status": "ready"}
+        response = await server.http.post("/v1/completions", json=LONG, headers={"x-request-id": "mine"})
+        assert response.status_code == 200
+        assert response.headers["x-request-id"] == "mine"
+        assert "server" not in response.headers
+        line = next(json.loads(line) for line in log.getvalue().splitlines() if "mine" in line)
+        assert (line["output_tokens"], line["finish"], line["status"]) == (200, "length", 200)
+        assert 0 < line["time_to_first"] <= line["seconds"]
+
+    scenario(llm, play)
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX: " + b"x" * 65536 + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 17_000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET http://elsewhere/health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /v1/../health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 404),
+        (b"GET //v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 404),
+        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
+        (HEAD + b"Content-Length: 999999999\r\n\r\n{", 413),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
+        (b"GET /health HTTP/1.1\r\nHost: a", 408),
+        (b"", 408),
+    ],
+)
+def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "LINGER", 0.05)
+
+    async def play(server: Alive) -> None:
+        head, _, body = (await server.raw(data)).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status, head
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        await until(lambda: server.connections == 0)
+        assert (await server.http.get("/health")).status_code == 200
+
+    scenario(llm, play, header_timeout=0.1, read_timeout=0.1)
+
+
+def test_a_large_body_finds_its_answer(llm: LLM) -> None:
+    """Also where the client sends all of it before it reads."""
+
+    async def play(server: Alive) -> None:
+        response = await server.http.post(
+            "/v1/completions", content=b" " * (20 << 20), headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+
+    scenario(llm, play)
+
+
+def test_a_reader_that_never_reads_is_cut_off(llm: LLM) -> None:
+    closed = []
+
+    async def play(server: Alive) -> None:
+        @server.life.app.get("/v1/flood")
+        async def flood() -> StreamingResponse:
+            async def parts() -> AsyncIterator[bytes]:
+                try:
+                    while True:
+                        yield b"x" * 65536
+                        await asyncio.sleep(0)
+                finally:
+                    closed.append(True)
+
+            return StreamingResponse(parts())
+
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+        writer.write(b"GET /v1/flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        await until(lambda: server.connections == 1)
+        assert (await server.http.get("/health", headers={"connection": "close"})).status_code == 200
+        await until(lambda: server.connections == 0 and bool(closed))
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    scenario(llm, play, write_timeout=0.1)
+
+
+def test_connections_have_a_limit(llm: LLM) -> None:
+    async def play(server: Alive) -> None:
+        _, first = await asyncio.open_connection("127.0.0.1", server.port)
+        await until(lambda: server.connections == 1)
+        with pytest.raises(httpx.HTTPError):
+            await server.http.get("/health")
+        first.close()
+        await first.wait_closed()
+        await until(lambda: server.connections == 0)
+        assert (await server.http.get("/health")).status_code == 200
+
+    scenario(llm, play, max_connections=1)
+
+
+def test_clients_that_leave_leave_nothing_behind(llm: LLM) -> None:
+    body = json.dumps(LONG | {"stream": True}).encode()
+    request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def leave(server: Alive, *, read: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request)
+        await writer.drain()
+        if read:
+            await reader.readexactly(read)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def play(server: Alive) -> None:
+        await leave(server, read=1)  # what is made once is made
+        await until(lambda: server.connections == server.life.bridge.open_requests == 0)
+        files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+        for _ in range(10):
+            await asyncio.gather(*(leave(server, read=size) for size in (0, 1, 300) for _ in range(4)))
+        await until(lambda: server.connections == server.life.bridge.open_requests == 0)
+        await until(lambda: len(asyncio.all_tasks()) == tasks)
+        assert len(os.listdir("/proc/self/fd")) == files
+
+    scenario(llm, play)
+
+
+def stream(server: Alive) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(server.http.post("/v1/completions", json=LONG))
+
+
+def test_a_signal_drains(llm: LLM) -> None:
+    async def play(server: Alive) -> None:
+        running = [stream(server) for _ in range(4)]
+        await until(lambda: server.life.bridge.open_requests == 4)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: server.life.bridge.state == "draining")
+        if server.life.bridge.open_requests:  # they may have been quick
+            with contextlib.suppress(httpx.HTTPError):
+                assert (await server.http.get("/health")).status_code == 503
+        answers = await asyncio.gather(*running)
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {200}
+        await until(lambda: server.life.server.should_exit)
+
+    scenario(llm, play)
+
+
+def test_two_signals_abort(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(server: Alive) -> None:
+        step = llm.engine.step
+        many = [replace(LONG_REQUEST, id=str(i)) for i in range(3)]
+        monkeypatch.setattr(llm.engine, "step", lambda: [] if not ended else step())  # as slow as can be
+        ended: list[bool] = []
+        streams = [server.life.bridge.submit(request) for request in many]
+        os.kill(os.getpid(), signal.SIGINT)
+        await until(lambda: server.life.bridge.state == "draining")
+        assert not server.life.server.should_exit
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append(True)
+        await until(lambda: server.life.server.should_exit)
+        for each in streams:
+            assert [event.finish async for event in each] == ["abort"]
+
+    from paceline.types import Request, SamplingParams
+
+    LONG_REQUEST = Request(id="", prompt=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=200))  # noqa: N806
+    scenario(llm, play, drain_timeout=1000.0)
+
+
+def test_a_hang_up_reloads(llm: LLM, log: io.StringIO) -> None:
+    async def play(server: Alive) -> None:
+        life = server.life
+        life.live.source = lambda: replace(life.settings, max_waiting=7, api_keys=("sk-new",), host="::1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: life.bridge.max_waiting == 7)
+        assert (await server.http.get("/v1/models")).status_code == 401
+        assert (await server.http.get("/v1/models", headers={"authorization": "Bearer sk-new"})).status_code == 200
+
+        def fail() -> Settings:
+            raise InvalidRequest("port must be a whole number")
+
+        life.live.source = fail
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: "settings not reloaded" in log.getvalue())
+        assert life.bridge.max_waiting == 7
+
+    scenario(llm, play)
+
+
+def test_an_address_that_is_taken() -> None:
+    with bind(Settings(port=0)) as taken:
+        taken.listen()
+        with pytest.raises(InvalidRequest, match="choose another with --port"):
+            bind(Settings(port=taken.getsockname()[1]))
+    with pytest.raises(InvalidRequest, match="cannot listen on host"):
+        bind(Settings(host="no.such.host.invalid", port=0))
+
+
+def test_tls_files_are_checked_first(tmp_path: Path) -> None:
+    (tmp_path / "cert").write_text("nonsense")
+    for name in ("cert", "missing"):
+        with pytest.raises(InvalidRequest, match="for TLS"):
+            bind(Settings(port=0, tls_cert=str(tmp_path / name), tls_key=str(tmp_path / "cert")))
+
+
+def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:
+    facts = chosen(llm, "tiny", Settings())
+    assert set(facts) == {"model", "device", "weights", "drafters", "bitwise", "kv", "limits", "access"}
+    assert "ngram: looks up tokens" in facts["drafters"]
+    assert "256 a sequence" in facts["kv"]
+    assert "on this machine" in facts["access"]
+    assert "THE NETWORK" in chosen(llm, "tiny", Settings(host="0.0.0.0"))["access"]
+    assert "1 API keys, no admin key" in chosen(llm, "tiny", Settings(api_keys=("a",)))["access"]
+    run_module._announce(facts, Settings())
+    out = capsys.readouterr().out
+    assert "http://127.0.0.1:8000/v1" in out
+    assert facts["model"] in out
+    run_module._announce(facts, Settings(log_json=True))
+    assert json.loads(log.getvalue().splitlines()[-1])["url"] == "http://127.0.0.1:8000"
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("paceline.cli.serve.find_spec", lambda name: None)
+    assert main(["serve", "none"]) == 2
+    assert "pip install 'paceline[serve]'" in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """From the command line to a clean exit."""
+    (tmp_path / "model").mkdir()
+    model = write_model(tmp_path / "model")
+    config = tmp_path / "settings.yaml"
+    config.write_text(f"model: {model}\nport: 0\nserved_name: tiny\n")
+    command = [sys.executable, "-m", "paceline.cli.main", "serve", "--config", str(config), "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        url = next(line.split()[0] for line in said if "/v1 " in line)
+        [served] = httpx.get(f"{url}/models").json()["data"]
+        assert served["id"] == "tiny"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0, process.stderr.read()
