@@ -1,7 +1,7 @@
 """Paceline: exact speculative decoding for LLMs.
 
-The public surface is small: `LLM` to run a model, `SamplingParams` and `Speculation` to say what is wanted, and the
-errors of `paceline.errors`. Loaded on first use, so that `paceline --help` does not wait for torch.
+The public surface is small: `LLM` to run a model, `SamplingParams` (with a `Grammar`) and `Speculation` to say what is
+wanted, and the errors of `paceline.errors`. Loaded on first use, so that `paceline --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.llm import LLM, Answer, Sample
-    from paceline.types import OFF, Finish, Origin, SamplingParams, Speculation, TokenEvent
+    from paceline.types import OFF, Finish, Grammar, Origin, SamplingParams, Speculation, TokenEvent
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "OFF", "Answer", "Finish", "Origin", "Sample", "SamplingParams", "Speculation", "TokenEvent"]
+__all__ = [
+    "LLM",
+    "OFF",
+    "Answer",
+    "Finish",
+    "Grammar",
+    "Origin",
+    "Sample",
+    "SamplingParams",
+    "Speculation",
+    "TokenEvent",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,19 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
         compiled.start(Grammar.regex(text))
         assert len(compiled) <= 3
     assert "".join(built) == "abcde"
+
+
+def test_any_thread_may_compile() -> None:
+    compiled = grammars(cached=3)
+    state = compiled.start(Grammar.json_schema(PERSON))
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(compiled.start, Grammar.regex(f"a{{{i % 9 + 1}}}")) for i in range(60)]
+        for token in ids('{"name": "bob", "kind": "hello", "age": 42, "tags": [true, false]'):
+            assert state.fits([token]) == (1, None)
+            state.advance([token])
+        for i, job in enumerate(jobs):
+            assert job.result().fits(ids("a" * 20)) == (i % 9 + 1, Finish.STOP)
+    assert len(compiled) <= 3
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

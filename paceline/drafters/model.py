@@ -159,9 +159,15 @@ class ModelDrafter:
         for i, d in enumerate(drawings):
             token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
             self._lanes.tokens_np[d.ask.lane, d.position] = token
-            d.tokens.append(token)
             if self._min_confidence and not d.complete:
-                d.confidence *= float(torch.exp(logits[i, token] - torch.logsumexp(logits[i], dim=0)))
+                d.confidence *= self._belief(d, logits[i], token)
+            d.tokens.append(token)
+
+    def _belief(self, d: _Drawing, logits: Tensor, token: int) -> float:
+        """In `token`, among those that a grammar allows."""
+        if d.ask.sampler.grammar is not None:
+            [logits] = d.ask.sampler.edit(logits[None], [d.tokens])
+        return float(torch.exp(logits[token] - torch.logsumexp(logits, dim=0)))
 
     def _draw_freely(self, d: _Drawing, logits: Tensor) -> int:
         """With noise of the drafter's own, and the distribution kept for the rejection rule."""

@@ -167,7 +167,7 @@ class Translator:
         """Compiling takes up to half a second: not on the event loop."""
         if grammar is not None:
             try:
-                await asyncio.to_thread(self.llm.engine._admission.check_grammar, grammar)
+                await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
             except InvalidRequest as error:
                 raise BadField(field, str(error)) from None
         return grammar

@@ -177,6 +177,15 @@ def test_forced_tokens_say_nothing_of_the_drafter() -> None:
     assert told.tokens == expected()["0", 0].tokens
 
 
+def test_a_drafter_believes_in_what_the_grammar_leaves() -> None:
+    """Of two tokens one is likely, however little it counted among all."""
+    rig = engine({"sure": model_drafter(TARGET, min_confidence=0.5)})
+    params = SamplingParams(temperature=0, grammar=Grammar.regex("[ab]{80}"))
+    told = run(rig, [Request("x", (5, 6), params)])["x", 0]
+    assert told.tokens == run(engine(), plain([Request("x", (5, 6), params)]))["x", 0].tokens
+    assert told.stats.drafted > 2 * told.stats.rounds
+
+
 def test_a_sequence_that_is_preempted_keeps_its_place() -> None:
     rig = engine({"ngram": DRAFTERS["ngram"]}, num_pages=160)
     tight = build(
