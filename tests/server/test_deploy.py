@@ -219,3 +219,11 @@ def test_panels_lie_side_by_side() -> None:
         assert at["x"] + at["w"] <= 24
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_every_metric_is_described() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in metric_names()}
+    described = set(re.findall(r"`((?:vllm|paceline):\w+)", text))
+    assert families - described == set()
+    assert described - families == set()
