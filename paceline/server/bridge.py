@@ -15,6 +15,7 @@ the engine or the thread. The two broad `except` here see to that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -22,7 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats
@@ -276,7 +277,9 @@ class Bridge:
                 self._idle.set()
 
     def _refuse(self, request: Request, error: PacelineError) -> None:
-        stream = self._streams[request.id]
+        stream = self._streams.get(request.id)
+        if stream is None:  # all has ended in the meantime
+            return
         stream.fail(error)
         self._count_end(stream, request.sampling.n)
 
@@ -306,8 +309,7 @@ class Bridge:
             logger.exception("the engine's thread failed")
             self._post([], f"{type(error).__name__}: {error}")
         finally:
-            assert self._loop is not None
-            self._loop.call_soon_threadsafe(self._left.set)
+            self._tell(self._left.set)
 
     def _serve(self, engine: Engine) -> None:
         looked = self._clock()
@@ -331,17 +333,20 @@ class Bridge:
         return bool(self._orders) or engine.has_work
 
     def _enter(self, engine: Engine, request: Request) -> None:
-        assert self._loop is not None
         try:
             engine.submit(request)
         except EngineDead:
             self._post([], engine.dead)
         except PacelineError as error:
-            self._loop.call_soon_threadsafe(self._refuse, request, error)
+            self._tell(self._refuse, request, error)
 
     def _post(self, events: list[TokenEvent], dead: str | None) -> None:
+        self._tell(self._deliver, events, dead)
+
+    def _tell(self, call: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, events, dead)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a step hung, and nobody is left to tell
+            self._loop.call_soon_threadsafe(call, *args)
 
 
 def _last_word(request: Request, sample: int, reason: str) -> TokenEvent:

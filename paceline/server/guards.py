@@ -47,7 +47,7 @@ MINUTE = 60.0
 MOST_CONTAINERS = 100_000  # lists and objects in a body: they cost most to parse
 MOST_CALLERS = 4096  # remembered, before those that have been quiet are forgotten
 
-HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+HOST = re.compile(rb"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 BRACKETS = bytes.maketrans(b"{}", b"[]")
@@ -226,7 +226,7 @@ class Guard:
 class Shape(Guard):
     def check(self, scope: Scope, settings: Settings) -> None:
         self._check_sizes(scope, settings)
-        self._check_host(scope)
+        self._check_host(scope, settings)
         self._check_path(scope)
         if scope["method"] in BODILESS and _has_body(scope):
             raise Refusal(400, f"a {scope['method']} request has no body", "unexpected_body")
@@ -245,10 +245,12 @@ class Shape(Guard):
         if target > settings.max_header_bytes:
             raise Refusal(414, f"the URL has {target} bytes, {settings.max_header_bytes} are allowed", "url_too_long")
 
-    def _check_host(self, scope: Scope) -> None:
-        hosts = _values(scope, b"host")
-        if len(hosts) > 1 or not all(map(HOST.fullmatch, hosts)):
+    def _check_host(self, scope: Scope, settings: Settings) -> None:
+        hosts = [HOST.fullmatch(value) for value in _values(scope, b"host")]
+        if len(hosts) > 1 or None in hosts:
             raise Refusal(400, "the Host header must be one name or address, with a port or without", "bad_host")
+        if not all(settings.answers_to(host[1].decode()) for host in hosts if host):
+            raise Refusal(400, "this server does not answer to this name; see its option allowed_hosts", "wrong_host")
 
     def _check_path(self, scope: Scope) -> None:
         path: str = scope["path"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import signal
 import socket
 import ssl
@@ -34,7 +33,7 @@ from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.guards import Live
 from paceline.server.problems import error_response
-from paceline.server.settings import Settings
+from paceline.server.settings import Settings, is_local
 
 KEEP_ALIVE = 75  # seconds that an idle connection is kept; longer than most clients and balancers keep theirs
 LAST_WORDS = 5  # seconds for answers to leave after the engine has stopped
@@ -273,15 +272,8 @@ def _limits(llm: LLM, settings: Settings) -> str:
 def _access(settings: Settings) -> str:
     if settings.api_keys:
         return f"{len(settings.api_keys)} API keys, {'an' if settings.admin_key else 'no'} admin key"
-    reach = "this machine" if _is_local(settings.host) else "THE NETWORK: set api_keys unless that is meant"
+    reach = "this machine" if is_local(settings.host) else "THE NETWORK: set api_keys unless that is meant"
     return f"no API keys: open to everybody on {reach}"
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _announce(facts: Chosen, settings: Settings) -> None:

@@ -8,6 +8,7 @@ and so is a value of the wrong kind. Needs nothing of the extra `serve` but PyYA
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ HELP = {
     "admin_key": "who may use the control routes; none: nobody",
     "tls_cert": "a file with the certificate chain, for https",
     "tls_key": "a file with its key",
+    "allowed_hosts": "names in the Host header that are answered, or * (default: this machine's where only it is "
+    "listened to and there are no keys, else all)",
     "cors_origins": "web pages of which origins may call, such as https://example.org",
     "max_body_bytes": "largest body of a request",
     "max_json_depth": "how deep JSON in a request may be nested",
@@ -66,6 +69,7 @@ class Settings:
     admin_key: str | None = field(default=None, repr=False)
     tls_cert: str | None = None
     tls_key: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 64
@@ -133,8 +137,23 @@ class Settings:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
+    def answers_to(self, host: str) -> bool:
+        """Whether a request for this host (without a port) is meant for this server. Without keys a web page could
+        otherwise reach what listens on this machine only, by a name of its own that leads here."""
+        if self.allowed_hosts:
+            return "*" in self.allowed_hosts or host.lower() in map(str.lower, self.allowed_hosts)
+        return bool(self.api_keys) or not is_local(self.host) or is_local(host)
+
     def changes(self, other: Settings) -> list[str]:
         return [name for name in HINTS if getattr(self, name) != getattr(other, name)]
+
+
+def is_local(host: str) -> bool:
+    """A name or an address of this machine, that nobody else can mean."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
 
 
 HINTS: Mapping[str, Any] = get_type_hints(Settings)

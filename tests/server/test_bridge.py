@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineDead, InvalidRequest
+from paceline.server import bridge as bridge_module
 from paceline.server import logs
 from paceline.server.bridge import Bridge, NotReady, QueueFull, Stream
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
@@ -292,6 +293,30 @@ def test_a_request_on_its_way_to_a_dead_engine_ends_too() -> None:
             assert bridge.state == "dead"
 
     aio(scenario())
+
+
+def test_a_step_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge_module, "JOIN_SECONDS", 0.01)
+    rig = rig_of()
+    gate = Gate(rig)
+
+    async def scenario() -> Bridge:
+        llm: Any = SimpleNamespace(engine=rig.engine, tokenizer=None)
+        bridge = Bridge(llm, model="toy")
+        await bridge.start()
+        reading = asyncio.create_task(read(bridge.submit(a_request())))
+        await asyncio.sleep(0)
+        await bridge.close()
+        [told] = (await reading).values()
+        assert told.finish is Finish.ERROR
+        assert bridge.state == "dead"
+        return bridge
+
+    bridge = asyncio.run(scenario())
+    gate.opened.set()  # the thread goes by itself, without a loop to tell
+    bridge._thread.join(timeout=10)
+    assert not bridge._thread.is_alive()
+    rig.engine.check()
 
 
 def test_what_cannot_be_served_is_said_at_once() -> None:

@@ -50,7 +50,7 @@ def an_app(**options: Any) -> FastAPI:
     async def boom() -> None:
         raise RuntimeError("/secret/path")
 
-    install_guards(app, Settings.of(**options))
+    install_guards(app, Settings.of(**{"allowed_hosts": ("*",)} | options))
     return app
 
 
@@ -364,6 +364,12 @@ def test_odd_hosts(host: str) -> None:
 @pytest.mark.parametrize("host", ["server", "server:8000", "127.0.0.1:80", "[::1]:8000", "a-b.c_d.example"])
 def test_ordinary_hosts(host: str) -> None:
     assert ask(an_app(), "GET", "/health", headers={"host": host}).status_code == 200
+
+
+def test_a_name_that_leads_here_is_not_enough() -> None:
+    app = an_app(allowed_hosts=())
+    assert ask(app, "GET", "/health", headers={"host": "localhost:8000"}).status_code == 200
+    assert "allowed_hosts" in refused(ask(app, "GET", "/health", headers={"host": "evil.example:8000"}), 400)
 
 
 def test_two_hosts() -> None:

@@ -8,7 +8,9 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -119,27 +121,27 @@ def test_it_answers(llm: LLM, log: io.StringIO) -> None:
     scenario(llm, play)
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX: " + b"x" * 65536 + b"\r\n\r\n", 431),
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", 431),
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 17_000, 431),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: " + b"x" * 65536 + b"\r\n\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + b"x: y\r\n" * 10_000 + b"\r\n", 431),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 17_000, 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-        (b"GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: b\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\n\r\n", 400),
-        (b"GET http://elsewhere/health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 400),
-        (b"GET /v1/../health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 404),
-        (b"GET //v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 404),
+        (b"GET http://elsewhere/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /v1/../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"GET //v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
         (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
         (HEAD + b"Content-Length: 999999999\r\n\r\n{", 413),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
-        (b"GET /health HTTP/1.1\r\nHost: a", 408),
+        (b"GET /health HTTP/1.1\r\nHost: localhost", 408),
         (b"", 408),
     ],
 )
@@ -186,7 +188,7 @@ def test_a_reader_that_never_reads_is_cut_off(llm: LLM) -> None:
             return StreamingResponse(parts())
 
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
-        writer.write(b"GET /v1/flood HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /v1/flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: server.connections == 1)
         assert (await server.http.get("/health", headers={"connection": "close"})).status_code == 200
         await until(lambda: server.connections == 0 and bool(closed))
@@ -315,6 +317,23 @@ def test_tls_files_are_checked_first(tmp_path: Path) -> None:
     for name in ("cert", "missing"):
         with pytest.raises(InvalidRequest, match="for TLS"):
             bind(Settings(port=0, tls_cert=str(tmp_path / name), tls_key=str(tmp_path / "cert")))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificate")
+def test_https(llm: LLM, tmp_path: Path) -> None:
+    key, cert = str(tmp_path / "key"), str(tmp_path / "cert")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*make, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+
+    async def play(server: Alive) -> None:
+        trust = ssl.create_default_context(cafile=cert)
+        async with httpx.AsyncClient(base_url=f"https://localhost:{server.port}", verify=trust) as client:
+            assert (await client.get("/health")).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            await server.http.get("/health")
+
+    scenario(llm, play, tls_cert=cert, tls_key=key)
 
 
 def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:

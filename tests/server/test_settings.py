@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "admin_key": ("sk-2", "sk-2"),
     "tls_cert": ("c.pem", "c.pem"),
     "tls_key": ("k.pem", "k.pem"),
+    "allowed_hosts": ("example.org", ("example.org",)),
     "cors_origins": ("https://a.example", ("https://a.example",)),
     "max_body_bytes": ("1.5M", 3 << 19),
     "max_json_depth": ("5", 5),
@@ -199,3 +200,24 @@ def test_what_may_be_reloaded() -> None:
 def test_urls() -> None:
     assert Settings(port=1).url == "http://127.0.0.1:1"
     assert Settings(host="::1", tls_cert="a", tls_key="b").url == "https://[::1]:8000"
+
+
+@pytest.mark.parametrize(
+    ("options", "host", "expected"),
+    [
+        ({}, "localhost", True),
+        ({}, "127.0.0.1", True),
+        ({}, "[::1]", True),
+        ({}, "app.localhost", True),
+        ({}, "evil.example", False),
+        ({}, "10.0.0.1", False),
+        ({"host": "localhost"}, "evil.example", False),
+        ({"api_keys": ("a",)}, "evil.example", True),
+        ({"host": "0.0.0.0"}, "example.org", True),
+        ({"allowed_hosts": ("example.org",)}, "Example.org", True),
+        ({"allowed_hosts": ("example.org",)}, "localhost", False),
+        ({"allowed_hosts": ("*",)}, "example.org", True),
+    ],
+)
+def test_names_that_are_answered(options: dict[str, Any], host: str, expected: bool) -> None:
+    assert Settings(**options).answers_to(host) == expected
