@@ -104,26 +104,37 @@ class SpeedUp:
 
     def __init__(self) -> None:
         self._answers: deque[tuple[float, float, float, float]] = deque(maxlen=self.WINDOW)  # n, s, r, t
+        self._known: tuple[Estimate | None] | None = None  # of these answers; None: not asked yet
 
     def observe(self, stats: SequenceStats) -> None:
         seconds = stats.time_total - stats.time_to_first
         plain = max(stats.steps - 1 - stats.rounds, 0)  # the first token came with the prompt
         if stats.output_tokens > 1 and seconds > 0 and plain + stats.rounds > 0:
             self._answers.append((stats.output_tokens - 1, plain, stats.rounds, seconds))
+            self._known = None
 
     def estimate(self) -> Estimate | None:
+        self._known = self._known or (self._fit(),)
+        return self._known[0]
+
+    def _fit(self) -> Estimate | None:
         answers = np.array(self._answers)  # [answers, 4]
         if len(answers) < self.FEWEST or not answers[:, 2].any():
             return None
-        count = len(answers)
-        draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=self.RESAMPLES)
-        weights = np.concatenate([np.ones((1, count)), draws])  # [1 + resamples, answers]; the first: as they are
-        found = _speedups(answers, weights)
+        found = _speedups(answers, _weights(len(answers), self.RESAMPLES))
         resampled = found[1:][np.isfinite(found[1:])]
         if not np.isfinite(found[0]) or len(resampled) < 0.95 * self.RESAMPLES:
             return None
         low, high = np.percentile(resampled, (2.5, 97.5))
         return Estimate(speedup=float(found[0]), low=float(low), high=float(high))
+
+
+def _weights(answers: int, resamples: int) -> np.ndarray:
+    """[1 + resamples, answers]: how often each answer is in a resample; the first are the answers as they are."""
+    drawn = np.random.default_rng(0).integers(answers, size=(resamples, answers))
+    places = drawn + answers * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=resamples * answers).reshape(resamples, answers)
+    return np.concatenate([np.ones((1, answers)), counts])
 
 
 def _speedups(answers: np.ndarray, weights: np.ndarray) -> np.ndarray:

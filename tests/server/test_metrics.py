@@ -268,6 +268,17 @@ def test_plain_answers_tell_what_a_plain_step_costs() -> None:
     assert estimate_of([*drafted, *plain]).speedup == pytest.approx(1.5)
 
 
+def test_an_estimate_takes_in_every_answer_that_ends() -> None:
+    speedup = SpeedUp()
+    seen = list(answers(0.01, 0.015, count=30, noise=0.05, plain_share=0.3))
+    for stats in seen[:20]:
+        speedup.observe(stats)
+    before = speedup.estimate()
+    assert speedup.estimate() is before  # nothing new: nothing to compute
+    speedup.observe(seen[20])
+    assert speedup.estimate() == estimate_of(seen[:21]) != before
+
+
 @pytest.mark.parametrize("count", [0, 1, SpeedUp.FEWEST - 1])
 def test_too_few_answers_are_no_estimate(count: int) -> None:
     assert estimate_of(answers(0.01, 0.015, count=count, noise=0.05, plain_share=0.3)) is None
