@@ -71,18 +71,23 @@ class Tally:
             Choice(index=i, prompt=i // self.samples, decoder=IncrementalDecoder(tokenizer, continuation=True))
             for i in range(len(asked.requests) * self.samples)
         ]
+        self.prompt_tokens = sum(len(request.prompt) for request in asked.requests)
+        self.output_tokens = 0  # so far
+        self._open = len(self.choices)
 
     def add(self, prompt: int, event: TokenEvent) -> Choice:
         choice = self.choices[prompt * self.samples + event.sample]
         choice.sample.add(event)
         choice.events += bool(event.tokens)
+        self.output_tokens += len(event.tokens)
+        self._open -= event.finish is not None
         if event.prompt_logprobs is not None:
             self.prompt_logprobs[prompt] = event.prompt_logprobs
         return choice
 
     @property
     def over(self) -> bool:
-        return all(choice.sample.finish is not None for choice in self.choices)
+        return not self._open
 
     def head(self) -> dict[str, Any]:
         """The fields that every answer and every chunk begins with."""
@@ -99,9 +104,8 @@ class Tally:
 
     def usage(self) -> Usage:
         """Tokens so far; the details are known when all is over."""
-        prompts = sum(len(request.prompt) for request in self.asked.requests)
-        output = sum(len(choice.sample.tokens) for choice in self.choices)
-        usage = Usage(prompt_tokens=prompts, completion_tokens=output, total_tokens=prompts + output)
+        prompt, output = self.prompt_tokens, self.output_tokens
+        usage = Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
         if self.over:
             stats = [choice.sample.stats for choice in self.choices]
             accepted, drafted = sum(each.accepted for each in stats), sum(each.drafted for each in stats)
@@ -126,8 +130,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     accepted, steps = sum(s.accepted for s in all_stats), sum(s.steps for s in all_stats)
     longest = max((len(s.accepted_by_position) for s in all_stats), default=0)
     by_position = [
-        sum(s.accepted_by_position[i : i + 1][0] for s in all_stats if len(s.accepted_by_position) > i)
-        for i in range(longest)
+        sum(s.accepted_by_position[i] for s in all_stats if i < len(s.accepted_by_position)) for i in range(longest)
     ]
     reasons = dict.fromkeys(s.off_reason for s in all_stats if s.off_reason is not None)
     return SpeculationStats(
