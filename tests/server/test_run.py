@@ -240,6 +240,26 @@ def test_clients_that_leave_leave_nothing_behind(llm: LLM) -> None:
     scenario(llm, play)
 
 
+def test_many_streams_at_once(llm: LLM) -> None:
+    body = json.dumps(
+        {"prompt": "abcabc", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": True}
+    ).encode()
+    request = HEAD + f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+    def text(answer: bytes) -> str:
+        lines = [line.removeprefix("data: ") for line in answer.decode().splitlines() if line.startswith("data: {")]
+        return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+
+    async def play(server: Alive) -> None:
+        alone = text(await server.raw(request))
+        assert alone
+        answers = await asyncio.gather(*(server.raw(request) for _ in range(128)))
+        assert {text(answer) for answer in answers} == {alone}
+        await until(lambda: server.connections == 0)
+
+    scenario(llm, play)
+
+
 def stream(server: Alive) -> asyncio.Task[httpx.Response]:
     return asyncio.create_task(server.http.post("/v1/completions", json=LONG))
 
