@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -94,6 +95,24 @@ def test_responses(api: Api, client: openai.AsyncOpenAI) -> None:
     assert whole.usage.output_tokens == 6
     assert events[-1].response.output_text == whole.output_text
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+
+
+def test_forms_and_tools(api: Api, client: openai.AsyncOpenAI) -> None:
+    """The context is too short for the tools of a template that does not know them: a call comes by its form alone."""
+    schema = {"enum": ["red", "blue"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema, "strict": True}}
+
+    async def ask(**fields: Any) -> Any:
+        return await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, seed=1, **fields)
+
+    choice = api.run(ask(response_format=form)).choices[0]
+    assert json.loads(choice.message.content) in ("red", "blue")
+    assert choice.finish_reason == "stop"
+    tools = [{"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}]
+    with pytest.raises(openai.BadRequestError) as long:
+        api.run(ask(tools=tools))
+    assert long.value.code == "context_length_exceeded"
+    assert api.run(ask(tools=tools, tool_choice="none")).choices[0].message.tool_calls is None
 
 
 def test_models(api: Api, client: openai.AsyncOpenAI) -> None:
