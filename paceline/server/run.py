@@ -82,6 +82,11 @@ class Wire(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:  # the beginning of another request came along with this one
+            self._watch_head()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._write.set(self.settings.write_timeout, self.transport.abort)
@@ -105,6 +110,9 @@ class Wire(H11Protocol):
             self._head.set(self.settings.header_timeout, self._give_up)
 
     def _give_up(self) -> None:
+        if not self.conn.trailing_data[0]:  # a client that connects ahead and has asked nothing is owed no answer
+            self.transport.close()
+            return
         seconds = self.settings.header_timeout
         self._refuse(408, f"the headers did not arrive within {seconds:g} s", "header_timeout")
 

@@ -32,6 +32,7 @@ from paceline.server.bridge import Bridge
 from paceline.server.run import Life, bind, chosen
 from paceline.server.settings import Settings
 from tests.cli.tiny_model import write_model
+from tests.server.api import tiny_llm
 
 LONG = {"prompt": "abcabc", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
@@ -142,7 +143,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
         (HEAD + b"Content-Length: 999999999\r\n\r\n{", 413),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
         (b"GET /health HTTP/1.1\r\nHost: localhost", 408),
-        (b"", 408),
     ],
 )
 def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,16 @@ def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monke
         assert (await server.http.get("/health")).status_code == 200
 
     scenario(llm, play, header_timeout=0.1, read_timeout=0.1)
+
+
+def test_whoever_connects_and_says_nothing_is_cut_off(llm: LLM) -> None:
+    async def play(server: Alive) -> None:
+        assert await server.raw(b"") == b""
+        answer = await server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health")  # and half a head
+        assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 408") == 1
+        await until(lambda: server.connections == 0)
+
+    scenario(llm, play, header_timeout=0.05)
 
 
 def test_a_large_body_finds_its_answer(llm: LLM) -> None:
@@ -277,6 +287,26 @@ def test_a_signal_drains(llm: LLM) -> None:
         assert [answer.status_code for answer in answers] == [200] * 4
         assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {200}
         await until(lambda: server.life.server.should_exit)
+
+    scenario(llm, play)
+
+
+def test_a_dead_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: io.StringIO) -> None:
+    llm = tiny_llm(tmp_path)
+
+    def fail() -> None:
+        raise RuntimeError("a bolt is loose in /secret")
+
+    async def play(server: Alive) -> None:
+        monkeypatch.setattr(llm.engine, "_step", fail)
+        answers = await asyncio.gather(*(stream(server) for _ in range(5)))
+        assert {answer.status_code for answer in answers} <= {500, 503}  # 503: it came after the others
+        assert "secret" not in "".join(answer.text for answer in answers)
+        assert "a bolt is loose" in log.getvalue()
+        assert (await server.http.get("/health")).status_code == 503
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/v1/models")).status_code == 200
+        assert (await server.http.post("/v1/completions", json=LONG)).status_code == 503
 
     scenario(llm, play)
 
