@@ -9,19 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from paceline import __version__
 from paceline.detokenizer import IncrementalDecoder
 from paceline.llm import Sample
 from paceline.server.protocol import (
+    Answered,
     ChatLogprobs,
+    ChatRequest,
     ChunkEvents,
     CompletionDetails,
     CompletionLogprobs,
+    CompletionRequest,
     PromptDetails,
     PromptScore,
     PromptScores,
+    ResponseObject,
     SpeculationStats,
     TokenLogprob,
     TopLogprob,
@@ -57,6 +61,33 @@ class Choice:
     @property
     def stop_reason(self) -> str | int | None:
         return self.sample.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client wants to see beside the text."""
+
+    logprobs: bool
+    token_ids: bool
+    events: bool  # how tokens came about, in chunks
+    usage: bool  # in a last chunk
+    usage_always: bool  # in every chunk
+
+    @classmethod
+    def of(cls, body: ChatRequest | CompletionRequest) -> Self:
+        options = body.stream_options
+        return cls(
+            logprobs=body.logprobs is not None and body.logprobs is not False,
+            token_ids=bool(body.return_token_ids),
+            events=bool(body.paceline and body.paceline.events),
+            usage=bool(options and options.include_usage),
+            usage_always=bool(options and options.continuous_usage_stats),
+        )
+
+    @property
+    def tokens(self) -> bool:
+        """Also of tokens that add no text yet."""
+        return self.logprobs or self.token_ids or self.events or self.usage_always
 
 
 class Tally:
@@ -98,9 +129,10 @@ class Tally:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def remarks(self) -> dict[str, Any]:
+    def remark(self, made: Answered | ResponseObject) -> None:
         """What is said once: fields that had no effect."""
-        return {"ignored_fields": list(self.asked.ignored)} if self.asked.ignored else {}
+        if self.asked.ignored:
+            made.ignored_fields = list(self.asked.ignored)
 
     def usage(self) -> Usage:
         """Tokens so far; the details are known when all is over."""
@@ -115,6 +147,12 @@ class Tally:
                 accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
             )
         return usage
+
+    def add_usage(self, chunk: Answered, wanted: Wanted) -> None:
+        if wanted.usage_always:
+            chunk.usage = self.usage()
+        elif wanted.usage:
+            chunk.usage = None  # as OpenAI has it: null in all chunks but the last
 
     def speculation(self) -> SpeculationStats:
         asked = self.asked.requests[0].speculation

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paceline.server import answers, sse
-from paceline.server.answers import Choice, Tally
+from paceline.server.answers import Choice, Tally, Wanted
 from paceline.server.problems import ErrorDetail
 from paceline.server.protocol import (
     ChatChoice,
@@ -45,14 +45,9 @@ class ChatReply:
     def __init__(self, body: ChatRequest, tally: Tally) -> None:
         self._tally = tally
         self._tokenizer = tally.tokenizer
-        self._logprobs = bool(body.logprobs)
-        self._token_ids = bool(body.return_token_ids)
-        self._events = bool(body.paceline and body.paceline.events)
-        options = body.stream_options
-        self._usage = bool(options and options.include_usage)
+        self._wanted = Wanted.of(body)
         tools = tally.asked.tools
         self._parsers = [tools.parser() for _ in tally.choices] if tools else []  # one a choice
-        self._usage_always = bool(options and options.continuous_usage_stats)
 
     # At once.
 
@@ -67,8 +62,8 @@ class ChatReply:
             choices=[self._choice(choice) for choice in tally.choices],
             usage=tally.usage(),
             speculation=tally.speculation(),
-            **tally.remarks(),
         )
+        tally.remark(made)
         self._add_prompt(made)
         return made
 
@@ -81,11 +76,11 @@ class ChatReply:
         made = ChatChoice(
             index=choice.index,
             message=message,
-            logprobs=answers.chat_logprobs(sample.logprobs, self._tokenizer) if self._logprobs else None,
+            logprobs=answers.chat_logprobs(sample.logprobs, self._tokenizer) if self._wanted.logprobs else None,
             finish_reason=self._finish_reason(choice),
             stop_reason=choice.stop_reason,
         )
-        if self._token_ids:
+        if self._wanted.token_ids:
             made.token_ids = sample.tokens
         return made
 
@@ -110,8 +105,11 @@ class ChatReply:
         return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
 
     def _add_prompt(self, made: ChatCompletion | ChatChunk) -> None:
-        if self._token_ids:
+        if self._wanted.token_ids:
             made.prompt_token_ids = list(self._tally.asked.requests[0].prompt)
+        self._add_scores(made)
+
+    def _add_scores(self, made: ChatCompletion | ChatChunk) -> None:
         if 0 in self._tally.prompt_logprobs:
             made.prompt_logprobs = answers.prompt_scores(self._tally.prompt_logprobs[0], self._tokenizer)
 
@@ -123,33 +121,32 @@ class ChatReply:
             chunk = self._chunk([delta])
             if choice.index == 0:
                 self._add_prompt(chunk)
-                for name, value in self._tally.remarks().items():
-                    setattr(chunk, name, value)
+                self._tally.remark(chunk)
             yield sse.data(chunk)
 
     def chunks(self, prompt: int, event: TokenEvent) -> Iterator[str]:
         choice = self._tally.add(prompt, event)
         ends = event.finish is not None
         said = self._said(choice, event.text, ends=ends)
-        if not (said.content or said.tool_calls or ends or (event.tokens and self._shows_tokens)):
+        if not (said.content or said.tool_calls or ends or (event.tokens and self._wanted.tokens)):
             return
         delta = ChatDelta(index=choice.index, delta=said, logprobs=None, finish_reason=None)
-        if event.logprobs and self._logprobs:
+        if event.logprobs and self._wanted.logprobs:
             delta.logprobs = answers.chat_logprobs(event.logprobs, self._tokenizer)
-        if self._token_ids:
+        if self._wanted.token_ids:
             delta.token_ids = list(event.tokens)
         if ends:
             delta.finish_reason, delta.stop_reason = self._finish_reason(choice), choice.stop_reason
         chunk = self._chunk([delta])
-        if self._events:
+        if self._wanted.events:
             chunk.paceline = self._tally.chunk_events(choice, event, choice.texts(event.tokens))
         if self._tally.over:
             chunk.speculation = self._tally.speculation()
-            self._add_prompt_scores(chunk)
+            self._add_scores(chunk)
         yield sse.data(chunk)
 
     def end(self) -> Iterator[str]:
-        if self._usage:
+        if self._wanted.usage:
             chunk = self._chunk([])
             chunk.usage = self._tally.usage()
             yield sse.data(chunk)
@@ -158,21 +155,10 @@ class ChatReply:
     def broken(self, error: ErrorDetail) -> list[str]:
         return sse.error_chunks(error)
 
-    @property
-    def _shows_tokens(self) -> bool:
-        return self._logprobs or self._token_ids or self._events or self._usage_always
-
     def _chunk(self, choices: list[ChatDelta]) -> ChatChunk:
         chunk = ChatChunk(**self._tally.head(), object="chat.completion.chunk", choices=choices)
-        if self._usage_always:
-            chunk.usage = self._tally.usage()
-        elif self._usage:
-            chunk.usage = None  # as OpenAI has it: null in all chunks but the last
+        self._tally.add_usage(chunk, self._wanted)
         return chunk
-
-    def _add_prompt_scores(self, chunk: ChatChunk) -> None:
-        if 0 in self._tally.prompt_logprobs:
-            chunk.prompt_logprobs = answers.prompt_scores(self._tally.prompt_logprobs[0], self._tokenizer)
 
 
 def _tool_call(call: Call, index: int) -> ToolCall:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from paceline.detokenizer import IncrementalDecoder
 from paceline.server import answers, sse
-from paceline.server.answers import Choice, Tally
+from paceline.server.answers import Choice, Tally, Wanted
 from paceline.server.problems import ErrorDetail
 from paceline.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
@@ -36,13 +36,8 @@ class CompletionReply:
         self._tally = tally
         self._tokenizer = tally.tokenizer
         self._echo = bool(body.echo)
-        self._logprobs = body.logprobs is not None
         self._prompt_scores = body.prompt_logprobs is not None
-        self._token_ids = bool(body.return_token_ids)
-        self._events = bool(body.paceline and body.paceline.events)
-        options = body.stream_options
-        self._usage = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._wanted = Wanted.of(body)
 
     # At once.
 
@@ -51,25 +46,26 @@ class CompletionReply:
 
     def whole(self) -> Completion:
         tally = self._tally
-        return Completion(
+        made = Completion(
             **tally.head(),
             object="text_completion",
             choices=[self._choice(choice) for choice in tally.choices],
             usage=tally.usage(),
             speculation=tally.speculation(),
-            **tally.remarks(),
         )
+        tally.remark(made)
+        return made
 
     def _choice(self, choice: Choice) -> CompletionChoice:
         sample = choice.sample
         made = CompletionChoice(
             index=choice.index,
             text=(self._prompt_text(choice) if self._echo else "") + sample.text,
-            logprobs=self._all_logprobs(choice) if self._logprobs else None,
+            logprobs=self._all_logprobs(choice) if self._wanted.logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
-        if self._token_ids:
+        if self._wanted.token_ids:
             made.token_ids = sample.tokens
             made.prompt_token_ids = self._prompt(choice)
         self._add_scores(made, choice)
@@ -109,42 +105,41 @@ class CompletionReply:
 
     def begin(self) -> Iterator[str]:
         for choice in self._tally.choices:
-            if not (self._echo or self._token_ids or (choice.index == 0 and self._tally.asked.ignored)):
+            if not (self._echo or self._wanted.token_ids or (choice.index == 0 and self._tally.asked.ignored)):
                 continue
             text = self._prompt_text(choice) if self._echo else ""
             choice.offset += len(text)
             made = CompletionChoice(index=choice.index, text=text, logprobs=None, finish_reason=None)
-            if self._token_ids:
+            if self._wanted.token_ids:
                 made.prompt_token_ids, made.token_ids = self._prompt(choice), []
             chunk = self._chunk([made])
             if choice.index == 0:
-                for name, value in self._tally.remarks().items():
-                    setattr(chunk, name, value)
+                self._tally.remark(chunk)
             yield sse.data(chunk)
 
     def chunks(self, prompt: int, event: TokenEvent) -> Iterator[str]:
         choice = self._tally.add(prompt, event)
         ends = event.finish is not None
-        if not (event.text or ends or (event.tokens and self._shows_tokens)):
+        if not (event.text or ends or (event.tokens and self._wanted.tokens)):
             return
         made = CompletionChoice(index=choice.index, text=event.text, logprobs=None, finish_reason=None)
-        texts = choice.texts(event.tokens) if self._logprobs or self._events else []
-        if event.logprobs and self._logprobs:
+        texts = choice.texts(event.tokens) if self._wanted.logprobs or self._wanted.events else []
+        if event.logprobs and self._wanted.logprobs:
             made.logprobs = self._scored(choice, [*event.tokens], [*event.logprobs], texts)
-        if self._token_ids:
+        if self._wanted.token_ids:
             made.token_ids = list(event.tokens)
         if ends:
             made.finish_reason, made.stop_reason = choice.finish_reason, choice.stop_reason
             self._add_scores(made, choice)
         chunk = self._chunk([made])
-        if self._events:
+        if self._wanted.events:
             chunk.paceline = self._tally.chunk_events(choice, event, texts)
         if self._tally.over:
             chunk.speculation = self._tally.speculation()
         yield sse.data(chunk)
 
     def end(self) -> Iterator[str]:
-        if self._usage:
+        if self._wanted.usage:
             chunk = self._chunk([])
             chunk.usage = self._tally.usage()
             yield sse.data(chunk)
@@ -153,14 +148,7 @@ class CompletionReply:
     def broken(self, error: ErrorDetail) -> list[str]:
         return sse.error_chunks(error)
 
-    @property
-    def _shows_tokens(self) -> bool:
-        return self._logprobs or self._token_ids or self._events or self._usage_always
-
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
         chunk = Completion(**self._tally.head(), object="text_completion", choices=choices)
-        if self._usage_always:
-            chunk.usage = self._tally.usage()
-        elif self._usage:
-            chunk.usage = None
+        self._tally.add_usage(chunk, self._wanted)
         return chunk

@@ -97,9 +97,10 @@ class ResponsesReply:
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
-            **tally.remarks(),
         }
-        return ResponseObject(**plain)
+        made = ResponseObject(**plain)
+        tally.remark(made)
+        return made
 
     def _message(self) -> OutputMessage:
         sample = self._tally.choices[0].sample
