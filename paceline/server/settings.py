@@ -219,7 +219,8 @@ def _from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> d
             continue
         if name not in hints:
             raise UnknownOption("environment variable", variable, [PREFIX + known.upper() for known in hints])
-        found[name] = convert(variable, text, hints[name], name=name)
+        if text:  # an empty one is how a shell or a compose file leaves it out
+            found[name] = convert(variable, text, hints[name], name=name)
     return found
 
 

@@ -151,6 +151,10 @@ def test_a_misspelt_variable() -> None:
         said(environ={"PACELINE_PROT": "1"})
 
 
+def test_an_empty_variable_says_nothing() -> None:
+    assert said(environ={"PACELINE_ADMIN_KEY": "", "PACELINE_API_KEYS": "", "PACELINE_PORT": ""}) == said()
+
+
 def test_variables_that_kubernetes_sets_are_not_ours() -> None:
     environ = {"PACELINE_PORT": "tcp://10.0.0.1:8000", "PACELINE_PORT_8000_TCP": "x", "PACELINE_SERVICE_HOST": "y"}
     assert "port" not in said(environ=environ)
