@@ -175,7 +175,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
         enabled=enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
         rule=rule,
-        lossless=True,
+        lossless=True,  # both rules are
         num_drafts=rounds,
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,
