@@ -5,7 +5,8 @@
 
 What always holds: control tokens are in no grammar; an end-of-sequence token is allowed exactly where the text so far
 is complete; what is allowed after some tokens depends on them alone, not on what was looked at before. Compiling and
-every look are bounded by llguidance's own limits: a grammar beyond them is refused, or its answer ends with an error.
+every look are bounded, by llguidance's limits and ours: a grammar beyond them is refused, or its answer ends with an
+error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, MissingExtra
+from paceline.schema_limits import MAX_TEXT, checked_schema
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ __all__ = ["Grammar", "GrammarState", "Grammars"]
 
 CACHED = 64  # compiled grammars that are kept
 RENEWALS = 4  # of a sequence: how often it may start over because its grammar ran into a limit
-MAX_GRAMMAR_SIZE = 20_000  # symbols: half a second of compiling
+MAX_GRAMMAR_SIZE = 12_000  # symbols: less than half a second of compiling
 MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON: a small model would go on for ever
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
@@ -106,7 +108,7 @@ class Grammars:
         )
         try:
             matcher = LLMatcher(self._tokenizer(), _source(grammar), limits=limits, log_level=0)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, RecursionError) as error:
             raise InvalidRequest(f"this {grammar.kind} grammar cannot be used: {_first_lines(error)}") from None
         if matcher.is_error():
             raise InvalidRequest(f"this {grammar.kind} grammar cannot be used: {_first_lines(matcher.get_error())}")
@@ -287,8 +289,8 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(grammar.text))))
-    text = _schema(grammar.text) if grammar.kind == "json_schema" else '{"type": "object"}'
-    own = '"x-guidance"' in text  # the schema's own options
+    schema = checked_schema(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
+    text, own = json.dumps(schema), "x-guidance" in schema  # the schema's own options
     return LLMatcher.grammar_from_json_schema(text, defaults=None if own else {"whitespace_pattern": WHITESPACE})
 
 
@@ -296,20 +298,9 @@ def _choices(text: str) -> list[str]:
     choices = json.loads(text)
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError("choices are a JSON list of non-empty texts")
+    if any(len(choice) > MAX_TEXT for choice in choices):
+        raise ValueError(f"a choice is too big: at most {MAX_TEXT} characters are allowed")
     return choices
-
-
-def _schema(text: str) -> str:
-    """A schema that llguidance can apply options to."""
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-    if schema is not True and not isinstance(schema, dict):
-        raise ValueError(f"a schema is an object or true, not {text[:60]}")
-    return "{}" if schema is True else text
 
 
 def _first_lines(error: object) -> str:

@@ -17,8 +17,7 @@ from paceline.errors import InvalidRequest, UnknownOption
 MAX_LOGPROBS = 100
 MAX_SAMPLES = 128
 MAX_STOPS = 64
-MAX_GRAMMAR = 1 << 20  # characters
-GRAMMARS = ("json_object", "json_schema", "regex", "choice")
+GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}  # most characters of each
 MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
 
 
@@ -119,8 +118,10 @@ class Grammar:
             raise InvalidRequest(f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}")
         if bool(self.text) != (self.kind != "json_object"):
             raise InvalidRequest(f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}")
-        if len(self.text) > MAX_GRAMMAR:
-            raise InvalidRequest(f"a grammar has at most {MAX_GRAMMAR} characters, not {len(self.text)}")
+        if len(self.text) > GRAMMARS[self.kind]:
+            raise InvalidRequest(
+                f"a {self.kind} grammar has at most {GRAMMARS[self.kind]} characters, not {len(self.text)}"
+            )
         if any("\ud800" <= character <= "\udfff" for character in self.text):
             raise InvalidRequest("a grammar must be valid Unicode; this one holds half a surrogate pair")
 
