@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from paceline.llm import LLM
 from tests.server.api import HELLO, MODEL, Api
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = pytest.importorskip("openai")
+
 MESSAGES: Any = HELLO
 
 
