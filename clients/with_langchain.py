@@ -57,7 +57,9 @@ def main() -> None:
 
     for method in ("json_schema", "function_calling"):
         with checks(f"structured output by {method}"):
-            made = longer.with_structured_output(Person, method=method).invoke("Invent a person: name and age, as JSON.")
+            made = longer.with_structured_output(Person, method=method).invoke(
+                "Invent a person: name and age, as JSON."
+            )
             expect(isinstance(made, Person), made)
 
     with checks("the Responses API"):

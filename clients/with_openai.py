@@ -51,12 +51,16 @@ def main() -> None:
     with checks("chat: logprobs"):
         scored = chat.create(messages=QUESTION, logprobs=True, top_logprobs=3, **greedy).choices[0]
         content = scored.logprobs.content
-        expect(bytes(b for each in content for b in each.bytes).decode() == scored.message.content, "bytes make the text")
+        expect(
+            bytes(b for each in content for b in each.bytes).decode() == scored.message.content, "bytes make the text"
+        )
         expect(all(len(each.top_logprobs) == 3 for each in content), "three alternatives")
         expect(all(each.logprob == each.top_logprobs[0].logprob for each in content), "greedy takes the best")
 
     with checks("chat: tools, one after the other"):
-        asked = chat.create(messages=ASK_WEATHER, tools=[WEATHER], tool_choice="required", **greedy | {"max_tokens": 60})
+        asked = chat.create(
+            messages=ASK_WEATHER, tools=[WEATHER], tool_choice="required", **greedy | {"max_tokens": 60}
+        )
         [call] = asked.choices[0].message.tool_calls
         expect(asked.choices[0].finish_reason == "tool_calls", asked.choices[0].finish_reason)
         expect(call.function.name == "get_weather" and "city" in json.loads(call.function.arguments), call)
@@ -66,7 +70,9 @@ def main() -> None:
 
     with checks("chat: tool by name, streamed"):
         named = {"type": "function", "function": {"name": "get_weather"}}
-        with chat.stream(messages=ASK_WEATHER, tools=[WEATHER], tool_choice=named, **greedy | {"max_tokens": 60}) as stream:
+        with chat.stream(
+            messages=ASK_WEATHER, tools=[WEATHER], tool_choice=named, **greedy | {"max_tokens": 60}
+        ) as stream:
             [call] = stream.get_final_completion().choices[0].message.tool_calls
         expect(set(json.loads(call.function.arguments)) == {"city"}, call)
 
@@ -84,7 +90,9 @@ def main() -> None:
         ids = completions.create(prompt="The capital of France is", extra_body={"return_token_ids": True}, **greedy)
         prompt = ids.choices[0].model_extra["prompt_token_ids"]
         batch = completions.create(prompt=[prompt, prompt[:3]], echo=True, logprobs=1, **greedy | {"max_tokens": 1})
-        off = completions.create(prompt=[prompt, prompt[:3]], echo=True, logprobs=1, extra_body=PLAIN, **greedy | {"max_tokens": 1})
+        off = completions.create(
+            prompt=[prompt, prompt[:3]], echo=True, logprobs=1, extra_body=PLAIN, **greedy | {"max_tokens": 1}
+        )
         expect([choice.index for choice in batch.choices] == [0, 1], "two choices")
         for choice, tokens in zip(batch.choices, [prompt, prompt[:3]], strict=True):
             scores, offsets = choice.logprobs.token_logprobs, choice.logprobs.text_offset
@@ -106,7 +114,9 @@ def main() -> None:
         events = list(responses.create(**asked, stream=True))
         deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         expect(whole.output_text and deltas == whole.output_text == events[-1].response.output_text, (deltas, whole))
-        expect([event.sequence_number for event in events] == sorted({e.sequence_number for e in events}), "numbers rise")
+        expect(
+            [event.sequence_number for event in events] == sorted({e.sequence_number for e in events}), "numbers rise"
+        )
         with responses.stream(**asked) as stream:
             stream.until_done()
             # get_final_response() takes only `completed`; this one may end as `incomplete`, by its length

@@ -335,6 +335,7 @@ class SequenceStats:
     pauses: int = 0  # how often drafting was paused for lack of acceptance
     preemptions: int = 0
     off_reason: str | None = None  # why the last step that could have drafted did not
+    time_queued: float = 0.0  # until it first ran
     time_to_first: float = 0.0
     time_total: float = 0.0
     time_draft: float = 0.0

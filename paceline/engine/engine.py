@@ -202,6 +202,7 @@ class Engine:
 
     def _admit(self) -> None:
         for sequence in self._scheduler.admit():
+            sequence.counters.count_admission(now=self._clock())
             self._host.start(sequence)
             if self._flights is not None:
                 self._flights.enter(sequence)

@@ -81,6 +81,7 @@ class Sequence:
             pauses=self.pace.pauses,
             preemptions=c.preemptions,
             off_reason=self.off_reason,
+            time_queued=(now if c.admitted is None else c.admitted) - c.submitted,
             time_to_first=(now if c.first_token is None else c.first_token) - c.submitted,
             time_total=now - c.submitted,
             time_draft=c.time_draft,

@@ -21,9 +21,14 @@ class Counters:
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     preemptions: int = 0
+    admitted: float | None = None  # for the first time
     first_token: float | None = None
     time_draft: float = 0.0
     time_verify: float = 0.0
+
+    def count_admission(self, *, now: float) -> None:
+        if self.admitted is None:  # not one that was preempted
+            self.admitted = now
 
     def count_step(self, drafted: int, accepted: int, *, now: float) -> None:
         self.steps += 1

@@ -160,6 +160,7 @@ class Metrics:
             Histogram(NEXT_TOKEN),
         )
         self._whole = Histogram(WHOLE)
+        self._queued = Histogram(WHOLE)
         self._speedup = SpeedUp()
         self._prompt_tokens = self._cached_tokens = 0
         self._rounds = self._drafted = self._accepted = 0
@@ -190,6 +191,7 @@ class Metrics:
             self._cached_tokens += stats.cached_tokens
         self._observe_speculation(stats)
         self._whole.observe(stats.time_total)
+        self._queued.observe(stats.time_queued)
         if stats.output_tokens:
             self._first_token.observe(stats.time_to_first)
         if stats.output_tokens > 1:
@@ -270,6 +272,7 @@ class Metrics:
             "vllm:request_time_per_output_token_seconds", "Mean of an answer, after its first token.", self._each_token
         )
         yield self._histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", self._whole)
+        yield self._histogram("vllm:request_queue_time_seconds", "From submission to the first step.", self._queued)
 
     def _of_speculation(self) -> Iterator[Metric]:
         """All of ended answers, so that they fit each other at every moment."""

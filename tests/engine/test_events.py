@@ -135,6 +135,7 @@ def test_time_is_that_of_the_clock() -> None:
     going.submit([Request(id="a", prompt=(1, 2), sampling=SamplingParams(max_tokens=3))])
     stats = going.finish()["a", 0].stats
     assert 1 < stats.time_to_first < stats.time_total
+    assert 0 <= stats.time_queued < stats.time_to_first
     engine = rig.engine.stats
     assert engine.time_host == engine.time_plan + engine.time_accept + engine.time_emit
     assert engine.time_draft == engine.steps == 3

@@ -42,6 +42,7 @@ STATS = SequenceStats(
     accepted=5,
     accepted_by_position=(3, 1, 1),
     drafter="ngram",
+    time_queued=0.1,
     time_to_first=0.2,
     time_total=1.0,
 )
@@ -115,6 +116,7 @@ def test_an_ended_answer_is_counted_once_in_everything() -> None:
     assert found["vllm:request_success_total{abort}"] == 0  # there from the start, so that rates are right
     assert found["vllm:time_to_first_token_seconds_sum"] == pytest.approx(0.2)
     assert found["vllm:e2e_request_latency_seconds_sum"] == pytest.approx(1.0)
+    assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.1)
     assert found["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(0.1)
     assert found["paceline:answers_total{ngram}"] == 1
 
