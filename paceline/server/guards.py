@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import InvalidRequest
 from paceline.server import logs
-from paceline.server.problems import error_response, respond
+from paceline.server.problems import ERRORS, error_response, respond
 from paceline.server.settings import RELOADABLE, Settings
 
 OPEN = frozenset({"/", "/health", "/ready", "/favicon.ico"})  # without a key
@@ -96,7 +96,7 @@ def install_guards(app: FastAPI, settings: Settings) -> Live:
     """Put the guards around an app. Its `state.live` has the settings in force; `POST /admin/reload` renews them."""
     live = Live(settings)
     app.state.live = live
-    app.add_api_route("/admin/reload", _reload, methods=["POST"], tags=["control"])
+    app.add_api_route("/admin/reload", _reload, methods=["POST"], tags=["control"], responses=ERRORS)
     app.add_middleware(Bodies, live=live)
     app.add_middleware(Rates, live=live)
     app.add_middleware(Keys, live=live)

@@ -79,6 +79,13 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+# How endpoints say in the OpenAPI document that they may refuse.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
+    "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
+}
+
+
 class BadField(InvalidRequest):
     """A field of a request that cannot be served as it stands."""
 

@@ -11,14 +11,9 @@ from typing import Any
 from fastapi import Request
 
 from paceline.server.bridge import Bridge
-from paceline.server.problems import ErrorBody
+from paceline.server.problems import ERRORS
 from paceline.server.settings import Settings
 from paceline.server.translate import Translator
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
-    "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
-}
 
 
 def bridge_of(http: Request) -> Bridge:
@@ -43,5 +38,5 @@ def new_id(kind: str) -> str:
 
 def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
     """Documentation of an endpoint that answers with `model`, or with events when asked to stream."""
-    events = {"schema": {"type": "string"}, "description": what}
-    return {200: {"model": model, "content": {"text/event-stream": events}}, **ERRORS}
+    about = f"The whole answer; with `stream`, {what}"
+    return {200: {"model": model, "description": about, "content": {"text/event-stream": {}}}, **ERRORS}

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from paceline import __version__
+from paceline.server.problems import ERRORS
 from paceline.server.protocol import Health, Version
-from paceline.server.routes.common import ERRORS, bridge_of, settings_of
+from paceline.server.routes.common import bridge_of, settings_of
 
 router = APIRouter(tags=["State"], responses=ERRORS)
 DOWN: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now"}}

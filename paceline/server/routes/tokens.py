@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from paceline.server.problems import BadField
+from paceline.server.problems import ERRORS, BadField
 from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
-from paceline.server.routes.common import ERRORS, translator_of
+from paceline.server.routes.common import translator_of
 from paceline.server.translate import Translator
 
 router = APIRouter(tags=["Tokens"], responses=ERRORS)
