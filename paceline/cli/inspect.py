@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import add_model_options, engine_config
+from paceline.cli.options import add_model_options, drafters_of, engine_config
 from paceline.cli.progress import progress_bar
 from paceline.cli.style import Style
 
@@ -56,7 +56,7 @@ def _facts(args: Namespace) -> Facts:
     with progress_bar(f"loading {args.target}") as progress:
         target = read_target(args.target, format=args.format, device=device, config=config, progress=progress)
     recipes = []
-    for words in args.drafter or ["ngram"]:
+    for words in drafters_of(args):
         with progress_bar(f"loading {words}") as progress:
             recipes.append(recipe(words, target, progress=progress))
     weights = [asdict(part) for part in target.parts]

@@ -79,7 +79,8 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, or a model; may be given several times, the first one drafts (default: ngram)",
+        help="ngram, ngram:min_ngram=1, a model, or none; may be given several times, the first one drafts "
+        "(default: ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(
@@ -107,11 +108,17 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
     return EngineConfig.of(device=device, **_given(args, EngineConfig))
 
 
+def drafters_of(args: Namespace) -> list[str]:
+    """In the words of the command line. `none`, alone: plain decoding."""
+    words: list[str] = args.drafter or ["ngram"]
+    return [] if words == ["none"] else words
+
+
 def load(args: Namespace, *, drafters: bool = True) -> LLM:
     """The model as the shared options ask for it."""
     from paceline.llm import LLM
 
-    words = (args.drafter or ["ngram"]) if drafters else []
+    words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
     with progress_bar(f"loading {args.target}") as progress:
         return LLM(

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from paceline.cli.main import build_parsers
-from paceline.cli.options import ENGINE_HELP, FORMATS, engine_config, sampling_of, speculation_of
+from paceline.cli.options import ENGINE_HELP, FORMATS, drafters_of, engine_config, sampling_of, speculation_of
 from paceline.config import GPU, EngineConfig
 from paceline.engine.assemble import DEFAULT_KV_MEMORY
 from paceline.errors import InvalidRequest
@@ -98,6 +98,12 @@ def test_grammars(tmp_path: Path) -> None:
 def test_grammars_that_are_none(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--grammar"):
         parse("--grammar", text)
+
+
+def test_drafters() -> None:
+    assert drafters_of(parse()) == ["ngram"]
+    assert drafters_of(parse("--drafter", "small", "--drafter", "ngram")) == ["small", "ngram"]
+    assert drafters_of(parse("--drafter", "none")) == []
 
 
 def test_stop_strings_add_up() -> None:
