@@ -25,7 +25,7 @@ READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
-test: export OMP_NUM_THREADS = 2
+test: export OMP_NUM_THREADS = 1
 
 .PHONY: demo serve test test-gpu check fmt bench clean
 .DELETE_ON_ERROR:
@@ -37,7 +37,7 @@ serve: $(READY_TO_SERVE)
 	$(BIN)/paceline serve $(SERVE)
 
 test: check
-	$(BIN)/python -m pytest --cov
+	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
 
 # Not in .venv, whose torch may be the one without CUDA.
 test-gpu:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-import triton.language as tl
 from triton.runtime import interpreter
 
 ON_GPU = "PACELINE_GPU" in os.environ
@@ -26,21 +24,6 @@ def let_numbers_bound_loops() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
-
-
-def patch_once() -> None:
-    """The interpreter replaces Triton's language with its own for every launch, and again for every call inside of one;
-    that was a third of its time. Nothing here needs the language back."""
-    patch, patched = interpreter._patch_lang, set()
-
-    def patch_new(function: Callable[..., object]) -> interpreter._LangPatchScope:
-        seen = frozenset(id(value) for value in function.__globals__.values() if value is tl or value is tl.core)
-        if seen not in patched:
-            patched.add(seen)
-            patch(function)
-        return interpreter._LangPatchScope()  # nothing to restore
-
-    interpreter._patch_lang = patch_new
 
 
 def launch_untraced() -> None:
@@ -59,7 +42,6 @@ def launch_untraced() -> None:
 
 
 let_numbers_bound_loops()
-patch_once()
 launch_untraced()
 
 
