@@ -297,7 +297,7 @@ def test_an_engine_that_dies(tmp_path: Path) -> None:
 
     def step() -> None:
         if next(steps) == 5:
-            raise RuntimeError("secret /work/place")
+            raise RuntimeError("secret /srv/place")
         real()
 
     llm.engine._step = step  # type: ignore[method-assign]

@@ -366,7 +366,7 @@ def test_whatever_is_sent_is_served_or_refused(api: Api, data: strategies.DataOb
 
 def test_a_fault_of_the_server_is_not_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
-        raise RuntimeError("at /work/secret.py")
+        raise RuntimeError("at /srv/secret.py")
 
     monkeypatch.setattr("paceline.server.routes.chat.ChatReply.whole", fail)
     response = api.post(CHAT, {"messages": HELLO, "max_tokens": 2})
