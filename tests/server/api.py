@@ -83,7 +83,7 @@ def check_error(response: httpx.Response) -> dict[str, Any]:
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"]
     assert len(error["message"]) <= 1000
-    for leak in ("Traceback", "/work", "site-packages", ".py", "0x"):
+    for leak in ("Traceback", "/srv", "site-packages", ".py", "0x"):
         assert leak not in response.text
     return error
 

@@ -388,8 +388,8 @@ def test_a_fault_of_the_server_is_not_told(api: Api, monkeypatch: pytest.MonkeyP
         (UnknownOption("rule", "luck", ["coupled"]), 400, "speculation.rule", "luck"),
         (ModelFileError("/models/secret is broken"), 500, None, INTERNAL),
         (OutOfMemory("/models/secret"), 503, None, "no memory"),
-        (EngineDead("RuntimeError: /work"), 503, None, "internal error"),
-        (KeyError("/work"), 500, None, INTERNAL),
+        (EngineDead("RuntimeError: /srv"), 503, None, "internal error"),
+        (KeyError("/srv"), 500, None, INTERNAL),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
@@ -398,4 +398,4 @@ def test_statuses(error: Exception, status: int, param: str | None, says: str) -
     assert (given, said.param) == (status, param)
     assert says in said.message
     assert "/models" not in said.message
-    assert "/work" not in said.message
+    assert "/srv" not in said.message
