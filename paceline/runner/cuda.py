@@ -25,9 +25,10 @@ from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.formats import Matrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.linear import FEW_ROWS, GELU, SILU, Products, parts_of
+from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
+from paceline.kernels.cuda.tiles import FEW_ROWS, parts_of
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig

@@ -104,7 +104,7 @@ def test_errors_for_people(cli: Cli, tiny: str) -> None:
 
 def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the decoder has taken the weights over before anybody can count them. This one is on a CPU, in bf16."""
-    cuda = pytest.importorskip("paceline.runner.cuda")
+    cuda = pytest.importorskip("paceline.runner.cuda", reason="needs Triton")
     asked = []
 
     def read(name: str, *, device: str, **options: Any) -> ReadyModel:

@@ -16,7 +16,7 @@ from tests.models.broken import build
 @pytest.fixture
 def offline(monkeypatch):
     """No test reaches for the hub."""
-    hub = pytest.importorskip("huggingface_hub")
+    hub = pytest.importorskip("huggingface_hub", reason="names of the hub need its package")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return hub
 

@@ -15,7 +15,7 @@ from tests.server.api import HELLO, MODEL, Api
 if TYPE_CHECKING:
     import openai
 else:
-    openai = pytest.importorskip("openai")
+    openai = pytest.importorskip("openai", reason="OpenAI's client is not installed")
 
 MESSAGES: Any = HELLO
 

@@ -18,7 +18,7 @@ from paceline.server.bridge import Bridge
 from paceline.server.run import Life, bind
 from paceline.server.settings import Settings
 
-playwright = pytest.importorskip("playwright.async_api")
+playwright = pytest.importorskip("playwright.async_api", reason="needs Playwright and a browser")
 KEY = "sk-playground"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 

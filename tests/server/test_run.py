@@ -329,7 +329,7 @@ def test_two_signals_abort(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     from paceline.types import Request, SamplingParams
 
-    LONG_REQUEST = Request(id="", prompt=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=200))  # noqa: N806
+    LONG_REQUEST = Request(id="", prompt=(5, 6, 7), sampling=SamplingParams(temperature=0, max_tokens=200))  # noqa: N806 - a constant of the test class
     scenario(llm, play, drain_timeout=1000.0)
 
 

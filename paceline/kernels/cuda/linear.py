@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,71 +25,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, Matrix
+from paceline.kernels.cuda.formats import FLOAT, Matrix
+from paceline.kernels.cuda.tiles import FEW_ROWS, OUTPUTS, UNIT, Tiles
 
-FEW_ROWS = 64  # up to here the matrix is read at memory speed
-MORE_ROWS = 128  # up to here parts are summed by programs of their own
-UNIT = 256  # parts of K are multiples of it
-OUTPUTS = 64  # of a tile
-PROCESSORS = 132  # multiprocessors that parts are chosen for; another device works, perhaps less evenly
 AHEAD = 256  # inputs whose weights are fetched before the rows are there; more disturbs the kernel before
 SILU, GELU = 1, 2
 
 
-def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Into how many ranges K is divided: the least that keeps the processors evenly busy."""
-    if gated:
-        return 1
-    fills = {}
-    for parts in (1, 2, 3, 4):
-        share = triton.cdiv(inputs, parts * UNIT) * UNIT
-        programs = triton.cdiv(outputs, OUTPUTS) * parts
-        if parts == 1 or (share >= 2 * UNIT and share * parts <= 1.1 * inputs):
-            fills[parts] = programs / (triton.cdiv(programs, PROCESSORS) * PROCESSORS)
-    enough = [parts for parts, fill in fills.items() if fill > 0.7]
-    return enough[0] if enough else max(fills, key=lambda parts: fills[parts])
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    rows: int
-    inputs: int  # a step along K
-    stages: int
-    outputs: int = OUTPUTS
-    warps: int = 4
-    descriptors: bool = False  # read tiles through the tensor copy engine
-
-    @classmethod
-    def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
-        """For `programs` tiles of OUTPUTS × all rows, and numbers of `size` bytes. As measured on an H200."""
-        if format in (CHANNEL, FLOAT8):
-            return cls(rows=_power(rows), inputs=128, stages=4)
-        if format != FLOAT or size != 2:
-            return cls(rows=_power(rows), inputs=64, stages=3)  # scales take room beside the weights
-        if rows > FEW_ROWS:
-            return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
-        crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
-        if rows <= 16:
-            inputs, stages = (
-                ((128, 4), (128, 4), (128, 3), (128, 4))[crowd]
-                if gated
-                else ((256, 3), (128, 4), (64, 4), (128, 4))[crowd]
-            )
-        else:
-            inputs, stages = (
-                ((128, 4), (128, 4), (64, 4), (64, 4))[crowd]
-                if gated
-                else ((128, 5), (128, 3), (64, 4), (128, 3))[crowd]
-            )
-        return cls(rows=_power(rows), inputs=inputs, stages=stages)
-
-
 def _power_below(count: int) -> int:
     return 1 << (count.bit_length() - 1)
-
-
-def _power(rows: int) -> int:
-    return int(min(max(triton.next_power_of_2(rows), 16), FEW_ROWS))
 
 
 class Products:
@@ -99,7 +43,7 @@ class Products:
         """`matrices`: those it will meet."""
         self.pdl = pdl
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
-        self.partial = torch.empty(MORE_ROWS * size, dtype=torch.float32, device=device)
+        self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
         self._descriptors: dict[tuple[int, ...], Any] = {}
         self._agrees: dict[tuple[object, ...], bool] = {}  # whether the library gives our bits, by shape
@@ -209,7 +153,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = matrix.parts > 1 and rows <= MORE_ROWS  # parts by different programs
+        spread = matrix.parts > 1 and rows <= FEW_ROWS  # parts by different programs
         grid = (triton.cdiv(outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows), matrix.parts if spread else 1)
         weight, source = matrix.q, x
         if tiles.descriptors:

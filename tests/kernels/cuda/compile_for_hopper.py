@@ -14,7 +14,8 @@ from triton.compiler import ASTSource
 
 from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
-from paceline.kernels.cuda.linear import SILU, Tiles, _linear
+from paceline.kernels.cuda.linear import SILU, _linear
+from paceline.kernels.cuda.tiles import Tiles
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FORMATS = {"float": FLOAT, "channel": CHANNEL, "grouped": GROUPED, "nibbles": NIBBLES, "float8": FLOAT8}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.kernels.cuda.linear import FEW_ROWS
+from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.runner import buckets, cuda_rounds
 from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
 from paceline.runner.cuda_rounds import CudaRounds, Ticket, _parts

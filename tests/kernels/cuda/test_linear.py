@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, Matrix, pack
-from paceline.kernels.cuda.linear import GELU, SILU, UNIT, Products, Tiles, finish, parts_of
+from paceline.kernels.cuda.linear import GELU, SILU, Products, finish
+from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
