@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.sample import mix
+from paceline.kernels.cuda.noise import mix
 from paceline.kernels.round_reference import Lanes
 from paceline.sampling import Stream
 

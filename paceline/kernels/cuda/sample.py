@@ -21,24 +21,22 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import libdevice
 
-from paceline.kernels import noise
+from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
+from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
+from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
 from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, Lanes
 
 CHUNK = 4096  # tokens a program of `score` and `gather`
 PART = 256  # tokens whose largest logit is kept: the k-th of these bounds the k-th of all
 CAPACITY = 4096  # of a row's list
-ROUGHLY = 1e-3  # twice the error of rough noise, at most
 REACH = 10.0  # how far below the largest logit the list of a row with top-p alone goes
 
 _CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
-_REACH, _ROUGHLY, _LN2 = (tl.constexpr(value) for value in (REACH, ROUGHLY, 0.6931472))
+_REACH, _ROUGHLY = (tl.constexpr(value) for value in (REACH, ROUGHLY))
 _NONE = tl.constexpr(0x7FFFFFFF)  # later than any token
 _LOWEST = tl.constexpr(float("-inf"))
-_SQRT_HALF, _MANTISSA = tl.constexpr(noise.SQRT_HALF), tl.constexpr(noise.MANTISSA)
-_LN2_HIGH, _LN2_LOW, _LOG2_E = tl.constexpr(noise.LN2_HIGH), tl.constexpr(noise.LN2_LOW), tl.constexpr(LOG2_E)
-_P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in noise.POLYNOMIAL)
+_LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
 _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
@@ -156,7 +154,7 @@ def _score(
     if scale > 0:
         value = value * scale
     if (scale > 0) & (not filtered):
-        high, low = _keys(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
+        high, low = keys_of(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
         best, first = _top_with_noise(value, token, high, low, FAST)
     else:
         best, first = _top(value, token)
@@ -269,7 +267,7 @@ def _settle(
         if _is_filtered(scale, k, p, least, vocab):
             k = tl.where(k < vocab, k, 0)
             best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-            high, low = _keys(seed, lane, position)
+            high, low = keys_of(seed, lane, position)
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
             enough = listed <= _CAPACITY
@@ -297,14 +295,14 @@ def _top(value, token):
 @triton.jit
 def _top_with_noise(value, token, high, low, FAST: tl.constexpr):
     """The top of value + noise. The exact noise is dear: a rough one shows which token it has to be computed for."""
-    rough = value + _rough_gumbel(token, high, low, FAST)
+    rough = value + rough_gumbel(token, high, low, FAST)
     best = tl.max(tl.max(rough, axis=1), axis=0)
     near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the latter for the rounding of sums
     if tl.sum(tl.sum(near.to(tl.int32), axis=1), axis=0) == 1:
         first = tl.min(tl.min(tl.where(near, token, _NONE), axis=1), axis=0)
-        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + _gumbel(first, high, low)
+        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first, high, low)
     else:
-        best, first = _top(value + _gumbel(token, high, low), token)
+        best, first = _top(value + gumbel(token, high, low), token)
     return best, first
 
 
@@ -387,7 +385,7 @@ def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, L
         if LISTED:
             token = tl.load(names + at, mask=at < length, other=_NONE)
         inside = (at < length) & (value >= floor)
-        score = tl.where(inside, value + _gumbel(token, high, low), _LOWEST)
+        score = tl.where(inside, value + gumbel(token, high, low), _LOWEST)
         top = tl.max(score, axis=0)
         first = tl.min(tl.where(inside & (score == top), token, _NONE), axis=0)
         better = (top > best) | ((top == best) & (first < chosen))
@@ -458,83 +456,3 @@ def _mass(below):
     p = p * rest + _E6
     unit = ((exponent + _MASS_BIAS) << 23).to(tl.float32, bitcast=True)
     return tl.where(seen, (p * unit).to(tl.int64), 0)
-
-
-# ── kernels: noise ──
-
-
-@triton.jit
-def _keys(seed, lane, position):
-    """`sampling.noise_keys` of Stream.TOKEN: two numbers of 32 bits."""
-    bits = mix(tl.load(seed + lane), position, 0)
-    return (bits >> 32).to(tl.uint32), bits.to(tl.uint32)
-
-
-@triton.jit
-def mix(seed, position, stream: tl.constexpr):
-    """`sampling.mix`: 64 bits for a seed (any 64 bits) and a position."""
-    counter = position.to(tl.uint64) * 4 + stream
-    return _finalise(seed.to(tl.uint64) ^ _finalise(counter * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03))
-
-
-@triton.jit
-def _finalise(bits):
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
-    return bits ^ (bits >> 31)
-
-
-@triton.jit
-def _gumbel(token, high, low):
-    """`noise.gumbel_noise` of tokens."""
-    return -_log(-_log(_uniform(token, high, low)))
-
-
-@triton.jit
-def _rough_gumbel(token, high, low, FAST: tl.constexpr):
-    """The same to within half of ROUGHLY."""
-    shifted = _random(token, high, low)
-    uniform = shifted - 0.999999940395355224609375
-    rest = 2.0 - shifted - 5.9604644775390625e-08  # 1 - uniform, exact: little is left of it where the noise is large
-    series = rest * tl.fma(rest, tl.fma(rest, tl.fma(rest, tl.fma(rest, 0.2, 0.25), 0.33333334), 0.5), 1.0)
-    inner = tl.where(rest < 0.25, series, -_LN2 * _log2(uniform, FAST))
-    return -_LN2 * _log2(inner, FAST)
-
-
-@triton.jit
-def _log2(x, FAST: tl.constexpr):
-    return libdevice.fast_log2f(x) if FAST else tl.log2(x)
-
-
-@triton.jit
-def _uniform(token, high, low):
-    return _random(token, high, low) - 0.999999940395355224609375  # 1 - 2**-24: exact
-
-
-@triton.jit
-def _random(token, high, low):
-    """A float32 number in [1, 2) with 23 random bits."""
-    x = token.to(tl.uint32) * 0x9E3779B9 + high
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) * 0xC2B2AE35
-    x = (x ^ (x >> 16) ^ low) * 0x27D4EB2F
-    x = x ^ (x >> 15)
-    return ((x >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _log(x):
-    shifted = x.to(tl.int32, bitcast=True) - _SQRT_HALF
-    exponent = (shifted >> 23).to(tl.float32)
-    t = ((shifted & _MANTISSA) + _SQRT_HALF).to(tl.float32, bitcast=True) - 1.0
-    square = t * t
-    p = _P0 * t + _P1
-    p = p * t + _P2
-    p = p * t + _P3
-    p = p * t + _P4
-    p = p * t + _P5
-    p = p * t + _P6
-    p = p * t + _P7
-    p = p * t + _P8
-    p = p * t * square + exponent * _LN2_LOW - square * 0.5
-    return t + p + exponent * _LN2_HIGH

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels import round_reference
-from paceline.kernels.cuda import sample
+from paceline.kernels.cuda import noise, sample
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.state import DeviceState
 from paceline.sampling import Stream
@@ -82,8 +82,8 @@ def test_plain_draws(device: torch.device) -> None:
 def noise_of(exact, rough, high, low, FAST: tl.constexpr):
     token = tl.program_id(0) * 4096 + tl.arange(0, 4096)
     high, low = high.to(tl.uint32), low.to(tl.uint32)
-    tl.store(exact + token, sample._gumbel(token, high, low))
-    tl.store(rough + token, sample._rough_gumbel(token, high, low, FAST))
+    tl.store(exact + token, noise.gumbel(token, high, low))
+    tl.store(rough + token, noise.rough_gumbel(token, high, low, FAST))
 
 
 @pytest.mark.parametrize("keys", [(5, 9), (2**32 - 1, 2**31), (2**32 - 3, 0)])
@@ -94,7 +94,7 @@ def test_noise_is_the_same_to_the_last_bit(keys: tuple[int, int], device: torch.
     wanted = gumbel_noise(torch.tensor([keys], device=device), count * 4096)[0]
     assert torch.equal(exact, wanted)
     assert wanted.max() > 10
-    assert (rough - wanted).abs().max() < sample.ROUGHLY / 2
+    assert (rough - wanted).abs().max() < noise.ROUGHLY / 2
 
 
 def test_a_full_batch(device: torch.device) -> None:
