@@ -1,0 +1,119 @@
+"""What the host does during rounds on a GPU, by torch's profiler: which calls of the CUDA runtime, and whether it ever
+keeps the device waiting.
+
+For every call that waits for the device it counts the rounds that were launched by then and not yet ended: where that
+is never less than one beside the round waited for, the device has its next round before the host looks at the last.
+Timing under a profiler means little; `paceline bench engine` measures speed.
+
+    python -m bench.rounds --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from paceline.bench.engine import Setup, build, requests
+from paceline.engine.engine import Engine
+
+WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "cudaFree", "cudaMalloc")
+ASYNC = ("Async",)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    setup = Setup(
+        target=args.target,
+        drafter=args.drafter,
+        batches=(args.batch,),
+        draft=args.draft,
+        acceptance=args.acceptance,
+        device="cuda",
+        output_tokens=16 + args.rounds * (args.draft + 1),
+    )
+    parts = build(setup, drafting=args.drafter is not None)
+    vocab_size = parts.target.model.config.vocab_size
+    mode: Any = "speculative" if args.drafter else "plain"
+    for warm in (True, False):
+        for request in requests(setup, args.batch, mode=mode, round=0, vocab_size=vocab_size):
+            parts.engine.submit(request)
+        if warm:
+            drain(parts.engine)
+    for _ in range(6):  # prompts, and the first rounds
+        parts.engine.step()
+    print(json.dumps({"setup": vars(args), **watched(parts.engine, rounds=args.rounds)}))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--drafter")
+    parser.add_argument("--acceptance", type=float)
+    parser.add_argument("--draft", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    return parser.parse_args(argv)
+
+
+def drain(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def watched(engine: Engine, *, rounds: int) -> dict[str, Any]:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(rounds):
+            engine.step()
+    drain(engine)
+    torch.cuda.synchronize()
+    return summary(seen.events(), rounds=rounds)
+
+
+def summary(events: Any, *, rounds: int) -> dict[str, Any]:
+    calls = [e for e in events if e.name.startswith("cu") and e.device_type is DeviceType.CPU]
+    on_device = [e for e in events if e.device_type is DeviceType.CUDA]
+    calls.sort(key=lambda e: e.time_range.start)
+    launched, waits = 0, Counter[str]()
+    ahead: list[int] = []  # rounds launched so far less rounds waited for, at every wait
+    for call in calls:
+        if call.name == "cudaGraphLaunch":
+            launched += 1
+        elif _waits(call.name):
+            waits[call.name] += 1
+            ahead.append(launched - len(ahead))
+    busy = merged([(e.time_range.start, e.time_range.end) for e in on_device])
+    span = busy[-1][1] - busy[0][0] if busy else 0
+    return {
+        "rounds": rounds,
+        "graph_launches": launched,
+        "calls_a_round": {name: n / rounds for name, n in Counter(c.name for c in calls).most_common()},
+        "waits_a_round": {name: n / rounds for name, n in waits.items()},
+        "rounds_in_the_air_at_a_wait": dict(Counter(ahead)),
+        "device_idle": 1 - sum(end - start for start, end in busy) / span if span else None,
+    }
+
+
+def _waits(name: str) -> bool:
+    return any(word in name for word in WAITS) and not any(word in name for word in ASYNC)
+
+
+def merged(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Times in which anything ran."""
+    out: list[tuple[float, float]] = []
+    for start, end in sorted(ranges):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        else:
+            out.append((start, end))
+    return out
+
+
+if __name__ == "__main__":
+    main()
