@@ -43,15 +43,11 @@ ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 ASK_PERSON = [{"role": "user", "content": "Invent a person: name and age, as JSON."}]
 
 
-class Checks:
-    def __init__(self, package: str, options: argparse.ArgumentParser | None = None) -> None:
-        parser = options or argparse.ArgumentParser()
-        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the base URL (default: %(default)s)")
-        self.options = parser.parse_args()
-        self.package = package
-        self.url: str = self.options.url.rstrip("/")
-        self.root = self.url.removesuffix("/v1")
-        self.model: str = get(f"{self.url}/models")["data"][0]["id"]
+class Tally:
+    """Named checks: each is a line, and one that fails does not stop the next."""
+
+    def __init__(self, name: str, version: str | None = None) -> None:
+        self.name, self.version = name, version
         self._passed: list[str] = []
         self._failed: dict[str, str] = {}
 
@@ -62,15 +58,28 @@ class Checks:
             yield
         except Exception as error:
             self._failed[what] = said = f"{type(error).__name__}: {error}"
-            print(f"FAILED  {what}: {said}")
+            print(f"FAILED  {what}: {said}", flush=True)
         else:
             self._passed.append(what)
             print(f"ok      {what} ({time.perf_counter() - began:.1f} s)", flush=True)
 
     def end(self) -> NoReturn:
-        outcome = {"client": self.package, "version": version(self.package), "passed": self._passed}
+        outcome = {"client": self.name, "version": self.version, "passed": self._passed}
         print(json.dumps(outcome | {"failed": self._failed}))
         sys.exit(bool(self._failed))
+
+
+class Checks(Tally):
+    """Of a client, at the address that was given."""
+
+    def __init__(self, package: str, options: argparse.ArgumentParser | None = None) -> None:
+        super().__init__(package, version(package))
+        parser = options or argparse.ArgumentParser()
+        parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the base URL (default: %(default)s)")
+        self.options = parser.parse_args()
+        self.url: str = self.options.url.rstrip("/")
+        self.root = self.url.removesuffix("/v1")
+        self.model: str = get(f"{self.url}/models")["data"][0]["id"]
 
 
 def get(url: str) -> Any:

@@ -13,16 +13,14 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from served import served
 
 HERE = Path(__file__).parent
 NODE = HERE / "openai_node"
@@ -35,7 +33,7 @@ PACKAGES = {  # script → module that it needs
     "with_schemathesis": "schemathesis",
 }
 NEED_TOKENIZER = ("with_lm_eval", "with_aiperf")
-STARTS = 60.0  # seconds for a server to start
+MEMORY = ("--kv-memory", "512M")
 RUNS = 300.0  # seconds for a client to end
 
 
@@ -48,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     outcomes = []
     with ExitStack() as servers:
-        url = servers.enter_context(server(args.serve_python))
+        url = servers.enter_context(served(args.serve_python, *MEMORY)).url
         for name, command in commands(args):
             if args.only and name not in args.only:
                 continue
@@ -58,9 +56,10 @@ def main() -> None:
                     continue
                 at = url
                 if name == "with_schemathesis":
-                    at = own.enter_context(server(args.serve_python, "--max-context", "256"))
+                    at = own.enter_context(served(args.serve_python, *MEMORY, "--max-context", "256")).url
                 if name == "with_lm_eval":
-                    command += ["--plain-url", own.enter_context(server(args.serve_python, "--drafter", "none"))]
+                    plain = own.enter_context(served(args.serve_python, *MEMORY, "--drafter", "none"))
+                    command += ["--plain-url", plain.url]
                 outcomes.append(run([*command, "--url", at], name))
     show(outcomes)
     print(json.dumps({"clients": outcomes}))
@@ -83,43 +82,6 @@ def commands(args: argparse.Namespace) -> Iterator[tuple[str, list[str] | None]]
 def has(python: str, module: str) -> bool:
     looks = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([python, "-c", looks], cwd="/").returncode == 0
-
-
-@contextmanager
-def server(python: str, *options: str) -> Iterator[str]:
-    """A server's base URL, while it runs."""
-    port = free_port()
-    command = [python, "-m", "paceline.cli.main", "serve", "smollm2", "--port", str(port), "--kv-memory", "512M"]
-    process = subprocess.Popen(
-        [*command, *options], cwd=HERE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(f"http://127.0.0.1:{port}/ready", process)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + STARTS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise SystemExit("the server did not start: try `paceline serve smollm2`")
 
 
 def run(command: list[str], name: str) -> dict[str, Any]:
