@@ -1,8 +1,9 @@
 """What the host does during rounds on a GPU, by torch's profiler: which calls of the CUDA runtime, and whether it ever
 keeps the device waiting.
 
-For every call that waits for the device it counts the rounds that were launched by then and not yet ended: where that
-is never less than one beside the round waited for, the device has its next round before the host looks at the last.
+A round is in the air when watching begins. So at the n-th wait for a round n launches seen say that the next round was
+in the device's queue before the host looked at the last: `next_round_queued` counts these waits, `waits_a_round` all
+calls that wait for anything. (One `cudaDeviceSynchronize` in the whole is the profiler's own, at its end.)
 Timing under a profiler means little; `paceline bench engine` measures speed.
 
     python -m bench.rounds --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
@@ -68,7 +69,7 @@ def drain(engine: Engine) -> None:
 
 
 def watched(engine: Engine, *, rounds: int) -> dict[str, Any]:
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         for _ in range(rounds):
             engine.step()
     drain(engine)
@@ -77,17 +78,17 @@ def watched(engine: Engine, *, rounds: int) -> dict[str, Any]:
 
 
 def summary(events: Any, *, rounds: int) -> dict[str, Any]:
-    calls = [e for e in events if e.name.startswith("cu") and e.device_type is DeviceType.CPU]
-    on_device = [e for e in events if e.device_type is DeviceType.CUDA]
+    calls = [e for e in events if e.name.startswith("cu") and e.device_type == DeviceType.CPU]
+    on_device = [e for e in events if e.device_type == DeviceType.CUDA]
     calls.sort(key=lambda e: e.time_range.start)
-    launched, waits = 0, Counter[str]()
-    ahead: list[int] = []  # rounds launched so far less rounds waited for, at every wait
+    launched, landed, queued = 0, 0, 0
+    waits = Counter(call.name for call in calls if _waits(call.name))
     for call in calls:
         if call.name == "cudaGraphLaunch":
             launched += 1
-        elif _waits(call.name):
-            waits[call.name] += 1
-            ahead.append(launched - len(ahead))
+        elif call.name == "cudaEventSynchronize":
+            landed += 1
+            queued += launched >= landed
     busy = merged([(e.time_range.start, e.time_range.end) for e in on_device])
     span = busy[-1][1] - busy[0][0] if busy else 0
     return {
@@ -95,7 +96,8 @@ def summary(events: Any, *, rounds: int) -> dict[str, Any]:
         "graph_launches": launched,
         "calls_a_round": {name: n / rounds for name, n in Counter(c.name for c in calls).most_common()},
         "waits_a_round": {name: n / rounds for name, n in waits.items()},
-        "rounds_in_the_air_at_a_wait": dict(Counter(ahead)),
+        "rounds_waited_for": landed,
+        "next_round_queued": queued,
         "device_idle": 1 - sum(end - start for start, end in busy) / span if span else None,
     }
 

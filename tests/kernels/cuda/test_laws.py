@@ -44,7 +44,10 @@ def test_same_text_whoever_drafts(name: str, law: str) -> None:
 def test_same_text_where_few_tokens_exist() -> None:
     """Whatever is said stands in the prompt, so that even two short requests have something to look up."""
     few = Model(vocab_size=5)
-    asked = [replace(one, prompt=tuple(token % 5 for token in one.prompt)) for one in requests("sampled")]
+    asked = [
+        replace(one, prompt=tuple(token % 5 for token in one.prompt), sampling=replace(one.sampling, stop_ids=()))
+        for one in requests("sampled")
+    ]
     rigs = [build("cuda", forward=few.forward("cuda", num_pages=40), flown=by) for by in ({}, {"ngram": Lookup()})]
     told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
     assert tokens_of(spoken) == tokens_of(told)
