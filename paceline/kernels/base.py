@@ -13,11 +13,16 @@ What row r attends to, always in the order of positions:
   prefill row beside a tree of another sequence, has no tail at all.
 A sliding window w further limits this to the last w of them.
 
+A *tap* is a place where hidden states are kept for drafters that read them: a number below that of the layers is the
+residual stream that enters this layer, the number of layers itself the state after the last norm. A Forward is told its
+taps when it is made; one without any keeps nothing.
+
 Nothing here knows of requests, drafters or queues.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +53,7 @@ class Output:
 
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; the lowest index among equals
+    features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps
 
 
 class KVMemory(Protocol):
@@ -86,11 +92,15 @@ class Forward(Protocol):
 
     vocab_size: int
     bitwise: bool  # True: a row's result never depends on which other rows ride along
+    taps: Sequence[int]  # ascending
 
     @property
     def kv(self) -> KVMemory: ...
 
     def __call__(self, batch: Batch) -> Output: ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings [n, hidden] of tokens int32 [n], without any scale, for heads that have none of their own."""
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         """argmax(logits [n, vocab] * scales [n] + gumbel(keys [n, 2])) as int64 [n]; see `kernels.noise`."""

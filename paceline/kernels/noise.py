@@ -28,17 +28,23 @@ POLYNOMIAL = (  # (log(1 + t) - t + t²/2) / t³ for 1 + t in [√½, √2)
 
 def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
     """float32 [n, vocab] for the 32-bit key pairs int64 [n, 2]."""
-    return -_log(-_log(_uniform(keys, vocab)))
+    return noise_of(keys, torch.arange(vocab, device=keys.device))
 
 
-def pick(logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
-    """argmax(logits [n, vocab] * scales [n] + noise of keys [n, 2]) as int64 [n]; the lowest index among equals."""
-    return (logits * scales[:, None] + gumbel_noise(keys.to(logits.device), logits.shape[1])).argmax(dim=-1)
+def noise_of(keys: Tensor, tokens: Tensor) -> Tensor:
+    """float32 [n, count] for the 32-bit key pairs int64 [n, 2] and some tokens of the vocabulary, int64 [count]."""
+    return -_log(-_log(_uniform(keys, tokens)))
 
 
-def _uniform(keys: Tensor, vocab: int) -> Tensor:
-    """float32 [n, vocab] in (0, 1): odd multiples of 2**-24."""
-    token = torch.arange(vocab, device=keys.device)
+def pick(logits: Tensor, scales: Tensor, keys: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    """argmax(logits [n, vocab] * scales [n] + noise of keys [n, 2]) as int64 [n]; the lowest index among equals. Where
+    the logits are of some tokens only, the noise is that of their `ids`."""
+    tokens = torch.arange(logits.shape[1], device=logits.device) if ids is None else ids.long().to(logits.device)
+    return (logits * scales[:, None] + noise_of(keys.to(logits.device), tokens)).argmax(dim=-1)
+
+
+def _uniform(keys: Tensor, token: Tensor) -> Tensor:
+    """float32 [n, count] in (0, 1): odd multiples of 2**-24."""
     x = (token * 0x9E3779B9 + keys[:, :1]) & MASK  # products wrap at 2**64: their low 32 bits are right
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK

@@ -6,7 +6,7 @@ pages, the KV memory, products with possibly quantised weights) it leaves to a B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,22 +48,32 @@ class Decoder:
         self.layers = build_layers(config, list(ropes))
         self.scale = config.attention_scale or config.head_dim**-0.5
 
-    def forward(self, batch: Batch, backend: Backend) -> Tensor:
-        """Hidden states [rows, hidden] before the final norm; keys and values go to the backend's KV memory."""
+    def forward(
+        self, batch: Batch, backend: Backend, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None
+    ) -> Tensor:
+        """Hidden states [rows, hidden] before the final norm; keys and values go to the backend's KV memory, what is
+        at the `taps` into `kept`."""
         backend.begin(batch)
-        x = embed(batch.tokens, self.weights["embed"], self.dtype)
+        x = self.embed(batch.tokens)
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=x.device)
         angles = [turns(batch.positions, frequencies) for frequencies in self.frequencies]
         for index, layer in enumerate(self.layers):
+            if kept is not None and index in taps:
+                kept.append(x)
             x = x + self._attention(index, layer, x, angles[layer.frequencies], backend)
             x = x + self._mlp(layer, x, backend)
+        if kept is not None and len(self.layers) in taps:
+            kept.append(self._norm("norm", x))
         return x
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         """Float32 logits [n, vocab] for hidden states [n, hidden]."""
         head = self.weights["embed" if self.config.tied_head else "head"]
         return backend.linear(self._norm("norm", hidden), head).float()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return embed(tokens, self.weights["embed"], self.dtype)
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], backend: Backend

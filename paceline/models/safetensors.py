@@ -5,7 +5,7 @@ Tensors are read lazily, by rows. A file outside of the directory is never opene
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -31,8 +31,9 @@ class SafetensorsFolder:
     dialect: Dialect = HUGGING_FACE
     quantised = False
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, dtypes: Mapping[str, torch.dtype] = DTYPES) -> None:
         self.directory = directory
+        self._dtypes = dtypes
         self._files = {name: _open(path) for name, path in _shards(directory).items()}
         self._tensors: dict[str, tuple[str, tuple[int, ...], str]] = {}  # name → file, shape, dtype
         for file, handle in self._files.items():
@@ -48,7 +49,7 @@ class SafetensorsFolder:
 
     def size(self, name: str) -> int:
         _, shape, dtype = self._tensors[name]
-        return prod(shape) * DTYPES[dtype].itemsize
+        return prod(shape) * self._dtypes[dtype].itemsize
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop), in the file's own dtype."""
@@ -68,8 +69,8 @@ class SafetensorsFolder:
                 shape, dtype = tuple(part.get_shape()), part.get_dtype()
             if name in self._tensors:
                 raise ModelFileError(f"{path}: tensor {name!r} also stands in {self._tensors[name][0]}")
-            if dtype not in DTYPES:
-                raise UnsupportedModel(f"{path}: tensor {name!r} is {dtype}; supported: {', '.join(DTYPES)}")
+            if dtype not in self._dtypes:
+                raise UnsupportedModel(f"{path}: tensor {name!r} is {dtype}; supported: {', '.join(self._dtypes)}")
             if not shape or 0 in shape:
                 raise ModelFileError(f"{path}: tensor {name!r} has the shape {shape}")
             self._tensors[name] = (file, shape, dtype)

@@ -6,7 +6,7 @@ and whether its context came as a prefill, token by token, or through accepted d
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,27 +40,37 @@ class CompiledForward:
         num_pages: int,
         threads: int | None = None,
         max_context: int | None = None,
+        taps: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> None:
         check_supported(config)
         self.vocab_size = config.vocab_size
+        self.taps = taps
         self.threads = threads or team.default_threads()
         self._library = load_library()
-        shape = _shape(config, num_pages, min(max_context or config.max_context, num_pages * PAGE_SIZE))
+        positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
+        shape = shape_of(config, pages=num_pages, positions=positions)
+        shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
         self._program = Program(self._library, shape, threads=self.threads)
-        _Assembly(config, weights, self._program, positions=shape.positions, progress=progress).assemble()
+        assembly = Assembly(config, weights, self._program, positions=positions, progress=progress)
+        self.embedding = assembly.assemble(taps)
         self._program.finish()
         self._pass = Pass()
         self._logits, self._argmax = self._outputs(1)
+        self._features = torch.empty((1, shape.features)) if taps else None
 
     def __call__(self, batch: Batch) -> Output:
         outs = len(batch.logit_rows)
         if outs > len(self._logits):
             self._logits, self._argmax = self._outputs(outs)
-        self._point(batch, outs)
+        point(self._pass, batch, self._logits, self._argmax)
+        features = self._keep(len(batch.tokens))
         self._program.run(self._pass)
-        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs])
+        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs], features=features)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._program.rows_of(self.embedding, tokens)
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys)
@@ -68,19 +78,29 @@ class CompiledForward:
     def _outputs(self, outs: int) -> tuple[Tensor, Tensor]:
         return torch.empty((outs, self.vocab_size)), torch.empty(outs, dtype=torch.int32)
 
-    def _point(self, batch: Batch, outs: int) -> None:
-        to = self._pass
-        to.tokens = batch.tokens.data_ptr()
-        to.positions = batch.positions.data_ptr()
-        to.slots = batch.slots.data_ptr()
-        to.row_starts = batch.row_starts.data_ptr()
-        to.bases = batch.bases.data_ptr()
-        to.page_table = batch.page_table.data_ptr()
-        to.logit_rows = batch.logit_rows.data_ptr()
-        to.logits, to.argmax = self._logits.data_ptr(), self._argmax.data_ptr()
-        to.rows, to.outs, to.sequences = len(batch.tokens), outs, len(batch.bases)
-        to.table_width = batch.page_table.shape[1]
-        to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])
+    def _keep(self, rows: int) -> Tensor | None:
+        """Where the features of so many rows go."""
+        if self._features is None:
+            return None
+        if rows > len(self._features):
+            self._features = torch.empty((rows, self._features.shape[1]))
+        self._pass.features = self._features.data_ptr()
+        return self._features[:rows]
+
+
+def point(to: Pass, batch: Batch, logits: Tensor, argmax: Tensor) -> None:
+    """Have a pass read the batch and write to `logits` and `argmax`."""
+    to.tokens = batch.tokens.data_ptr()
+    to.positions = batch.positions.data_ptr()
+    to.slots = batch.slots.data_ptr()
+    to.row_starts = batch.row_starts.data_ptr()
+    to.bases = batch.bases.data_ptr()
+    to.page_table = batch.page_table.data_ptr()
+    to.logit_rows = batch.logit_rows.data_ptr()
+    to.logits, to.argmax = logits.data_ptr(), argmax.data_ptr()
+    to.rows, to.outs, to.sequences = len(batch.tokens), len(batch.logit_rows), len(batch.bases)
+    to.table_width = batch.page_table.shape[1]
+    to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])
 
 
 def kv_bytes_per_page(config: ModelConfig) -> int:
@@ -109,7 +129,7 @@ def check_supported(config: ModelConfig) -> None:
         )
 
 
-def _shape(config: ModelConfig, pages: int, positions: int) -> Shape:
+def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
     return Shape(
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -123,7 +143,7 @@ def _shape(config: ModelConfig, pages: int, positions: int) -> Shape:
     )
 
 
-class _Assembly:
+class Assembly:
     """Turns named weights into the operations of a decoder, taking each out of `weights` as it is packed."""
 
     def __init__(
@@ -136,18 +156,24 @@ class _Assembly:
         self.progress = progress
         self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
 
-    def assemble(self) -> None:
+    def assemble(self, taps: Sequence[int]) -> Packed:
+        """The whole decoder; returns its embedding."""
         config = self.config
         embed = self._pack("embed")
         self.program.embed(embed, scale=config.embedding_scale)
         for layer in range(config.num_layers):
+            if layer in taps:
+                self.program.keep(taps.index(layer) * config.hidden_size)
             self._attention(layer, f"layers.{layer}.")
             self._mlp(f"layers.{layer}.")
         head = embed if config.tied_head else self._pack("head")
         norm = self._vector("norm")
+        if config.num_layers in taps:
+            self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
         self.program.linear(
             [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
         )
+        return embed
 
     def _attention(self, layer: int, prefix: str) -> None:
         config, program = self.config, self.program

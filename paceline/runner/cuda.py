@@ -11,7 +11,7 @@ for it takes the target's own KV memory: verification writes every slot that the
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -143,16 +143,24 @@ class CudaDecoder:
         """Keys and values of the rows, and nothing else."""
         self._hidden(rows, kv)
 
-    def logits(self, rows: Pass, kv: CudaKV, *, every: int = 1) -> Tensor:
+    def logits(
+        self,
+        rows: Pass,
+        kv: CudaKV,
+        *,
+        every: int = 1,
+        taps: Sequence[int] = (),
+        kept: list[Tensor] | None = None,
+    ) -> Tensor:
         """float32 [outs, vocab], in memory that the next pass of as many outs reuses. Without `logit_rows` the outs
-        are the last of each `every` rows."""
-        hidden = self._hidden(rows, kv)
+        are the last of each `every` rows. What is at the `taps` goes into `kept`."""
+        hidden = self._hidden(rows, kv, taps=taps, kept=kept)
         hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
         return out
 
-    def _hidden(self, rows: Pass, kv: CudaKV) -> Tensor:
+    def _hidden(self, rows: Pass, kv: CudaKV, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None) -> Tensor:
         """The last layer's output [rows, hidden], normed."""
         config, count = self.config, len(rows.tokens)
         x = self._buffer("x", count, config.hidden_size)
@@ -160,13 +168,23 @@ class CudaDecoder:
         embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
         norm(x, self.layers[0].attn_norm, y, eps=config.norm_eps, pdl=self.pdl)
         for index, layer in enumerate(self.layers):
+            if kept is not None and index in taps:
+                kept.append(x.clone())
             after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
             attended = self._attend(index, layer, y, rows, kv)
             self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
             gated = self._buffer("gated", count, config.intermediate_size)
             self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
+        if kept is not None and len(self.layers) in taps:
+            kept.append(y.clone())
         return y
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [n, hidden] without any scale."""
+        x = torch.empty((len(tokens), self.config.hidden_size), dtype=self.dtype, device=self.device)
+        embed(tokens.to(self.device), self.embedding, x)
+        return x
 
     def _attend(self, index: int, layer: Layer, y: Tensor, rows: Pass, kv: CudaKV) -> Tensor:
         config, count = self.config, len(y)
@@ -304,18 +322,25 @@ class CudaForward:
 
     pick = staticmethod(pick)
 
-    def __init__(self, decoder: CudaDecoder, kv: CudaKV) -> None:
+    def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
         on_gpu = decoder.device.type == "cuda"
         self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # where it was checked
         self.decoder = decoder
         self.kv = kv
         self.vocab_size = decoder.config.vocab_size
+        self.taps = taps
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
-        logits = self.decoder.logits(self._placed(batch), self.kv)
+        kept: list[Tensor] = []
+        logits = self.decoder.logits(self._placed(batch), self.kv, taps=self.taps, kept=kept)
         argmax = logits.argmax(dim=-1).to(torch.int32)
-        return Output(logits=logits.cpu(), argmax=argmax.cpu())
+        features = torch.cat(kept, dim=1)[: len(batch.tokens)].float() if kept else None
+        return Output(logits=logits.cpu(), argmax=argmax.cpu(), features=features)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.decoder.embed(tokens)
 
     def _placed(self, batch: Batch) -> Pass:
         device = self.decoder.device

@@ -5,9 +5,10 @@ Not bitwise: torch may round a row differently when other rows ride along.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from paceline.kernels.base import Batch, KVMemory, Output
 from paceline.kernels.noise import pick
@@ -31,8 +32,10 @@ class EagerForward:
         num_pages: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        taps: Sequence[int] = (),
     ) -> None:
         self.vocab_size = config.vocab_size
+        self.taps = taps
         self.decoder = Decoder(config, weights, dtype=dtype, device=device)
         kv = ReferenceKV(
             layers=config.num_layers,
@@ -47,6 +50,11 @@ class EagerForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
-        hidden = self.decoder.forward(batch, self.backend)
+        kept: list[Tensor] = []
+        hidden = self.decoder.forward(batch, self.backend, taps=self.taps, kept=kept)
         logits = self.decoder.logits(hidden[batch.logit_rows.long()], self.backend)  # [outs, vocab]
-        return Output(logits=logits, argmax=logits.argmax(dim=-1).to(torch.int32))
+        features = torch.cat(kept, dim=1).float() if kept else None
+        return Output(logits=logits, argmax=logits.argmax(dim=-1).to(torch.int32), features=features)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.decoder.embed(tokens)

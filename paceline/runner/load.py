@@ -84,24 +84,27 @@ class ReadyModel:
             with memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
                 self.decoder.profile(rows, outs)
 
-    def forward(self, *, num_pages: int, threads: int | None, max_context: int) -> Forward:
+    def forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = ()) -> Forward:
         """Builds the Forward; the weights are handed over to it."""
         config, weights = self.model.config, self.model.weights
         if self.decoder is not None:
             from paceline.runner.cuda import CudaForward, new_kv
 
             dtype, device = KV_DTYPES[self.kv_format], self.decoder.device
-            return CudaForward(self.decoder, new_kv(config, num_pages=num_pages, dtype=dtype, device=device))
+            kv = new_kv(config, num_pages=num_pages, dtype=dtype, device=device)
+            return CudaForward(self.decoder, kv, taps=taps)
         try:
             if self.compiled:
                 # What torch does between passes is small, and its idle threads would spin on the kernels' cores.
                 torch.set_num_threads(1)
-                return CompiledForward(config, weights, num_pages=num_pages, threads=threads, max_context=max_context)
+                return CompiledForward(
+                    config, weights, num_pages=num_pages, threads=threads, max_context=max_context, taps=taps
+                )
             torch.set_num_threads(threads or torch.get_num_threads())
             dtype = _dtype(self.model)
             for name, weight in weights.items():
                 weights[name] = weight if isinstance(weight, Tensor) else dequantise(weight)
-            return EagerForward(config, weights, num_pages=num_pages, dtype=dtype)
+            return EagerForward(config, weights, num_pages=num_pages, dtype=dtype, taps=taps)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error):
                 raise

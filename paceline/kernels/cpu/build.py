@@ -38,12 +38,14 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_pool_new": (POINTER, (c_int,)),
     "paceline_pool_free": (None, (POINTER,)),
     "paceline_pack": (None, (POINTER, c_int64, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
+    "paceline_rows": (c_int, (POINTER, POINTER, c_int, POINTER)),
     "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
     "paceline_program_run": (c_int, (POINTER, POINTER)),
     "paceline_program_free": (None, (POINTER,)),
     "paceline_kv_move": (c_int, (POINTER, POINTER, POINTER, c_int)),
     "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),
-    "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
+    "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
+    "paceline_chain": (c_int, (POINTER, POINTER, POINTER)),
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
 }
 

@@ -22,6 +22,8 @@ class Kind(IntEnum):
     ROTATE = 2
     ATTEND = 3
     ADD_NORM = 4
+    KEEP = 5
+    PAIR = 6
 
 
 class Epilogue(IntEnum):
@@ -38,6 +40,8 @@ class Buffer(IntEnum):
     ATTENDED = 2
     GATED = 3
     BRANCH = 4
+    PAIRED = 5
+    FEATURES = 6  # the caller's memory
 
 
 class Matrix(Structure):
@@ -51,7 +55,7 @@ class Matrix(Structure):
 
 class Operation(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("kind", "epilogue", "input", "output", "layer", "window", "parts")),
+        *((name, c_int32) for name in ("kind", "epilogue", "input", "output", "layer", "window", "parts", "column")),
         ("epsilon", c_float),
         ("scale", c_float),
         *((name, c_void_p) for name in ("norm", "key_norm", "cosine", "sine")),
@@ -62,7 +66,7 @@ class Operation(Structure):
 class Shape(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
-        *((name, c_int32) for name in ("layers", "pages", "positions", "threads")),
+        *((name, c_int32) for name in ("layers", "pages", "positions", "threads", "features")),
         ("kv", c_void_p),
     )
 
@@ -72,8 +76,17 @@ class Pass(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
-        *((name, c_void_p) for name in ("logit_rows", "tails", "logits", "argmax")),
+        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "logits", "features", "argmax")),
         *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
+    )
+
+
+class Chain(Structure):
+    """`chain` of chain.c: what to draft, and where it goes."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "least", "keys", "tokens", "counts")),
+        *((name, c_int32) for name in ("longest", "vocab")),
     )
 
 

@@ -272,3 +272,15 @@ void run_add_norm(member *self, program *p, const operation *o) {
         for (int j = 0; j < hidden; j += LANES) vf_store(x + j, vf_add(vf_load(x + j), vf_load(normal + j)));
     }
 }
+
+/* features ← residual, or its norm */
+void run_keep(member *self, program *p, const operation *o) {
+    const int hidden = p->shape.hidden;
+    work_begin(self, p->batch->rows);
+    for (int row; (row = work_next(self)) >= 0;) {
+        const float *x = row_of(p, RESIDUAL, row);
+        float *out = row_of(p, FEATURES, row) + o->column;
+        if (o->norm) rms_norm(out, x, o->norm, hidden, o->epsilon);
+        else memcpy(out, x, sizeof(float) * (size_t)hidden);
+    }
+}

@@ -14,6 +14,7 @@ typedef struct {
     const float *const *logits; /* [rows] */
     const float *inverse_temperature;
     const uint32_t *keys; /* [rows][2] */
+    const int32_t *ids;   /* [vocab] the tokens that the noise speaks of; NULL: the places themselves */
     int rows, vocab, slices;
     best *best; /* [rows][slices] */
 } pick;
@@ -44,18 +45,21 @@ static void note(best *top, vf noisy, int first, int count) {
             *top = (best){values[i], first + i};
 }
 
-static best pick_slice(const pick *w, int row, int from, int to) {
-    const vi k0 = vi_set1((int32_t)w->keys[2 * row]), k1 = vi_set1((int32_t)w->keys[2 * row + 1]), lane = count_up();
-    const vf warmth = vf_set1(w->inverse_temperature[row]);
-    const float *logits = w->logits[row];
+best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to) {
+    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]), lane = count_up();
+    const vf warmth = vf_set1(inverse_temperature);
     best top = {-INFINITY, INT32_MAX};
     int j = from;
-    for (; j + LANES <= to; j += LANES)
-        note(&top, vf_add(vf_mul(vf_load(logits + j), warmth), gumbel(vi_add(lane, vi_set1(j)), k0, k1)), j, LANES);
+    for (; j + LANES <= to; j += LANES) {
+        const vi token = ids ? vi_load(ids + j) : vi_add(lane, vi_set1(j));
+        note(&top, vf_add(vf_mul(vf_load(logits + j), warmth), gumbel(token, k0, k1)), j, LANES);
+    }
     if (j < to) {
         float rest[LANES] = {0};
+        int32_t tokens[LANES] = {0};
         memcpy(rest, logits + j, sizeof(float) * (size_t)(to - j));
-        note(&top, vf_add(vf_mul(vf_load(rest), warmth), gumbel(vi_add(lane, vi_set1(j)), k0, k1)), j, to - j);
+        for (int i = 0; i < to - j; i++) tokens[i] = ids ? ids[j + i] : j + i;
+        note(&top, vf_add(vf_mul(vf_load(rest), warmth), gumbel(vi_load(tokens), k0, k1)), j, to - j);
     }
     return top;
 }
@@ -65,16 +69,18 @@ static void pick_all(member *self, void *argument) {
     work_begin(self, w->rows * w->slices);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit % w->slices * SLICE, to = from + SLICE < w->vocab ? from + SLICE : w->vocab;
-        w->best[unit] = pick_slice(w, unit / w->slices, from, to);
+        const int row = unit / w->slices;
+        w->best[unit] = pick_between(w->logits[row], w->inverse_temperature[row], w->keys + 2 * row, w->ids, from, to);
     }
     work_end(self);
 }
 
 /* tokens[row]: the lowest index among equals, 0 where all is NaN. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *team, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
-                         int rows, int vocab, int32_t *tokens) {
+                         const int32_t *ids, int rows, int vocab, int32_t *tokens) {
     const int slices = (vocab + SLICE - 1) / SLICE;
-    pick work = {logits, inverse_temperature, keys, rows, vocab, slices, malloc(sizeof(best) * (size_t)(rows * slices + 1))};
+    best *found = malloc(sizeof(best) * (size_t)(rows * slices + 1));
+    pick work = {logits, inverse_temperature, keys, ids, rows, vocab, slices, found};
     if (!work.best) return -1;
     pool_run(team, pick_all, &work);
     for (int row = 0; row < rows; row++) {

@@ -6,8 +6,6 @@
 
 #define ALIGNMENT 64
 
-enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
-
 static void *memory(int64_t bytes) {
     void *p = aligned_alloc(ALIGNMENT, (size_t)(bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     if (p) memset(p, 0, (size_t)bytes);
@@ -55,6 +53,12 @@ EXPORT void paceline_program_free(program *p) {
     free(p->scratch), free(p->operations), free(p->blocks), free(p->partials), free(p->finished), free(p);
 }
 
+static int has_pairs(const operation *operations, int count) {
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == PAIR) return 1;
+    return 0;
+}
+
 static int widest_input(const operation *operations, int count) {
     int most = GROUP;
     for (int i = 0; i < count; i++)
@@ -71,8 +75,9 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
     p->shape.threads = pool_threads(team);
     p->count = count;
     p->inputs_max = widest_input(operations, count);
-    const int32_t strides[BUFFERS] = {s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim,
-                                      s->intermediate, s->hidden};
+    const int32_t strides[BUFFERS + 1] = {
+        s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim, s->intermediate, s->hidden,
+        has_pairs(operations, count) ? 2 * s->hidden : 0, s->features};
     memcpy(p->stride, strides, sizeof strides);
     p->operations = memory((int64_t)sizeof *operations * count);
     p->scratch = calloc((size_t)p->shape.threads, sizeof *p->scratch);
@@ -139,7 +144,15 @@ static int check_sequence(const program *p, const batch *b, int s) {
     return outside(b->page_table + (int64_t)s * b->table_width, pages, p->shape.pages) ? BAD_PAGE : FINE;
 }
 
+/* Rows go on from rows at or after their own place, so that they can be moved where they are. */
+static int check_carry(const program *p, const batch *b) {
+    for (int r = 0, least = 0; r < b->rows; least = b->carry[r++] + 1)
+        if (b->carry[r] < least || b->carry[r] >= p->last_rows) return BAD_ROWS;
+    return FINE;
+}
+
 static int check(const program *p, const batch *b) {
+    if (b->carry && check_carry(p, b) != FINE) return BAD_ROWS;
     if (outside(b->tokens, b->rows, p->shape.vocab)) return BAD_TOKEN;
     if (outside(b->positions, b->rows, p->shape.positions)) return BAD_POSITION;
     if (outside(b->slots, b->rows, p->shape.pages * PAGE)) return BAD_SLOT;
@@ -159,12 +172,15 @@ static void run_operation(member *self, program *p, const operation *o) {
         case ROTATE: run_rotate(self, p, o); break;
         case ATTEND: run_attend(self, p, o); break;
         case ADD_NORM: run_add_norm(self, p, o); break;
+        case KEEP: run_keep(self, p, o); break;
+        case PAIR: run_pair(self, p, o); break;
     }
 }
 
 static void forward(member *self, void *argument) {
     program *p = argument;
     for (int i = 0; i < p->count; i++) {
+        if (p->operations[i].input == FEATURES && !p->batch->features) continue;
         run_operation(self, p, &p->operations[i]);
         work_end(self);
     }
@@ -187,15 +203,25 @@ static void gather_argmax(const program *p, int threads) {
     }
 }
 
-/* FINE, or why nothing was computed. */
-EXPORT int paceline_program_run(program *p, const batch *b) {
+static void carry_rows(program *p) {
+    for (int r = 0; p->batch->carry && r < p->batch->rows; r++)
+        if (p->batch->carry[r] != r)
+            memcpy(row_of(p, RESIDUAL, r), row_of(p, RESIDUAL, p->batch->carry[r]), sizeof(float) * (size_t)p->shape.hidden);
+}
+
+int run_pass(program *p, const batch *b) {
     const int status = check(p, b);
     if (status != FINE || b->rows == 0) return status;
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
     p->batch = b;
+    p->buffer[FEATURES] = b->features;
+    p->last_rows = b->rows;
+    carry_rows(p);
     if (plan_attention(p)) return OUT_OF_MEMORY;
     clear_best(p);
     pool_run(p->pool, forward, p);
     gather_argmax(p, pool_threads(p->pool));
     return FINE;
 }
+
+EXPORT int paceline_program_run(program *p, const batch *b) { return run_pass(p, b); }

@@ -14,10 +14,12 @@
 #define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
 #define MAX_PARTS 3
 
+enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
+
 enum { CHANNEL8, GROUP8, GROUP4 };                               /* matrix.format */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM };                /* operation.kind */
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR };    /* operation.kind */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS };               /* operation.epilogue */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, BUFFERS };  /* operation.input, .output */
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
 
 /* A packed matrix: tiles of 16 outputs, see pack.c. */
 typedef struct {
@@ -28,7 +30,7 @@ typedef struct {
 } matrix;
 
 typedef struct {
-    int32_t kind, epilogue, input, output, layer, window, parts;
+    int32_t kind, epilogue, input, output, layer, window, parts, column; /* column: of the features, for KEEP */
     float epsilon, scale;
     const float *norm, *key_norm;  /* weights ready to multiply, or NULL */
     const float *cosine, *sine;    /* [positions, head_dim / 2] */
@@ -36,14 +38,15 @@ typedef struct {
 } operation;
 
 typedef struct {
-    int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads;
+    int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads, features;
     uint16_t *kv; /* [layers][pages][kv_heads] of { keys [head_dim][PAGE], values [PAGE][head_dim] } */
 } shape;
 
-/* paceline.kernels.base.Batch, and where the results go */
+/* paceline.kernels.base.Batch, and where the results go. features [rows][shape.features]: what KEEP writes, or what a
+   head reads; a head without them goes on from its own last pass: row r from what was there row carry[r]. */
 typedef struct {
-    const int32_t *tokens, *positions, *slots, *row_starts, *bases, *page_table, *logit_rows, *tails;
-    float *logits;
+    const int32_t *tokens, *positions, *slots, *row_starts, *bases, *page_table, *logit_rows, *tails, *carry;
+    float *logits, *features;
     int32_t *argmax;
     int32_t rows, sequences, table_width, outs, depth;
 } batch;
@@ -82,8 +85,9 @@ typedef struct {
     shape shape;
     operation *operations;
     int32_t count, row_capacity, out_capacity, inputs_max;
-    float *buffer[BUFFERS];
-    int32_t stride[BUFFERS];
+    int32_t last_rows; /* of the pass before, whose residual stream is still there */
+    float *buffer[BUFFERS + 1]; /* FEATURES are the caller's */
+    int32_t stride[BUFFERS + 1];
     quantised shared;
     scratch *scratch; /* [threads] */
     query_block *blocks;
@@ -98,9 +102,14 @@ typedef struct {
 void run_linear(member *, program *, const operation *);
 void run_embed(member *, program *, const operation *);
 void run_add_norm(member *, program *, const operation *);
+void run_keep(member *, program *, const operation *);
+void run_pair(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
 void run_attend(member *, program *, const operation *);
 int plan_attention(program *); /* non-zero: out of memory */
+int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
+/* The best of logits [from, to) * inverse temperature + noise; index INT32_MAX: all is NaN. ids: as for paceline_pick. */
+best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to);
 
 static inline float *row_of(const program *p, int buffer, int row) {
     return p->buffer[buffer] + (int64_t)row * p->stride[buffer];

@@ -20,6 +20,7 @@ from paceline.kernels.cpu.layout import (
     OUT_OF_MEMORY,
     STATUS,
     Buffer,
+    Chain,
     Epilogue,
     Format,
     Kind,
@@ -128,6 +129,15 @@ class Program:
         """residual ← residual + norm of branch"""
         self._add(Kind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
 
+    def keep(self, column: int, *, norm: Tensor | None = None, epsilon: float = 0.0) -> None:
+        """features[column …] ← residual, or its norm"""
+        self._add(Kind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
+
+    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, onwards: bool) -> None:
+        """paired ← norm of table[token], norm of residual; `onwards`: residual ← the latter"""
+        norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
+        self._add(Kind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
+
     def finish(self) -> None:
         operations = (Operation * len(self._operations))(*self._operations)
         arguments = (self._team, byref(self._shape), byref(operations), len(operations))
@@ -136,10 +146,23 @@ class Program:
             raise OutOfMemory("no memory for the buffers of a forward pass")
 
     def run(self, pass_: Pass) -> None:
-        status = self._library.paceline_program_run(self._handle, byref(pass_))
+        self._check(self._library.paceline_program_run(self._handle, byref(pass_)), pass_)
+
+    def _check(self, status: int, pass_: Pass) -> None:
         if status == OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
         assert status == 0, f"a batch with {STATUS[status]}"
+
+    def run_chain(self, pass_: Pass, chain: Chain) -> None:
+        """The pass, then one of each sequence's own output for every token that is drafted."""
+        self._check(self._library.paceline_chain(self._handle, byref(pass_), byref(chain)), pass_)
+
+    def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
+        """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
+        out = torch.empty((len(rows), matrix.inputs))
+        status = self._library.paceline_rows(byref(_matrix(matrix)), rows.data_ptr(), len(rows), out.data_ptr())
+        assert status == 0, f"rows outside of a matrix of {matrix.outputs}"
+        return out
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -148,9 +171,7 @@ class Program:
     def _add(self, kind: Kind, parts: Sequence[Packed], fields: Fields) -> None:
         operation = Operation(kind=kind, parts=len(parts), **fields)
         for index, part in enumerate(parts):
-            sizes = (part.format, part.outputs, part.inputs, part.column)
-            bias = None if part.bias is None else part.bias.data_ptr()
-            operation.part[index] = Matrix(part.address, bias, part.stride, *sizes)
+            operation.part[index] = _matrix(part)
         self._operations.append(operation)
 
     def _keep(self, tensor: Tensor) -> Tensor:
@@ -160,6 +181,11 @@ class Program:
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
         return None if tensor is None else self._keep(tensor).data_ptr()
+
+
+def _matrix(part: Packed) -> Matrix:
+    bias = None if part.bias is None else part.bias.data_ptr()
+    return Matrix(part.address, bias, part.stride, part.format, part.outputs, part.inputs, part.column)
 
 
 def _format(weight: Quantised) -> Format:

@@ -38,7 +38,9 @@ def team(library: Library, threads: int) -> int:
     return int(handle)
 
 
-def pick(library: Library, threads: int, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+def pick(
+    library: Library, threads: int, logits: Tensor, scales: Tensor, keys: Tensor, *, ids: Tensor | None = None
+) -> Tensor:
     """argmax(logits [n, vocab] * scales [n] + gumbel(keys [n, 2])) as int64 [n]; the bits of `kernels.noise.pick`."""
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32, f"logits of {logits.dtype}"
@@ -47,7 +49,8 @@ def pick(library: Library, threads: int, logits: Tensor, scales: Tensor, keys: T
     pointers = torch.arange(rows) * (logits.stride(0) * 4) + logits.data_ptr()  # int64 [rows]
     narrow = keys.to(torch.int32).contiguous()  # the low 32 bits
     heat = scales.to(torch.float32).contiguous()
-    arguments = (pointers.data_ptr(), heat.data_ptr(), narrow.data_ptr(), rows, vocab, tokens.data_ptr())
+    places = None if ids is None else ids.data_ptr()
+    arguments = (pointers.data_ptr(), heat.data_ptr(), narrow.data_ptr(), places, rows, vocab, tokens.data_ptr())
     if library.paceline_pick(team(library, threads), *arguments):
         raise OutOfMemory(f"no memory to sample {rows} rows")
     return tokens.to(torch.int64)

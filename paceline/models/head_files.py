@@ -1,0 +1,98 @@
+"""The tensors of a head's directory: found by any of their published names, checked, never believed.
+
+Matrices are floats, or int8 with scales beside them, which is how a head is shipped: `fc.weight` I8 [n, k] and
+`fc.weight_scale` [n, 1] or [n, k / 32]. Nothing is read but safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ModelFileError
+from paceline.kernels.quant import GROUP, Quantised, Weight
+from paceline.models.safetensors import DTYPES, SafetensorsFolder
+
+HEAD_DTYPES = DTYPES | {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
+SCALE = "_scale"
+
+
+class HeadFile:
+    """Tensors by name, each taken once; what is left over at the end is an error."""
+
+    def __init__(self, directory: Path, *, prefixes: Mapping[str, str]) -> None:
+        """`prefixes`: how a published name may begin, and what to call that; the first one that fits."""
+        folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES)
+        self.label = folder.label
+        self._folder = folder
+        self._shapes = folder.shapes()
+        self._files = {_renamed(name, prefixes): name for name in self._shapes}
+        if len(self._files) < len(self._shapes):
+            raise ModelFileError(f"{self.label}: two tensors with names for the same thing")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
+        """`name`.weight [outputs, inputs]"""
+        tensor = self.take(f"{name}.weight", (outputs, inputs))
+        if tensor.dtype != torch.int8:
+            return self._floating(name, tensor)
+        return self._quantised(f"{name}.weight", tensor)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self._floating(name, self.take(name, (size,))).float()
+
+    def integers(self, name: str, size: int) -> Tensor:
+        tensor = self.take(name, (size,))
+        if tensor.is_floating_point():
+            raise ModelFileError(f"{self.label}: {name} holds {tensor.dtype}; whole numbers are needed")
+        return tensor.long()
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._files:
+            raise ModelFileError(f"{self.label}: tensor {name!r} {list(shape)} is missing")
+        file = self._files.pop(name)
+        if self._shapes[file] != shape:
+            raise ModelFileError(
+                f"{self.label}: tensor {file!r} is {list(self._shapes[file])}; by config.json and the target it must "
+                f"be {list(shape)}"
+            )
+        return self._folder.read_float(file, 0, shape[0])
+
+    def leave(self, *names: str) -> None:
+        for name in names:
+            self._files.pop(name, None)
+
+    def finish(self) -> None:
+        if self._files:
+            some = ", ".join(sorted(self._files.values())[:4])
+            raise ModelFileError(f"{self.label}: {len(self._files)} tensors that no head of this kind has: {some}")
+
+    def _quantised(self, name: str, q: Tensor) -> Quantised:
+        groups = next((g for g in (1, q.shape[1] // GROUP) if self._shape(name + SCALE) == (len(q), g)), 1)
+        scale = self._floating(name + SCALE, self.take(name + SCALE, (len(q), groups))).float()
+        if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
+            raise ModelFileError(f"{self.label}: {name}{SCALE} holds something that is no scale")
+        return Quantised(q=(q.to(torch.int16) + 128).to(torch.uint8), scale=scale, minimum=-128 * scale, bits=8)
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        return self._shapes.get(self._files.get(name, ""))
+
+    def _floating(self, name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            raise ModelFileError(f"{self.label}: {name} holds {tensor.dtype}; floats are needed")
+        return tensor
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    for prefix, new in prefixes.items():
+        if name.startswith(prefix):
+            return new + name[len(prefix) :]
+    return name

@@ -1,0 +1,122 @@
+"""An EAGLE-3 head as a compiled program: a draft of several tokens is one call, whatever its length.
+
+It has KV memory of its own and the target's embedding, where it brings none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
+from paceline.kernels.cpu import team
+from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.kv import CpuKV
+from paceline.kernels.cpu.layout import Buffer, Chain, Epilogue, Pass
+from paceline.kernels.cpu.program import Packed, Program
+from paceline.kernels.quant import Quantised
+from paceline.models.heads import EagleHead
+from paceline.models.rope import layer_rope, rope_tables
+from paceline.runner.compiled import CompiledForward, check_supported, point, shape_of
+from paceline.runner.heads import Wanted
+
+
+class CompiledHead:
+    """Implements ChainingHead. The weights of `head` are quantised."""
+
+    def __init__(
+        self, head: EagleHead, target: CompiledForward, *, num_pages: int, max_context: int, threads: int | None = None
+    ) -> None:
+        config = head.config
+        check_supported(config.layer)
+        self.ids = head.ids.contiguous()
+        self.threads = threads or target.threads
+        self._target = target  # its embedding is used
+        self._library = load_library()
+        shape = shape_of(config.layer, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
+        shape.layers, shape.features = 1, 3 * config.target_hidden_size
+        self.kv: KVMemory = CpuKV(self._library, shape)
+        self._program = Program(self._library, shape, threads=self.threads)
+        _assemble(head, self._program, target, positions=shape.positions)
+        self._program.finish()
+        self._pass = Pass()
+        self._logits, self._argmax = torch.empty((0, len(self.ids))), torch.empty(0, dtype=torch.int32)
+
+    def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
+        outs = len(batch.logit_rows)
+        rows = np.array(carry, dtype=np.int32)
+        self._point(batch, features, carry=None if features is not None else rows)
+        self._program.run(self._pass)
+        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs])
+
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        return team.pick(self._library, self.threads, logits, scales, keys, ids=self.ids)
+
+    def chain(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted]) -> list[list[int]]:
+        self._point(batch, features, carry=None)
+        count, longest = len(wanted), max(each.limit for each in wanted)
+        keys = np.zeros((count, longest, 2), dtype=np.uint32)
+        for i, each in enumerate(wanted):
+            if each.keys is not None:
+                keys[i, : each.limit] = each.keys
+        numbers = np.array([[each.inverse_temperature, each.least] for each in wanted], dtype=np.float32).T.copy()
+        whole = np.zeros(count * (2 + longest), dtype=np.int32)  # limits │ counts │ tokens [count, longest]
+        whole[:count] = [each.limit for each in wanted]
+        at, floats = whole.ctypes.data, numbers.ctypes.data
+        chain = Chain(
+            self.ids.data_ptr(), at, floats, floats + 4 * count, keys.ctypes.data, at + 8 * count, at + 4 * count
+        )
+        chain.longest, chain.vocab = longest, len(self.ids)
+        self._program.run_chain(self._pass, chain)
+        tokens = whole[2 * count :].reshape(count, longest).tolist()
+        return [row[:drawn] for row, drawn in zip(tokens, whole[count : 2 * count].tolist(), strict=True)]
+
+    def _point(self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None) -> None:
+        outs = len(batch.logit_rows)
+        if outs > len(self._argmax):
+            self._logits, self._argmax = torch.empty((outs, len(self.ids))), torch.empty(outs, dtype=torch.int32)
+        point(self._pass, batch, self._logits, self._argmax)
+        if features is not None:
+            assert features.is_contiguous(), "features of adjacent rows lie side by side"
+            assert len(features) == len(batch.tokens), f"features of {len(features)} rows for {len(batch.tokens)}"
+        self._pass.features = None if features is None else features.data_ptr()
+        self._pass.carry = None if carry is None else carry.ctypes.data
+
+
+def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:
+    config, weights, eps = head.config, head.weights, head.config.layer.norm_eps
+
+    def vector(name: str) -> Tensor:
+        weight = weights[name]
+        assert isinstance(weight, Tensor), f"{name} is quantised"
+        return weight
+
+    def packed(*names: str) -> list[Packed]:
+        matrices = [weight for weight in (weights[name] for name in names) if isinstance(weight, Quantised)]
+        assert len(matrices) == len(names), f"{names} are not quantised"
+        return program.pack(*[(matrix, None) for matrix in matrices])
+
+    tables = rope_tables(config.layer, *layer_rope(config.layer, 0), positions)
+    gate = Epilogue.SILU_GATE if config.layer.activation == "silu" else Epilogue.GELU_GATE
+    embedding = packed("embed")[0] if "embed" in weights else target.embedding
+    program.linear(packed("fc"), source=Buffer.FEATURES)
+    norms = vector("embed_norm"), vector("hidden_norm")
+    program.pair(embedding, *norms, epsilon=eps, onwards=config.norm_first)
+    qkv = [packed(name)[0] for name in "qkv"]
+    program.linear(qkv, source=Buffer.PAIRED, target=Buffer.PROJECTED)
+    program.rotate(0, *tables, scale=config.layer.head_dim**-0.5)
+    program.attend(0, window=0)
+    program.linear(packed("o"), source=Buffer.ATTENDED, epilogue=Epilogue.ADD)
+    program.linear(
+        packed("gate", "up"),
+        source=Buffer.RESIDUAL,
+        target=Buffer.GATED,
+        epilogue=gate,
+        norm=vector("mlp_norm"),
+        epsilon=eps,
+    )
+    program.linear(packed("down"), source=Buffer.GATED, epilogue=Epilogue.ADD)
+    program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=vector("norm"), epsilon=eps)
