@@ -26,6 +26,22 @@ class Rule(StrEnum):
 
     COUPLED = "coupled"
     REJECTION = "rejection"
+    BLOCK = "block"
+    THRESHOLD = "threshold"
+    TYPICAL = "typical"
+
+    @property
+    def lossless(self) -> bool:
+        """False: the text may not be the one that the target alone would have written."""
+        return self not in THRESHOLDS
+
+    @property
+    def wants_probs(self) -> bool:
+        """True: a drafter that samples does so with noise of its own, and says from which distributions."""
+        return self in (Rule.REJECTION, Rule.BLOCK)
+
+
+THRESHOLDS = {Rule.THRESHOLD: 0.3, Rule.TYPICAL: 0.09}  # the lossy rules; how likely a token must be, if not said
 
 
 class Finish(StrEnum):
@@ -255,6 +271,8 @@ class Speculation:
     drafter: str | None = None
     max_draft: int | None = None  # None: the engine's limit
     rule: Rule = Rule.COUPLED
+    threshold: float | None = None  # of a lossy rule; None: the rule's own
+    p_min: float | None = None  # a draft ends where its drafter believes less in it; None: the drafter's own limit
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -270,6 +288,13 @@ class Speculation:
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
             check_integer("max_draft", self.max_draft, 1, 1024)
+        if self.p_min is not None:
+            check_number("p_min", self.p_min, 0, 1)
+        if self.threshold is not None:
+            check_number("threshold", self.threshold, 0, 1, open_low=True)
+            if self.rule.lossless:
+                names = " and ".join(THRESHOLDS)
+                raise InvalidRequest(f"threshold is for the rules {names}, not for {self.rule}: leave it out")
 
 
 OFF = Speculation(enabled=False)

@@ -155,6 +155,14 @@ def test_speculation() -> None:
     for given in ({"rule": 3}, {"max_draft": 0}, {"max_draft": 1.5}, {"max_draft": 2000}, {"enabled": 1}):
         with pytest.raises(InvalidRequest):
             Speculation.of(**given)
+    for threshold in (0, -0.1, 1.1, math.nan, "0.5", True):
+        with pytest.raises(InvalidRequest, match="threshold must be"):
+            Speculation.of(rule="typical", threshold=threshold)
+    with pytest.raises(InvalidRequest, match="rules threshold and typical, not for block: leave it out"):
+        Speculation.of(rule="block", threshold=0.5)
+    for p_min in (-0.1, 1.1, math.inf, "0.5"):
+        with pytest.raises(InvalidRequest, match="p_min must be"):
+            Speculation.of(p_min=p_min)
     with pytest.raises(InvalidRequest, match="drafter must be a name"):
         Speculation(drafter=3)  # type: ignore[arg-type]
 

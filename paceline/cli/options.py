@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
-from paceline.types import Grammar, Rule, SamplingParams, Speculation
+from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -96,8 +96,15 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
     group.add_argument("--no-speculation", action="store_true", help="plain decoding")
     rules = [rule.value for rule in Rule]
     group.add_argument(
-        "--rule", choices=rules, default=Rule.COUPLED.value, help="how drafts are accepted (default: coupled)"
+        "--rule",
+        choices=rules,
+        default=Rule.COUPLED.value,
+        help="how drafts are accepted; threshold and typical change the text (default: coupled)",
     )
+    group.add_argument(
+        "--threshold", type=float, metavar="X", help=f"how likely a token must be, of {' and '.join(THRESHOLDS)}"
+    )
+    group.add_argument("--p-min", type=float, metavar="X", help="a draft ends once its drafter believes less in it")
     _add_fields(
         parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
     )
@@ -137,7 +144,9 @@ def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
 
 
 def speculation_of(args: Namespace) -> Speculation:
-    return Speculation(enabled=not args.no_speculation, rule=Rule(args.rule))
+    return Speculation(
+        enabled=not args.no_speculation, rule=Rule(args.rule), threshold=args.threshold, p_min=args.p_min
+    )
 
 
 def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, get_type_hints
@@ -86,7 +86,12 @@ def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:
         check_integer("threads", given["threads"], 1, 4096)
     names = [*LOADING, *(field.name for field in fields(EngineConfig))]
     said = {name: given.get(name) for name in names}
-    return Namespace(**{**vars(args), **said, "target": said["model"], "drafter": [*(said["drafter"] or ())]})
+    return Namespace(**{**vars(args), **said, "target": said["model"], "drafter": _words(said["drafter"])})
+
+
+def _words(drafters: Sequence[str] | None) -> list[str] | None:
+    """An empty list, which only a file can have, is as good a word for none as any."""
+    return None if drafters is None else [*drafters] or ["none"]
 
 
 def _reader(name: str) -> dict[str, Any]:
@@ -95,7 +100,9 @@ def _reader(name: str) -> dict[str, Any]:
         return {"action": BooleanOptionalAction}
     if hint == tuple[str, ...]:
         return {"action": "append", "metavar": "TEXT"}
-    metavar = "BYTES" if is_size(name) else {int: "N", int | None: "N", float: "SECONDS"}.get(hint, "TEXT")
+    metavar = (
+        "BYTES" if is_size(name) else {int: "N", int | None: "N", float: "SECONDS", float | None: "X"}.get(hint, "TEXT")
+    )
     return {"metavar": metavar}
 
 

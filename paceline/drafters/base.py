@@ -27,6 +27,7 @@ class Ask:
     max_draft: int
     sampler: Sampler
     rule: Rule = Rule.COUPLED
+    p_min: float | None = None  # end the draft once you believe in all of it with less; None: your own limit
 
 
 class Drafter(Protocol):

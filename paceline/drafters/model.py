@@ -27,7 +27,6 @@ from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.sampling import RowGroup, Stream, sample
-from paceline.types import Rule
 
 
 @dataclass(slots=True)
@@ -43,6 +42,7 @@ class _Drawing:
     """A draft in the making."""
 
     ask: Ask
+    floor: float  # of the confidence, below which it ends
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
     confidence: float = 1.0  # the drafter's own, that all tokens so far are right
@@ -50,6 +50,10 @@ class _Drawing:
     @property
     def complete(self) -> bool:
         return len(self.tokens) == self.ask.max_draft
+
+    @property
+    def over(self) -> bool:
+        return self.complete or self.confidence < self.floor
 
     @property
     def position(self) -> int:
@@ -75,7 +79,8 @@ class ModelDrafter:
         max_draft: int = 8,
         min_confidence: float = 0.6,
     ) -> None:
-        """A draft ends early once the drafter believes in all of it with less than `min_confidence`."""
+        """A draft ends early once the drafter believes in all of it with less than `min_confidence`, or than what the
+        request says instead."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.name = name
@@ -102,7 +107,7 @@ class ModelDrafter:
         drawing = drawings
         while drawing:
             self._draw(drawing, output)
-            drawing = [d for d in drawing if not d.complete and d.confidence >= self._min_confidence]
+            drawing = [d for d in drawing if not d.over]
             if drawing:
                 shares = [Share(lane=d.ask.lane, start=d.position - 1, count=1) for d in drawing]
                 output = self._compute(shares)
@@ -131,13 +136,16 @@ class ModelDrafter:
             if count:
                 complete = count == missing
                 shares.append(Share(lane=ask.lane, start=state.in_step, count=count, outs=int(complete)))
-                drawings += [_Drawing(ask)] if complete else []
+                drawings += [self._begun(ask)] if complete else []
                 state.in_step += count
                 room -= count
         output = self._compute(shares)
         for ask in asks:
             self._note_filled(self._states[ask.key])
         return drawings, output
+
+    def _begun(self, ask: Ask) -> _Drawing:
+        return _Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
 
     def _compute(self, shares: Sequence[Share]) -> Output:
         """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
@@ -149,7 +157,7 @@ class ModelDrafter:
     def _draw(self, drawings: Sequence[_Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""
         logits, argmax = self._in_target_vocabulary(output)
-        coupled = [d.ask.rule is Rule.COUPLED or d.ask.sampler.greedy for d in drawings]
+        coupled = [not d.ask.rule.wants_probs or d.ask.sampler.greedy for d in drawings]
         groups = [
             RowGroup(d.ask.sampler, slice(i, i + 1), np.array([d.position]), [d.tokens])
             for i, d in enumerate(drawings)
@@ -159,7 +167,7 @@ class ModelDrafter:
         for i, d in enumerate(drawings):
             token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
             self._lanes.tokens_np[d.ask.lane, d.position] = token
-            if self._min_confidence and not d.complete:
+            if d.floor and not d.complete:
                 d.confidence *= self._belief(d, logits[i], token)
             d.tokens.append(token)
 

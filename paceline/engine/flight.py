@@ -91,7 +91,8 @@ class Flights:
             return False
         if drafter is None or (drafter in self._guards and self._guards[drafter].out is not None):
             return True
-        coupled = sequence.request.speculation.rule is Rule.COUPLED or sequence.sampler.greedy
+        rule = sequence.request.speculation.rule
+        coupled = rule is Rule.COUPLED or (rule.lossless and sequence.sampler.greedy)
         return coupled and drafter in self._rounds.drafters
 
     def enter(self, sequence: Sequence) -> None:

@@ -111,4 +111,5 @@ class HostStep:
             max_draft=work.max_draft,
             sampler=sequence.sampler,
             rule=sequence.request.speculation.rule,
+            p_min=sequence.request.speculation.p_min,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
+from paceline.accept.lossy import accept_likely, typical_floors
 from paceline.accept.rejection import accept_rejection
 from paceline.accept.rows import Outcome, Rows
 from paceline.draft import Draft
@@ -16,7 +18,7 @@ from paceline.engine.scheduler import Work
 from paceline.kernels.base import Output
 from paceline.kernels.noise import gumbel_noise
 from paceline.sampling import Pick, RowGroup, Stream, noise_keys, sample, uniforms
-from paceline.types import Rule, Verdict
+from paceline.types import THRESHOLDS, Rule, Verdict
 
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
@@ -28,18 +30,18 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     if len(drafted) < len(works):
         drawn = targets.tolist()
         verdicts = {work.sequence.key: Verdict((), drawn[work.root]) for work in works if not work.draft}
-    for rule in (_judge_coupled, _judge_rejection):
+    for rule in Rule:
         mine = [work for work in drafted if _rule(work) is rule]
         if mine:
-            outcome = rule(mine, output, targets)
+            outcome = JUDGES[rule](mine, output, targets)
             verdicts.update(_verdicts(mine, outcome))
     return verdicts
 
 
-def _rule(work: Work) -> Callable[[Sequence[Work], Output, Tensor], Outcome]:
-    """The request's, except that rejection without distributions is the coupled rule."""
+def _rule(work: Work) -> Rule:
+    """The request's; but one that asks for distributions is, without them, the coupled rule."""
     wanted = work.sequence.request.speculation.rule
-    return _judge_rejection if wanted is Rule.REJECTION and work.draft.probs is not None else _judge_coupled
+    return Rule.COUPLED if wanted.wants_probs and work.draft.probs is None else wanted
 
 
 def _judge_coupled(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
@@ -47,19 +49,62 @@ def _judge_coupled(works: Sequence[Work], output: Output, targets: Tensor) -> Ou
 
 
 def _judge_rejection(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
-    p, q, coins, noise = [], [], [], []
+    # Row r holds the token at positions[r] - 1, whose coin is keyed by its own position: none beyond the first
+    # rejection is looked at, and those before it are of tokens that are never judged again.
+    coins = torch.cat([uniforms(w.sequence.sampler.seed, _positions(w) - 1, Stream.ACCEPT) for w in works])
+    return accept_rejection(_rows(works), *_distributions(works, output), coins, _noise(works, output))
+
+
+def _judge_block(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
+    # All coins are looked at, so each belongs to a round, which is known by the length it begins with.
+    places = [(len(work.sequence.tokens) << 32) + _positions(work) for work in works]
+    seeds = [work.sequence.sampler.seed for work in works]
+    coins = [uniforms(seed, place, Stream.ACCEPT) for seed, place in zip(seeds, places, strict=True)]
+    return accept_block(_rows(works), *_distributions(works, output), torch.cat(coins), _noise(works, output))
+
+
+def _judge_lossy(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
+    p, floors = [], []
     for work in works:
-        sampler, positions = work.sequence.sampler, _positions(work)
-        logits = output.logits[work.root : work.root + 1 + len(work.draft)]
+        sampler, speculation = work.sequence.sampler, work.sequence.request.speculation
+        edited = sampler.edit(_logits(work, output), _ancestors(work.draft))
+        # At temperature 0 nothing but the best token would be likely: there it is the temperature 1 that counts.
+        p.append(torch.softmax(edited, dim=-1) if sampler.greedy else sampler.probs(edited))
+        threshold = speculation.threshold or THRESHOLDS[speculation.rule]
+        typical = speculation.rule is Rule.TYPICAL
+        floors.append(typical_floors(p[-1], threshold) if typical else torch.full((len(edited),), threshold))
+    return accept_likely(_rows(works), targets[_outs(works)], torch.cat(p), torch.cat(floors))
+
+
+JUDGES: Mapping[Rule, Callable[[Sequence[Work], Output, Tensor], Outcome]] = {
+    Rule.COUPLED: _judge_coupled,
+    Rule.REJECTION: _judge_rejection,
+    Rule.BLOCK: _judge_block,
+    Rule.THRESHOLD: _judge_lossy,
+    Rule.TYPICAL: _judge_lossy,
+}
+
+
+def _distributions(works: Sequence[Work], output: Output) -> tuple[Tensor, Tensor]:
+    """p [rows, vocab]: the target's after each row; q: the drafter's that each row was drawn from."""
+    p, q = [], []
+    for work in works:
+        sampler = work.sequence.sampler
         assert work.draft.probs is not None
-        p.append(sampler.probs(sampler.edit(logits, _ancestors(work.draft))))
+        p.append(sampler.probs(sampler.edit(_logits(work, output), _ancestors(work.draft))))
         q.append(torch.nn.functional.pad(work.draft.probs, (0, 0, 1, 0)))  # nothing for the root
-        # Row r holds the token at positions[r] - 1, whose coin is keyed by its own position.
-        coins.append(uniforms(sampler.seed, positions - 1, Stream.ACCEPT))
-        # One noise serves whichever row turns out to be the last: only one token is drawn.
-        keys = torch.from_numpy(noise_keys(sampler.seed, positions[:1], Stream.RESIDUAL))
-        noise.append(gumbel_noise(keys, logits.shape[-1]))
-    return accept_rejection(_rows(works), torch.cat(p), torch.cat(q), torch.cat(coins), torch.cat(noise))
+    return torch.cat(p), torch.cat(q)
+
+
+def _noise(works: Sequence[Work], output: Output) -> Tensor:
+    """[seqs, vocab] for the token after the last accepted one: one noise serves whichever row that is, because only one
+    token is drawn."""
+    keys = [noise_keys(w.sequence.sampler.seed, _positions(w)[:1], Stream.RESIDUAL) for w in works]
+    return gumbel_noise(torch.from_numpy(np.concatenate(keys)), output.logits.shape[-1])
+
+
+def _logits(work: Work, output: Output) -> Tensor:
+    return output.logits[work.root : work.root + 1 + len(work.draft)]
 
 
 def _verdicts(works: Sequence[Work], outcome: Outcome) -> dict[int, Verdict]:

@@ -33,7 +33,7 @@ from paceline.server.protocol import (
 )
 from paceline.server.translate import Asked
 from paceline.tokenizer import Tokenizer
-from paceline.types import Finish, Logprob, SequenceStats, TokenEvent
+from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
 
 FINGERPRINT = f"paceline-{__version__}"
 LOWEST = -9999.0  # what OpenAI's API writes for a probability of zero: JSON has no infinity
@@ -157,13 +157,13 @@ class Tally:
     def speculation(self) -> SpeculationStats:
         asked = self.asked.requests[0].speculation
         all_stats = [choice.sample.stats for choice in self.choices]
-        return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule.value)
+        return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule)
 
     def chunk_events(self, choice: Choice, event: TokenEvent, texts: list[str]) -> ChunkEvents:
         return ChunkEvents(round=choice.events, origins=[origin.value for origin in event.origins], token_texts=texts)
 
 
-def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule: str) -> SpeculationStats:
+def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule: Rule) -> SpeculationStats:
     rounds, drafted = sum(s.rounds for s in all_stats), sum(s.drafted for s in all_stats)
     accepted, steps = sum(s.accepted for s in all_stats), sum(s.steps for s in all_stats)
     longest = max((len(s.accepted_by_position) for s in all_stats), default=0)
@@ -174,8 +174,8 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     return SpeculationStats(
         enabled=enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
-        rule=rule,
-        lossless=True,  # both rules are
+        rule=rule.value,
+        lossless=rule.lossless or not enabled,
         num_drafts=rounds,
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,

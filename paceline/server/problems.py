@@ -37,6 +37,8 @@ FIELDS = {
     "rule": "speculation.rule",
     "drafter": "speculation.drafter",
     "max_draft": "speculation.max_draft",
+    "threshold": "speculation.threshold",
+    "p_min": "speculation.p_min",
     "enabled": "speculation.enabled",
     **{
         name: name

@@ -11,7 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from paceline.types import THRESHOLDS, Rule
+
 MAX_BIASES = 10_000  # entries of logit_bias
+RULES = ", ".join(Rule)
+LOSSY = " and ".join(THRESHOLDS)
 
 
 class Wire(BaseModel):
@@ -50,14 +54,15 @@ class StreamOptions(Wire):
 
 
 class SpeculationOptions(Wire):
-    """What is asked of speculation. It never changes the text; what is not given is the server's choice."""
+    """What is asked of speculation. It never changes the text, unless a lossy rule is asked for; what is not given is
+    the server's choice."""
 
     enabled: bool | None = None
     drafter: str | None = Field(None, description="the name of a drafter that is loaded; see /v1/speculation")
     max_draft: int | None = Field(None, description="longest draft in tokens")
-    rule: str | None = Field(None, description="how drafts are accepted: coupled or rejection")
-    threshold: float | None = None
-    p_min: float | None = None
+    rule: str | None = Field(None, description=f"how drafts are accepted: {RULES}")
+    threshold: float | None = Field(None, description=f"how likely a token must be, of the lossy rules {LOSSY}")
+    p_min: float | None = Field(None, description="a draft ends once its drafter believes less in it")
 
 
 class PacelineOptions(Wire):
@@ -202,7 +207,7 @@ class SpeculationStats(BaseModel):
     enabled: bool
     drafter: str | None
     rule: str
-    lossless: bool
+    lossless: bool = Field(description="false: the text may not be the one that the target alone would have written")
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int

@@ -50,8 +50,12 @@ HELP = {
     "read_timeout": "seconds for the body of a request to arrive",
     "write_timeout": "seconds after which a client that reads nothing is cut off",
     "drain_timeout": "seconds that running requests get to end after SIGTERM",
+    "default_rule": "acceptance rule of requests that name none",
+    "default_threshold": "its threshold, where it is a lossy rule (default: the rule's own)",
     "allowed_max_draft": "longest draft a request may ask for (default: the engine's)",
     "allowed_rules": "acceptance rules a request may ask for",
+    "allowed_threshold": "lowest threshold of a lossy rule that a request may ask for",
+    "allowed_p_min": "lowest p_min a request may ask for",
     "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
     "log_json": "one JSON object a line",
     "log_prompts": "prompts stand in the log",
@@ -84,8 +88,12 @@ class Settings:
     read_timeout: float = 30.0
     write_timeout: float = 60.0
     drain_timeout: float = 30.0
+    default_rule: str = Rule.COUPLED.value
+    default_threshold: float | None = None
     allowed_max_draft: int | None = None
     allowed_rules: tuple[str, ...] = tuple(rule.value for rule in Rule)
+    allowed_threshold: float = 0.0
+    allowed_p_min: float = 0.0
     allowed_drafters: tuple[str, ...] = ()
     log_json: bool = False
     log_prompts: bool = False
@@ -108,12 +116,23 @@ class Settings:
         self._check_keys()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
-        for rule in self.allowed_rules:
-            if rule not in list(Rule):
-                raise UnknownOption("rule", rule, [known.value for known in Rule])
+        self._check_speculation()
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
                 raise InvalidRequest(f"a CORS origin is such as https://example.org, not {origin!r}")
+
+    def _check_speculation(self) -> None:
+        for rule in (*self.allowed_rules, self.default_rule):
+            if rule not in list(Rule):
+                raise UnknownOption("rule", rule, [known.value for known in Rule])
+        if self.default_rule not in self.allowed_rules:
+            raise InvalidRequest(f"default_rule {self.default_rule!r} is not among allowed_rules: allow it")
+        check_number("allowed_threshold", self.allowed_threshold, 0, 1)
+        check_number("allowed_p_min", self.allowed_p_min, 0, 1)
+        if self.default_threshold is not None:
+            if Rule(self.default_rule).lossless:
+                raise InvalidRequest(f"default_threshold is for a lossy default_rule, not for {self.default_rule!r}")
+            check_number("default_threshold", self.default_threshold, self.allowed_threshold, 1, open_low=True)
 
     def _check_integers(self) -> None:
         check_integer("port", self.port, 0, 65535)

@@ -28,7 +28,7 @@ from paceline.server.protocol import (
 )
 from paceline.server.settings import Settings
 from paceline.server.tools import Tools, read_tools, spelt_out
-from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
+from paceline.types import THRESHOLDS, Grammar, Request, Rule, SamplingParams, Speculation
 
 T = TypeVar("T")
 
@@ -234,20 +234,32 @@ class Translator:
 
     def _speculation(self, options: SpeculationOptions | None) -> Speculation:
         if options is None:
-            return Speculation()
-        for name in ("threshold", "p_min"):
-            if getattr(options, name) is not None:
-                raise BadField(f"speculation.{name}", f"speculation.{name} is not supported yet; leave it out")
+            options = SpeculationOptions.model_validate({})
         self._check_allowed(options)
+        rule = _rule(options.rule or self.settings.default_rule)
         return Speculation(
             enabled=options.enabled is not False,
             drafter=options.drafter,
             max_draft=options.max_draft,
-            rule=Rule.COUPLED if options.rule is None else _rule(options.rule),
+            rule=rule,
+            threshold=options.threshold if rule.lossless else self._threshold(options, rule),
+            p_min=options.p_min,
         )
+
+    def _threshold(self, options: SpeculationOptions, rule: Rule) -> float:
+        """Of a lossy rule: what is asked for, or the server's where it has one for this rule, or the rule's own."""
+        if options.threshold is not None:
+            return options.threshold
+        settings = self.settings
+        own = settings.default_threshold if rule == settings.default_rule else None
+        return max(own or THRESHOLDS[rule], settings.allowed_threshold)
 
     def _check_allowed(self, options: SpeculationOptions) -> None:
         settings, most = self.settings, self.settings.allowed_max_draft
+        for name in ("threshold", "p_min"):
+            asked, least = getattr(options, name), getattr(settings, f"allowed_{name}")
+            if asked is not None and asked < least:
+                raise BadField(f"speculation.{name}", f"{name} is {asked:g}; this server allows no less than {least:g}")
         if most is not None and options.max_draft is not None and options.max_draft > most:
             raise BadField(
                 "speculation.max_draft", f"max_draft is {options.max_draft}; this server allows up to {most}"

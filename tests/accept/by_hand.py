@@ -39,6 +39,38 @@ def rejection(tokens: Sequence[int], p: Tensor, q: Tensor, coins: Tensor, noise:
     return list(range(len(tokens))), int((p[len(tokens)].log() + noise).argmax())
 
 
+def block(tokens: Sequence[int], p: Tensor, q: Tensor, coins: Tensor, noise: Tensor) -> tuple[list[int], int]:
+    """As for `rejection`: the longest prefix whose coin falls lives on."""
+    weights, lives = [1.0], 0
+    for i, token in enumerate(tokens):
+        weights.append(min(1.0, weights[-1] * float(p[i, token]) / float(q[i, token])))
+        chance = weights[-1]
+        if i + 1 < len(tokens):
+            left = float((weights[-1] * p[i + 1] - q[i + 1]).clamp(min=0).sum())
+            chance = left / (left + 1 - weights[-1]) if left else 0.0
+        lives = i + 1 if float(coins[i]) < chance else lives
+    rest = p[lives]
+    if lives < len(tokens):
+        residual = (weights[lives] * p[lives] - q[lives]).clamp(min=0)
+        rest = residual if float(residual.sum()) > 0 else rest
+    return list(range(lives)), int((rest.log() + noise).argmax())
+
+
+def likely(draft: Draft, targets: Sequence[int], p: Tensor, floors: Sequence[float]) -> tuple[list[int], int]:
+    """As for `coupled`, but the most likely child will do where it reaches the floor; p [len + 1, vocab]."""
+    path: list[int] = []
+    at = -1
+    while True:
+        children = [i for i, parent in enumerate(parents_of(draft)) if parent == at]
+        own = [i for i in children if draft.tokens[i] == targets[at + 1]]
+        good = [i for i in children if float(p[at + 1, draft.tokens[i]]) >= floors[at + 1]]
+        best = own or sorted(good, key=lambda i: -float(p[at + 1, draft.tokens[i]]))
+        if not best:
+            return path, targets[at + 1]
+        at = best[0]
+        path.append(at)
+
+
 @dataclass
 class Layout:
     """The tensors of Rows, built row by row."""

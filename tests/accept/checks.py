@@ -18,6 +18,11 @@ class Code(Protocol):
     walk: Any
     accept_coupled: Any
     accept_rejection: Any
+    accept_block: Any
+    accept_likely: Any
+
+
+RULES = {"accept_rejection": by_hand.rejection, "accept_block": by_hand.block}  # those that need distributions
 
 
 def check_coupled(code: Code, *, rounds: int = 40) -> None:
@@ -39,7 +44,7 @@ def check_coupled(code: Code, *, rounds: int = 40) -> None:
             row += 1 + len(draft)
 
 
-def check_rejection(code: Code, *, rounds: int = 40) -> None:
+def check_with_distributions(code: Code, *, rounds: int = 40) -> None:
     random = np.random.default_rng(1)
     generator = torch.Generator().manual_seed(1)
     for _ in range(rounds):
@@ -48,24 +53,26 @@ def check_rejection(code: Code, *, rounds: int = 40) -> None:
         p, q = (torch.rand((rows, 4), generator=generator).softmax(-1) for _ in range(2))
         coins = torch.rand(rows, generator=generator, dtype=torch.float64)
         noise = -torch.rand((3, 4), generator=generator).log().neg().log()
-        compare_rejection(code, drafts, p, q, coins, noise)
+        compare(code, drafts, p, q, coins, noise)
 
 
-def compare_rejection(
+def compare(
     code: Code, drafts: list[Draft], p: torch.Tensor, q: torch.Tensor, coins: torch.Tensor, noise: torch.Tensor
 ) -> None:
     layout = by_hand.lay_out(drafts)
-    outcome = code.accept_rejection(code.Rows(**layout.tensors(), depth=layout.depth), p, q, coins, noise)
-    paths, row = by_hand.split(outcome.alive, drafts), 0
-    for i, draft in enumerate(drafts):
-        after, drafted = slice(row, row + 1 + len(draft)), slice(row + 1, row + 1 + len(draft))
-        path, token = by_hand.rejection(draft.tokens, p[after], q[drafted], coins[drafted], noise[i])
-        assert paths[i] == path
-        assert int(outcome.tokens[i]) == token
-        row += 1 + len(draft)
+    for rule, by in RULES.items():
+        outcome = getattr(code, rule)(code.Rows(**layout.tensors(), depth=layout.depth), p, q, coins, noise)
+        paths, row = by_hand.split(outcome.alive, drafts), 0
+        for i, draft in enumerate(drafts):
+            after, drafted = slice(row, row + 1 + len(draft)), slice(row + 1, row + 1 + len(draft))
+            path, token = by(draft.tokens, p[after], q[drafted], coins[drafted], noise[i])
+            assert paths[i] == path
+            assert int(outcome.tokens[i]) == token
+            assert int(outcome.last[i]) == row + len(path)
+            row += 1 + len(draft)
 
 
-def check_rejection_at_the_edges(code: Code) -> None:
+def check_distributions_at_the_edges(code: Code) -> None:
     """A coin exactly on the border, a residual of nothing, an impossible token, a draft accepted to its end."""
     drafts = [Draft(tokens=(0,)), Draft(tokens=(1, 0))]
     coins = torch.tensor([0.1, 0.5, 0.1, 0.9, 0.9], dtype=torch.float64)
@@ -78,7 +85,28 @@ def check_rejection_at_the_edges(code: Code) -> None:
         "all accepted": (torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]]), 0.1 * half),
     }
     for p, q in cases.values():
-        compare_rejection(code, drafts, p, q, coins, noise)
+        compare(code, drafts, p, q, coins, noise)
 
 
-CHECKS = (check_coupled, check_rejection, check_rejection_at_the_edges)
+def check_likely(code: Code, *, rounds: int = 60) -> None:
+    """Random chains and trees; probabilities and floors of few values, so that some are equal."""
+    random = np.random.default_rng(2)
+    for turn in range(rounds):
+        make = by_hand.random_tree if turn % 3 else by_hand.random_chain
+        drafts = [make(random, int(random.integers(1, 7)), 4) for _ in range(int(random.integers(1, 4)))]
+        layout = by_hand.lay_out(drafts)
+        targets = torch.from_numpy(random.integers(4, size=len(layout.tokens)))
+        p = torch.from_numpy(random.integers(5, size=(len(layout.tokens), 4)) / 8)
+        floors = torch.from_numpy(random.integers(1, 5, size=len(layout.tokens)) / 8)
+        outcome = code.accept_likely(code.Rows(**layout.tensors(), depth=layout.depth), targets, p, floors)
+        paths, row = by_hand.split(outcome.alive, drafts), 0
+        for i, draft in enumerate(drafts):
+            own = slice(row, row + 1 + len(draft))
+            path, token = by_hand.likely(draft, targets[own].tolist(), p[own], floors[own].tolist())
+            assert paths[i] == path
+            assert int(outcome.tokens[i]) == token
+            assert int(outcome.last[i]) == (row + 1 + path[-1] if path else row)
+            row += 1 + len(draft)
+
+
+CHECKS = (check_coupled, check_with_distributions, check_distributions_at_the_edges, check_likely)

@@ -11,14 +11,23 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
+from paceline.accept.lossy import accept_likely, typical_floors
 from paceline.accept.rejection import accept_rejection
-from paceline.accept.rows import Rows, walk
+from paceline.accept.rows import Outcome, Rows, walk
 from paceline.draft import Draft
 from tests.accept import by_hand
 from tests.accept.checks import CHECKS, Code
 
-CODE = SimpleNamespace(Rows=Rows, walk=walk, accept_coupled=accept_coupled, accept_rejection=accept_rejection)
+CODE = SimpleNamespace(
+    Rows=Rows,
+    walk=walk,
+    accept_coupled=accept_coupled,
+    accept_rejection=accept_rejection,
+    accept_block=accept_block,
+    accept_likely=accept_likely,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -41,13 +50,31 @@ def test_a_row_is_alive_if_it_and_all_above_it_are_right(seed: int, length: int,
     assert last.tolist() == [sum(expected) - 1]
 
 
-def test_probabilities_decide_with_the_coin() -> None:
+@pytest.mark.parametrize("rule", [accept_rejection, accept_block])
+def test_probabilities_decide_with_the_coin(rule: Callable[..., Outcome]) -> None:
     """p/q = 1/2: a coin below it accepts, one above it rejects and takes the token that p has more of."""
     rows = Rows(**by_hand.lay_out([Draft(tokens=(0,))]).tensors(), depth=1)
     p, q = torch.tensor([[0.4, 0.6], [0.5, 0.5]]), torch.tensor([[0.0, 0.0], [0.8, 0.2]])
     noise = torch.zeros(1, 2)
-    accepted = accept_rejection(rows, p, q, torch.tensor([0.0, 0.49]), noise)
-    rejected = accept_rejection(rows, p, q, torch.tensor([0.0, 0.51]), noise)
+    accepted = rule(rows, p, q, torch.tensor([0.0, 0.49]), noise)
+    rejected = rule(rows, p, q, torch.tensor([0.0, 0.51]), noise)
     assert accepted.alive.tolist() == [True, True]
     assert rejected.alive.tolist() == [True, False]
     assert rejected.tokens.tolist() == [1]
+
+
+def test_a_good_token_saves_a_bad_one_before_it() -> None:
+    """p/q is 1/2 and then 2: one by one half of all drafts would end at the first token, as a block none does."""
+    rows = Rows(**by_hand.lay_out([Draft(tokens=(0, 1))]).tensors(), depth=2)
+    p = torch.tensor([[0.4, 0.6], [0.2, 0.8], [0.5, 0.5]])
+    q = torch.tensor([[0.0, 0.0], [0.8, 0.2], [0.6, 0.4]])
+    coins, noise = torch.full((3,), 0.99, dtype=torch.float64), torch.zeros(1, 2)
+    assert accept_block(rows, p, q, coins, noise).alive.tolist() == [True, True, True]
+    assert accept_rejection(rows, p, q, coins, noise).alive.tolist() == [True, False, False]
+
+
+def test_in_doubt_less_will_do() -> None:
+    """A target that is sure asks for ε at most, one that cannot tell 16 tokens apart for √ε / 16."""
+    sure, doubtful = torch.tensor([1.0] + [0.0] * 15), torch.full((16,), 1 / 16)
+    floors = typical_floors(torch.stack((sure, doubtful)), 0.09)
+    assert floors.tolist() == pytest.approx([0.09, 0.3 / 16])

@@ -114,6 +114,9 @@ def test_speculation_options() -> None:
     assert speculation_of(parse()).enabled
     assert not speculation_of(parse("--no-speculation")).enabled
     assert speculation_of(parse("--rule", "rejection")).rule is Rule.REJECTION
+    lossy = speculation_of(parse("--rule", "typical", "--threshold", "0.2", "--p-min", "0.4"))
+    assert (lossy.rule, lossy.threshold, lossy.p_min) == (Rule.TYPICAL, 0.2, 0.4)
+    assert speculation_of(parse()).p_min is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The toy model's "keys and values" are tokens and positions, so that being in ste
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -251,3 +252,11 @@ def test_a_draft_ends_where_its_drafter_stops_believing_in_it() -> None:
     draft = hesitant.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
     assert len(full) == 3
     assert draft.tokens == full.tokens[:2]
+
+
+def test_a_request_has_a_limit_of_its_own() -> None:
+    """Instead of the drafter's, higher or lower; beside one in the same pass that has none."""
+    for own, asked, lengths in ((0.0, 1.0, [1, 3]), (1.0, 0.0, [3, 1])):
+        drafter, lanes, _ = alone(min_confidence=own)
+        asks = [replace(ask(lanes, Rule.COUPLED, temperature=0), p_min=asked), ask(lanes, Rule.COUPLED, key=1)]
+        assert [len(draft) for draft in drafter.propose(asks)] == lengths

@@ -14,10 +14,12 @@ MODULES = (  # each before those that import it
     "paceline.accept.rows",
     "paceline.accept.coupled",
     "paceline.accept.rejection",
+    "paceline.accept.block",
+    "paceline.accept.lossy",
     "paceline.engine.judge",
 )
 SOURCES = {name: inspect.getsource(importlib.import_module(name)) for name in MODULES}
-NAMES = ("Rows", "walk", "accept_coupled", "accept_rejection", "judge")
+NAMES = ("Rows", "walk", "accept_coupled", "accept_rejection", "accept_block", "accept_likely", "judge")
 PATIENCE = 100_000  # turns of all loops of a module
 
 NEGATED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {

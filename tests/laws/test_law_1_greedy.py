@@ -12,7 +12,6 @@ from paceline.types import Rule
 from tests.laws import under_law
 from tests.rig import BACKENDS, FLOWN, RIGS, SELF, Made, Model, Rig, build, model_drafter, run, tokens_of
 
-RULES = tuple(Rule)
 HARD = {"bad", "narrow", "wide"}  # drafters that are hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {
     "usual": {},
@@ -32,7 +31,7 @@ def test_every_registered_drafter_is_under_the_laws() -> None:
 @pytest.mark.parametrize("name", under_law.NAMES)
 def test_each_drafter(name: str, backend: str) -> None:
     rig = build(backend, {name: under_law.made(name, backend, "greedy")})
-    told = run(rig, under_law.requests("greedy", RULES))
+    told = run(rig, under_law.requests("greedy", under_law.LOSSLESS))
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy"))
     assert rig.engine.drafters[name].out is None
     assert rig.engine.stats.drafted > 0
@@ -65,7 +64,9 @@ def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
     rig = build(backend, drafters, **MIXES[mix])
     requests = [
         replace(request, speculation=replace(request.speculation, drafter=name))
-        for name, request in zip(under_law.NAMES, under_law.requests("greedy", RULES, count=count), strict=True)
+        for name, request in zip(
+            under_law.NAMES, under_law.requests("greedy", under_law.LOSSLESS, count=count), strict=True
+        )
     ]
     told = run(rig, requests, every=2)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy", count))

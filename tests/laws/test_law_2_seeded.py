@@ -1,6 +1,6 @@
 """Law 2: for a fixed seed at temperature > 0, speculative tokens equal plain tokens, whatever drafted.
 
-That is the promise of the rule `coupled`. `rejection` keeps it where a draft comes without distributions.
+That is the promise of the rule `coupled`. `rejection` and `block` keep it where a draft comes without distributions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WITH_PROBS = {*RIGS["model"], "sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:
-    return (Rule.COUPLED,) if name in WITH_PROBS else tuple(Rule)
+    return (Rule.COUPLED,) if name in WITH_PROBS else under_law.LOSSLESS
 
 
 @pytest.mark.parametrize("backend", ["toy", "compiled"])

@@ -18,7 +18,7 @@ LAW, COUNT = "sampled", 4
 
 def check(rig: Rig, *, out: str | None) -> None:
     """The text is the plain one, and the reason why nobody drafts is where it belongs."""
-    requests = under_law.requests(LAW, tuple(Rule), count=COUNT)
+    requests = under_law.requests(LAW, under_law.LOSSLESS, count=COUNT)
     told = run(rig, requests)
     assert tokens_of(told) == tokens_of(under_law.plain_answers("toy", LAW, COUNT))
     reason = rig.engine.drafters["odd"].out

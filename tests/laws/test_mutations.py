@@ -11,9 +11,9 @@ import pytest
 from paceline.draft import Draft
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.accept.checks import CHECKS
-from tests.laws import mutants
+from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
-from tests.rig import Key, always, build, plain, prompt, run, tokens_of
+from tests.rig import RIGS, Key, always, build, plain, prompt, run, tokens_of
 
 # Mutants that no check can tell from the original, and why.
 EQUIVALENT = {
@@ -25,16 +25,23 @@ MUTANTS = [(name, what, source) for name in mutants.MODULES for what, source in 
 
 
 def requests() -> list[Request]:
-    """Greedy and seeded, both rules, one without a draft: all that judge tells apart."""
+    """Greedy and seeded, all lossless rules, one without a draft: all that judge tells apart."""
     return [
         Request(
             id=str(i),
             prompt=prompt(3 + i, seed=i),
             sampling=SamplingParams(temperature=i % 2, seed=i, max_tokens=10),
-            speculation=Speculation(rule=list(Rule)[i // 2 % 2], enabled=i < 4),
+            speculation=Speculation(rule=under_law.LOSSLESS[i // 2 % 3], enabled=i < 6),
         )
-        for i in range(5)
+        for i in range(7)
     ]
+
+
+def strict_requests() -> list[Request]:
+    """By a lossy rule, with a threshold that nothing but the target's own token reaches."""
+    strict = Speculation(rule=Rule.THRESHOLD, threshold=1.0)
+    sampling = SamplingParams(temperature=1, seed=3, n=8, max_tokens=20)
+    return [Request(id="strict", prompt=(5, 6), sampling=sampling, speculation=strict)]
 
 
 @functools.cache
@@ -42,12 +49,17 @@ def expected() -> dict[Key, list[int]]:
     return tokens_of(run(build("toy"), plain(requests())))
 
 
+@functools.cache
+def strictly_expected() -> dict[Key, list[int]]:
+    return tokens_of(run(build("toy"), plain(strict_requests())))
+
+
 class Sometimes(Scripted):
     """Distributions for the rejection rule, but only in greedy requests: there it must agree with plain tokens."""
 
     def propose(self, asks: Sequence) -> list[Draft]:  # type: ignore[type-arg]
         return [
-            draft if ask.sampler.greedy or ask.rule is Rule.COUPLED else Draft(draft.tokens)
+            Draft(draft.tokens) if ask.rule.wants_probs and not ask.sampler.greedy else draft
             for ask, draft in zip(asks, super().propose(asks), strict=True)
         ]
 
@@ -60,6 +72,9 @@ def check_engine(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None
             rig = build("toy", {"scripted": always(made)})
             assert tokens_of(run(rig, requests())) == expected()
             assert rig.engine.stats.accepted > 10
+        rig = build("toy", {"noisy": RIGS["model"]["noisy"]})
+        assert tokens_of(run(rig, strict_requests())) == strictly_expected()
+        assert 10 < rig.engine.stats.accepted < rig.engine.stats.drafted
 
 
 def noticed(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -21,6 +21,7 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "bushy-tree": {"wrong": 0.7, "tree": True},
 }
 NAMES = (*REGISTERED, *SCRIPTED)
+LOSSLESS = tuple(rule for rule in Rule if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}
 

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.llm import LLM
+from paceline.server.problems import BadField
+from paceline.server.protocol import SpeculationOptions
+from paceline.server.settings import Settings
+from paceline.server.translate import Translator
 from paceline.types import Request, SamplingParams
 from tests.server.api import HELLO, Api, check_error, serving, text_of, tiny_llm
 
@@ -323,9 +327,33 @@ def test_a_server_that_drains(api: Api) -> None:
     assert api.get("/ready").status_code == 503
 
 
+def test_a_lossy_rule_says_so(api: Api) -> None:
+    for rule in ("threshold", "typical"):
+        told = api.chat(speculation={"rule": rule, "threshold": 0.01}, temperature=1, seed=1)["speculation"]
+        assert told["rule"] == rule
+        assert not told["lossless"]
+        assert api.chat(speculation={"rule": rule, "enabled": False})["speculation"]["lossless"]
+    for rule in ("coupled", "rejection", "block"):
+        assert api.chat(speculation={"rule": rule})["speculation"]["lossless"]
+
+
+def test_the_server_s_own_rule_and_threshold(llm: LLM) -> None:
+    settings = Settings(default_rule="typical", default_threshold=0.4, allowed_threshold=0.2)
+    translator = Translator(llm=llm, model="tiny", settings=settings)
+    given: list[dict[str, Any]] = [{}, {"threshold": 0.3}, {"rule": "threshold"}, {"rule": "coupled"}]
+    asked = [translator._speculation(SpeculationOptions(**options)) for options in given]
+    assert asked == [translator._speculation(None), *asked[1:]]
+    assert [one.rule for one in asked] == ["typical", "typical", "threshold", "coupled"]
+    assert [one.threshold for one in asked] == [0.4, 0.3, 0.3, None]
+    with pytest.raises(BadField, match=r"threshold is 0\.1; this server allows no less than 0\.2"):
+        translator._speculation(SpeculationOptions(threshold=0.1))
+
+
 def test_allowed_speculation(llm: LLM) -> None:
-    with serving(llm, allowed_max_draft=4, allowed_rules=("coupled",), allowed_drafters=("ngram",)) as api:
-        assert api.chat(speculation={"max_draft": 4, "rule": "coupled", "drafter": "ngram"})
-        for options in ({"max_draft": 5}, {"rule": "rejection"}, {"drafter": "model"}):
+    with serving(
+        llm, allowed_max_draft=4, allowed_rules=("coupled",), allowed_drafters=("ngram",), allowed_p_min=0.3
+    ) as api:
+        assert api.chat(speculation={"max_draft": 4, "rule": "coupled", "drafter": "ngram", "p_min": 0.3})
+        for options in ({"max_draft": 5}, {"rule": "rejection"}, {"drafter": "model"}, {"p_min": 0.2}):
             error = api.refused("/v1/chat/completions", {"messages": HELLO, "speculation": options})
             assert error["param"] == f"speculation.{next(iter(options))}"

@@ -294,8 +294,12 @@ def test_unknown_models(api: Api, name: str) -> None:
         ("max_draft", "4"),
         ("rule", "luck"),
         ("rule", 5),
-        ("threshold", 0.5),
-        ("p_min", 0.5),
+        ("threshold", 0.5),  # of the rule coupled
+        ("threshold", 0),
+        ("threshold", "0.5"),
+        ("p_min", -0.1),
+        ("p_min", 1.5),
+        ("p_min", True),
     ],
 )
 def test_speculation(api: Api, name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import build_parsers
-from paceline.cli.serve import LOADING, options_of
+from paceline.cli.options import drafters_of
+from paceline.cli.serve import LOADING, _for_loading, options_of
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings, gather
@@ -38,8 +40,12 @@ VALUES: dict[str, tuple[str, Any]] = {
     "read_timeout": ("3", 3.0),
     "write_timeout": ("4", 4.0),
     "drain_timeout": ("0", 0.0),
+    "default_rule": ("rejection", "rejection"),
+    "default_threshold": ("0.2", 0.2),
     "allowed_max_draft": ("4", 4),
     "allowed_rules": ("coupled", ("coupled",)),
+    "allowed_threshold": ("0.1", 0.1),
+    "allowed_p_min": ("0.25", 0.25),
     "allowed_drafters": ("ngram", ("ngram",)),
     "log_json": ("true", True),
     "log_prompts": ("on", True),
@@ -108,6 +114,23 @@ def test_models_and_the_engine_travel_the_same_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "drafters"),
+    [
+        ("drafter: []", []),
+        ("drafter: none", []),
+        ("drafter: [none]", []),
+        ("drafter: [b, ngram]", ["b", "ngram"]),
+        ("port: 1", drafters_of(Namespace(drafter=None))),  # where nothing is said
+    ],
+)
+def test_an_empty_list_of_drafters_is_none(text: str, drafters: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    args = build_parsers()[0].parse_args(["serve", "--config", str(file)])
+    assert drafters_of(_for_loading(args, options_of(args, {}))) == drafters
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("prot: 1", "did you mean 'port'"),
@@ -173,6 +196,12 @@ def test_variables_that_kubernetes_sets_are_not_ours() -> None:
         ({"drain_timeout": -1}, "drain_timeout"),
         ({"allowed_max_draft": 0}, "allowed_max_draft"),
         ({"allowed_rules": ("couple",)}, "did you mean 'coupled'"),
+        ({"default_rule": "couple"}, "did you mean 'coupled'"),
+        ({"default_rule": "typical", "allowed_rules": ("coupled",)}, "not among allowed_rules"),
+        ({"default_threshold": 0.5}, "not for 'coupled'"),
+        ({"default_rule": "typical", "default_threshold": 0.1, "allowed_threshold": 0.2}, "default_threshold"),
+        ({"allowed_threshold": 2.0}, "allowed_threshold"),
+        ({"allowed_p_min": -1.0}, "allowed_p_min"),
         ({"tls_cert": "a"}, "belong together"),
         ({"cors_origins": ("example.org",)}, "CORS origin"),
         ({"cors_origins": ("https://example.org/path",)}, "CORS origin"),

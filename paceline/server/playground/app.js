@@ -333,7 +333,7 @@ async function runRace(messages, chosen, signal) {
   ];
   for (const name of ["plain", "fast"]) $(`${name}-text`).replaceChildren();
   const results = $("turns").checked ? [await runners[0](), await runners[1]()] : await Promise.all(runners.map((run) => run()));
-  declare(...results, chosen.rule === "rejection" && chosen.temperature !== "0");
+  declare(...results, excuseOf(chosen));
 }
 
 async function runner(name, body, signal) {
@@ -354,13 +354,18 @@ async function runner(name, body, signal) {
   }
 }
 
-function declare(plain, fast, mayDiffer) {
+// Why the texts may differ; empty: they may not.
+function excuseOf({ rule, temperature }) {
+  if (["threshold", "typical"].includes(rule)) return ` (the rule ${rule} is lossy)`;
+  return rule === "coupled" || temperature === "0" ? "" : ` (the rule ${rule} keeps the distribution, not the text)`;
+}
+
+function declare(plain, fast, excuse) {
   const at = firstDifference(plain.answer.text, fast.answer.text);
   const verdict = $("verdict");
   if (plain.answer.stopped || fast.answer.stopped) return (verdict.textContent = "stopped");
-  verdict.className = at < 0 ? "same" : mayDiffer ? "" : "different";
+  verdict.className = at < 0 ? "same" : excuse ? "" : "different";
   const excerpt = (runner) => `“${runner.answer.text.slice(at, at + 20)}”`;
-  const excuse = mayDiffer ? " (the rule rejection keeps the distribution, not the text)" : "";
   verdict.textContent =
     at < 0
       ? `identical · ${(plain.seconds / fast.seconds).toFixed(2)} × as fast`

@@ -1,4 +1,4 @@
-"""Law 3: `rejection` leaves the distribution unchanged.
+"""Law 3: `rejection` and `block` leave the distribution unchanged.
 
 The joint distribution of the first three tokens is known exactly; χ² compares it with what comes out, by the rule
 alone (many thousand sequences in one call) and by the whole engine. Seeds are fixed. Each statistic is also shown
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.sampling import Sampler, Stream, noise_keys
+from paceline.sampling import Sampler, Stream, noise_keys, uniforms
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
@@ -35,14 +35,21 @@ TABLES = {  # logits [VOCAB + 1, VOCAB] after each token, and in the last row at
     "bad": (1.0, 4.0, 0),
     "filtered": (1.5, 1.0, 2),
 }
+RULES = (Rule.REJECTION, Rule.BLOCK)
 BUGS = {
-    "coin turned": ("coins * q_token < p_token", "coins * q_token > p_token"),
-    "coin ignored": ("coins * q_token < p_token", "q_token < p_token"),
-    "always accepts": ("coins * q_token < p_token", "coins < 2"),
-    "residual is p": ("(p_last - q[rejected]).clamp(min=0)", "p_last"),
-    "residual is |p - q|": ("(p_last - q[rejected]).clamp(min=0)", "(p_last - q[rejected]).abs()"),
-    "corrects what was accepted": ("rejected = (last + 1)", "rejected = last"),
-    "forgets the correction": ("was_rejected[:, None] & ~empty", "empty"),
+    (Rule.REJECTION, "coin turned"): ("coins * q_token < p_token", "coins * q_token > p_token"),
+    (Rule.REJECTION, "coin ignored"): ("coins * q_token < p_token", "q_token < p_token"),
+    (Rule.REJECTION, "always accepts"): ("coins * q_token < p_token", "coins < 2"),
+    (Rule.REJECTION, "residual is p"): ("(p_last - q[rejected]).clamp(min=0)", "p_last"),
+    (Rule.REJECTION, "residual is |p - q|"): ("(p_last - q[rejected]).clamp(min=0)", "(p_last - q[rejected]).abs()"),
+    (Rule.REJECTION, "corrects what was accepted"): ("rejected = (last + 1)", "rejected = last"),
+    (Rule.REJECTION, "forgets the correction"): ("was_rejected[:, None] & ~empty", "empty"),
+    (Rule.BLOCK, "coin ignored"): ("coins < chance", "chance > 0.5"),
+    (Rule.BLOCK, "residual is p"): ("(weights[:, None] * p - q[after])", "p"),
+    (Rule.BLOCK, "residual without the weight"): ("weights[:, None] * p - q[after]", "p - q[after]"),
+    (Rule.BLOCK, "chance is the weight"): ("left / (left + 1 - weights).clamp(min=1e-12)", "weights"),
+    (Rule.BLOCK, "weight not cut"): ("(weights[rows.parents] * ratio).clamp(max=1)", "weights[rows.parents] * ratio"),
+    (Rule.BLOCK, "forgets the correction"): ("left[last] > 0", "left[last] < 0"),
 }
 
 
@@ -64,7 +71,7 @@ def exact(p: Tensor) -> Tensor:
     return torch.tensor([np.prod([float(p[before, token]) for before, token in chain]) for chain in chains])
 
 
-def emitted(code: SimpleNamespace, p: Tensor, q: Tensor, *, count: int) -> Tensor:
+def emitted(code: SimpleNamespace, rule: Rule, p: Tensor, q: Tensor, *, count: int) -> Tensor:
     """The first TOKENS tokens [count, TOKENS] of as many sequences that draft once and go on plainly."""
     generator = torch.Generator().manual_seed(11)
 
@@ -85,7 +92,8 @@ def emitted(code: SimpleNamespace, p: Tensor, q: Tensor, *, count: int) -> Tenso
     )
     coins = torch.rand(len(parents), generator=generator, dtype=torch.float64)
     noise = -(-torch.rand((count, VOCAB), generator=generator).clamp(min=1e-9).log()).log()
-    outcome = code.accept_rejection(rows, p[drafted.flatten()], q[drafted.flatten()[parents]], coins, noise)
+    accept = getattr(code, f"accept_{rule}")
+    outcome = accept(rows, p[drafted.flatten()], q[drafted.flatten()[parents]], coins, noise)
     accepted = outcome.alive.view(count, -1).sum(1) - 1
     text = torch.zeros((count, TOKENS), dtype=torch.int64)
     for place in range(TOKENS):
@@ -104,19 +112,23 @@ def judged(texts: Tensor, probabilities: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_the_rule_leaves_the_distribution_alone(kind: str) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_leaves_the_distribution_alone(rule: Rule, kind: str) -> None:
     p, q = tables(kind)
-    assert judged(emitted(mutants.load({}), p, q, count=40_000), exact(p)) > LIKELY
+    assert judged(emitted(mutants.load({}), rule, p, q, count=40_000), exact(p)) > LIKELY
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_seen(bug: str) -> None:
-    before, after = BUGS[bug]
-    name = "paceline.accept.rejection"
+def planted(rule: Rule, bug: str) -> SimpleNamespace:
+    before, after = BUGS[rule, bug]
+    name = f"paceline.accept.{rule}"
     assert before in mutants.SOURCES[name]
-    code = mutants.load({name: mutants.SOURCES[name].replace(before, after)})
-    p, q = tables("good" if bug == "corrects what was accepted" else "bad")
-    assert judged(emitted(code, p, q, count=40_000), exact(p)) < ABSURD
+    return mutants.load({name: mutants.SOURCES[name].replace(before, after)})
+
+
+@pytest.mark.parametrize(("rule", "bug"), BUGS)
+def test_a_planted_bug_is_seen(rule: Rule, bug: str) -> None:
+    p, q = tables("good" if bug in ("corrects what was accepted", "weight not cut") else "bad")
+    assert judged(emitted(planted(rule, bug), rule, p, q, count=40_000), exact(p)) < ABSURD
 
 
 # ── the engine ──
@@ -150,7 +162,7 @@ def engine_exact(params: SamplingParams) -> Tensor:
     return torch.tensor(probabilities)
 
 
-def engine_texts(params: SamplingParams, drafter: Made, *, requests: int) -> Tensor:
+def engine_texts(params: SamplingParams, rule: Rule, drafter: Made, *, requests: int) -> Tensor:
     rig = build(
         "toy",
         {"model": drafter},
@@ -168,7 +180,7 @@ def engine_texts(params: SamplingParams, drafter: Made, *, requests: int) -> Ten
             id=str(i),
             prompt=PROMPT,
             sampling=SamplingParams.of(**{**_fields(params), "seed": 1000 + i, "n": 128, "max_tokens": TOKENS}),
-            speculation=Speculation(rule=Rule.REJECTION, max_draft=DRAFT),
+            speculation=Speculation(rule=rule, max_draft=DRAFT),
         )
         for i in range(requests)
     ]
@@ -182,11 +194,19 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("params", "drafter"),
-    [("plain", "good"), ("plain", "bad"), ("hot, top-k", "hesitant"), ("cold, biased", "good")],
+    ("rule", "params", "drafter"),
+    [
+        (Rule.REJECTION, "plain", "good"),
+        (Rule.REJECTION, "plain", "bad"),
+        (Rule.REJECTION, "hot, top-k", "hesitant"),
+        (Rule.REJECTION, "cold, biased", "good"),
+        (Rule.BLOCK, "plain", "bad"),
+        (Rule.BLOCK, "cold, biased", "good"),
+        (Rule.BLOCK, "hot, top-k", "hesitant"),
+    ],
 )
-def test_the_engine_leaves_the_distribution_alone(params: str, drafter: str) -> None:
-    texts = engine_texts(PARAMS[params], DRAFTERS[drafter], requests=REQUESTS)
+def test_the_engine_leaves_the_distribution_alone(rule: Rule, params: str, drafter: str) -> None:
+    texts = engine_texts(PARAMS[params], rule, DRAFTERS[drafter], requests=REQUESTS)
     assert judged(texts, engine_exact(PARAMS[params])) > LIKELY
 
 
@@ -195,13 +215,35 @@ def noise_of_the_draft(seed: int, positions: np.ndarray, stream: Stream) -> np.n
     return noise_keys(seed, (positions << 32) + positions, Stream.DRAFT)
 
 
-@pytest.mark.parametrize("bug", ["residual is p", "one noise for draft and correction"])
-def test_a_bug_planted_in_the_engine_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug in BUGS:
-        name = "paceline.accept.rejection"
-        code = mutants.load({name: mutants.SOURCES[name].replace(*BUGS[bug])})
-        monkeypatch.setattr("paceline.engine.judge.accept_rejection", code.accept_rejection)
+@pytest.mark.parametrize(
+    ("rule", "bug"),
+    [
+        (Rule.REJECTION, "residual is p"),
+        (Rule.REJECTION, "one noise for draft and correction"),
+        (Rule.BLOCK, "residual is p"),
+    ],
+)
+def test_a_bug_planted_in_the_engine_is_seen(rule: Rule, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (rule, bug) in BUGS:
+        accept = f"accept_{rule}"
+        monkeypatch.setattr(f"paceline.engine.judge.{accept}", getattr(planted(rule, bug), accept))
     else:
         monkeypatch.setattr("paceline.engine.judge.noise_keys", noise_of_the_draft)
-    texts = engine_texts(PARAMS["plain"], DRAFTERS["bad"], requests=REQUESTS)
+    texts = engine_texts(PARAMS["plain"], rule, DRAFTERS["bad"], requests=REQUESTS)
     assert judged(texts, engine_exact(PARAMS["plain"])) < ABSURD
+
+
+def test_no_coin_of_a_block_is_thrown_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All coins of a round are looked at, and say something of tokens that the next round judges again."""
+    thrown: list[tuple[int, int]] = []
+
+    def watched(seed: int, places: np.ndarray, stream: Stream) -> Tensor:
+        thrown.extend((seed, place) for place in places.tolist())
+        return uniforms(seed, places, stream)
+
+    monkeypatch.setattr("paceline.engine.judge.uniforms", watched)
+    rig = build("toy", {"model": model_drafter(Model(noise=0.5))})
+    sampling = SamplingParams(temperature=1, seed=1, n=4, max_tokens=20)
+    run(rig, [Request(id="0", prompt=PROMPT, sampling=sampling, speculation=Speculation(rule=Rule.BLOCK))])
+    assert rig.engine.stats.accepted < rig.engine.stats.drafted - 20
+    assert len(thrown) == len(set(thrown)) > 100

@@ -1,0 +1,102 @@
+"""The lossy rules in the engine: they accept more, but nothing ruled out, and never on a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
+from tests.odd_drafters import Scripted
+from tests.rig import RIGS, TARGET, Key, Model, Rig, Told, always, build, model_drafter, run, tiny_tokenizer, tokens_of
+
+LOSSY = [rule for rule in Rule if not rule.lossless]
+
+
+class Nines(Scripted):
+    """Proposes nothing but token 9."""
+
+    def __init__(self) -> None:
+        super().__init__([], wrong=0.0)
+
+    def _next(self, tokens: np.ndarray) -> list[int]:
+        return [9] * 60
+
+
+DIFFERENT = model_drafter(Model(noise=0.5))
+
+
+def ask(speculation: Speculation, *, temperature: float = 1.0, **more: object) -> Request:
+    sampling = SamplingParams.of(temperature=temperature, seed=1, n=4, max_tokens=40, **more)
+    return Request(id="r", prompt=(3, 1, 4), sampling=sampling, speculation=speculation)
+
+
+def answered(rule: Rule, *, threshold: float | None = None, **more: object) -> tuple[Rig, dict[Key, Told]]:
+    rig = build("toy", {"different": DIFFERENT}, min_acceptance=0.0)
+    return rig, run(rig, [ask(Speculation(rule=rule, threshold=threshold), **more)])  # type: ignore[arg-type]
+
+
+def test_which_rules_are_lossy() -> None:
+    assert LOSSY == [Rule.THRESHOLD, Rule.TYPICAL]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", LOSSY)
+def test_more_is_accepted_than_the_target_would_have_said(rule: Rule, temperature: float) -> None:
+    exact, said = answered(Rule.COUPLED, temperature=temperature)
+    lossy, other = answered(rule, threshold=0.02, temperature=temperature)
+    assert lossy.engine.stats.accepted / lossy.engine.stats.drafted > 1.2 * (
+        exact.engine.stats.accepted / exact.engine.stats.drafted
+    )
+    assert tokens_of(said) != tokens_of(other)
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_a_lower_threshold_accepts_more(rule: Rule) -> None:
+    rates = []
+    for threshold in (0.9, 0.1, 0.001):
+        rig, _ = answered(rule, threshold=threshold)
+        rates.append(rig.engine.stats.accepted / rig.engine.stats.drafted)
+    assert rates == sorted(rates)
+    assert rates[0] < rates[2]
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_ruled_out_stays_out(rule: Rule, temperature: float) -> None:
+    """Token 9 is not allowed, though the target holds it for possible."""
+    allowed = tuple(token for token in range(97) if token != 9)
+    rig = build("toy", {"nines": always(Nines())}, min_acceptance=0.0)
+    told = run(rig, [ask(Speculation(rule=rule, threshold=1e-6), temperature=temperature, allowed_tokens=allowed)])
+    assert rig.engine.stats.drafted > 0
+    assert all(9 not in tokens for tokens in tokens_of(told).values())
+
+
+def test_an_unlikely_draft_that_will_do_is_taken() -> None:
+    """The same drafter, with nothing forbidden: what is said is what it proposes."""
+    rig = build("toy", {"nines": always(Nines())}, min_acceptance=0.0)
+    told = run(rig, [ask(Speculation(rule=Rule.THRESHOLD, threshold=1e-6), temperature=0.0)])
+    assert any(tokens.count(9) > 10 for tokens in tokens_of(told).values())
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_a_grammar_is_kept(rule: Rule) -> None:
+    rig = build("toy", {"different": DIFFERENT}, tokenizer=tiny_tokenizer(), eos_ids=(0,))
+    told = run(rig, [ask(Speculation(rule=rule, threshold=1e-6), grammar=Grammar.regex("(ab|ac)+d"))])
+    for each in told.values():
+        assert set(each.text) <= set("abcd")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_device_leaves_them_to_the_host(temperature: float) -> None:
+    """Also greedy ones: a device knows the coupled rule alone."""
+    rig = build("toy", {"good": RIGS["model"]["good"]}, flown={"good": TARGET})
+    run(rig, [ask(Speculation(rule=Rule.TYPICAL), temperature=temperature)])
+    assert rig.rounds.launches == 0
+    assert rig.engine.stats.accepted > 0
+
+
+def test_the_default_threshold_is_the_rule_s() -> None:
+    for rule, threshold in ((Rule.THRESHOLD, 0.3), (Rule.TYPICAL, 0.09)):
+        _, said = answered(rule)
+        _, same = answered(rule, threshold=threshold)
+        assert tokens_of(said) == tokens_of(same)
