@@ -1,6 +1,6 @@
 """Steps in the air: launched one ahead, landed one late, and never in anybody's way.
 
-`WatchedRounds` (tests/rig.py) fails a test when a lane is rewritten or a page changes hands under a step in the air.
+`WatchedRounds` fails a test when a lane is rewritten or a page changes hands under a step in the air.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Silent
-from tests.rig import FLOWN, RIGS, TARGET, Rig, Run, Told, WatchedRounds, always, build, plain, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, TARGET, Rig, Run, Told, always, build, plain, prompt, run, tokens_of
+from tests.watched_rounds import WatchedRounds
 
 GOOD = {"good": TARGET}
 

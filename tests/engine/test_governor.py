@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import FLOWN, TARGET, Model, Rig, Told, WatchedRounds, build, prompt, run
+from tests.rig import FLOWN, TARGET, Model, Rig, Told, build, prompt, run
+from tests.watched_rounds import WatchedRounds
 
 Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)
 
