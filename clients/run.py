@@ -3,8 +3,8 @@
 python clients/run.py --python /tmp/clients/bin/python --tokenizer DIRECTORY
 
 Each --python is an environment with some of the clients (`pip install openai litellm mcp langchain-openai schemathesis
-'lm-eval[api]' transformers`; aiperf may need one of its own); the first that has a client runs it. The Node client runs
-where `npm install` was done in clients/openai_node. Prints a table, and JSON as its last line.
+'lm-eval[api]' transformers`; aiperf, guidellm and vllm may need one of their own each); the first that has a client runs
+it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON as its last line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ PACKAGES = {  # script → module that it needs
     "with_lm_eval": "lm_eval",
     "with_aiperf": "aiperf",
     "with_schemathesis": "schemathesis",
+    "with_vllm": "vllm",
+    "with_guidellm": "guidellm",
 }
-NEED_TOKENIZER = ("with_lm_eval", "with_aiperf")
+NEED_TOKENIZER = ("with_lm_eval", "with_aiperf", "with_vllm", "with_guidellm")
 MEMORY = ("--kv-memory", "512M")
 RUNS = 300.0  # seconds for a client to end
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", action="append", help="of an environment with clients (default: this one)")
     parser.add_argument("--serve-python", default=sys.executable, help="of Paceline's environment (default: this one)")
-    parser.add_argument("--tokenizer", help="a directory with SmolLM2's tokenizer.json, for lm-eval and aiperf")
+    parser.add_argument("--tokenizer", help="a directory with SmolLM2's tokenizer.json, for those that count tokens")
     parser.add_argument("--only", action="append", help="names of scripts")
     args = parser.parse_args()
     outcomes = []

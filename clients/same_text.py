@@ -34,7 +34,8 @@ def main() -> None:
     with served(args.serve_python, "--drafter", "none", "--kv-memory", "256M") as plain:
         alone = asyncio.run(texts(plain, args.streams, at_once=1, tokens=args.tokens, fields={}))
     print(f"{len(alone)} answers alone and plain, {len({text for text, _ in alone})} of them different", flush=True)
-    options = ("--max-sequences", str(args.streams), "--no-measure-cost", "--kv-memory", "1G")
+    most = str(args.streams)
+    options = ("--max-sequences", most, "--max-draft-batch", most, "--no-measure-cost", "--kv-memory", "1G")
     with served(args.serve_python, *options) as server:
         compare(server, alone[: args.requests], args.tokens, tally)
         with tally(f"{args.streams} streams at once"):
