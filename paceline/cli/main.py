@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import NoReturn, Protocol
 
 from paceline import __version__
-from paceline.cli import bench, chat, demo, generate, inspect, serve
+from paceline.cli import bench, chat, demo, generate, inspect, serve, train
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
 
 
@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": serve,
     "inspect": inspect,
     "bench": bench,
+    "train": train,
     "demo": demo,
 }
 

@@ -1,0 +1,157 @@
+"""Train: make a drafter for a model of your own.
+
+paceline train eagle smollm2 --prompts prompts.jsonl.gz --out drafter --minutes 15
+torchrun --nproc-per-node 4 -m paceline.cli.main train eagle MODEL --prompts prompts.jsonl --out drafter
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.options import FORMATS, count
+
+if TYPE_CHECKING:
+    from paceline.train.job import Job
+
+EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
+guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
+
+Everything made on the way is kept in OUT.work: answers, and a checkpoint every two minutes or less. The same command
+goes on where the last one ended, however it ended. Prompts that share thirteen words in a row with a set given by
+--eval or --exclude are not trained on.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="train", metavar="KIND", required=True, parser_class=type(parser))
+    eagle = kinds.add_parser(
+        "eagle", help="an EAGLE-3 head", description=EAGLE, formatter_class=RawDescriptionHelpFormatter
+    )
+    eagle.set_defaults(parser=eagle, work=_train)
+    _add_data(eagle)
+    _add_answers(eagle)
+    _add_head(eagle)
+    _add_course(eagle)
+    eagle.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
+
+
+def _add_data(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="MODEL", help="a directory, a .gguf file, 'smollm2', or a hub id")
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help=".jsonl, .jsonl.gz or text")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
+    parser.add_argument(
+        "--eval", type=_named, action="append", default=[], metavar="NAME=FILE", help="a set to measure on; repeatable"
+    )
+    parser.add_argument(
+        "--exclude", type=Path, action="append", default=[], metavar="FILE", help="texts not to train on; repeatable"
+    )
+    parser.add_argument("--license", default="other", metavar="NAME", help="of the drafter, for its card")
+    parser.add_argument("--max-prompts", type=count, metavar="N", help="use so many (default: all)")
+    parser.add_argument("--held-out", type=count, default=256, metavar="N", help="prompts to judge by (default: 256)")
+
+
+def _add_answers(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("answers")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
+    group.add_argument("--format", default="auto", choices=FORMATS, metavar="FORMAT", help="of the answering target")
+    group.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
+    group.add_argument("--max-length", type=count, default=1024, metavar="N", help="of prompt and answer, in tokens")
+    group.add_argument("--max-new", type=count, default=320, metavar="N", help="tokens of an answer (default: 320)")
+    group.add_argument("--sampled", type=_share, default=0.3, metavar="P", help="share not greedy (default: 0.3)")
+    group.add_argument("--temperature", type=float, default=0.8, metavar="T", help="of those (default: 0.8)")
+    group.add_argument("--answer-batch", type=count, default=256, metavar="N", help="at once, of a worker")
+    group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes a GPU (default: 4)")
+
+
+def _add_head(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("drafter")
+    group.add_argument("--draft-vocab", type=count, default=8192, metavar="N", help="tokens it knows (default: 8192)")
+    group.add_argument("--unroll", type=_unroll, default=5, metavar="N", help="steps ahead it learns (default: 5)")
+    group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
+    group.add_argument("--packing", choices=("bf16", "int8"), default="bf16", help="of the file (default: bf16)")
+
+
+def _add_course(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--minutes", type=float, default=15.0, metavar="M", help="of training (default: 15)")
+    group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
+    group.add_argument("--batch-tokens", type=count, default=32768, metavar="N", help="a step (default: 32768)")
+    group.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="its peak (default: 0.001)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+
+
+def run(args: Namespace) -> int:
+    work: Callable[[Namespace], int] = args.work
+    return work(args)
+
+
+def _train(args: Namespace) -> int:
+    from paceline.train.run import train
+
+    train(_job(args), lambda text: print(text, file=sys.stderr, flush=True))
+    return 0
+
+
+def _job(args: Namespace) -> Job:
+    from paceline.runner.load import choose_device
+    from paceline.train.job import Job
+
+    device = choose_device(args.device)
+    return Job(
+        kind=args.train,
+        target=args.target,
+        prompts=args.prompts,
+        out=args.out,
+        evals=dict(args.eval),
+        excludes=args.exclude,
+        license=args.license,
+        device=device,
+        format=args.format,
+        threads=args.threads,
+        max_prompts=args.max_prompts,
+        held_out=args.held_out,
+        max_length=args.max_length,
+        max_new=args.max_new,
+        sampled=args.sampled,
+        temperature=args.temperature,
+        answer_batch=args.answer_batch,
+        answer_workers=args.answer_workers,
+        draft_vocab=args.draft_vocab,
+        unroll=args.unroll,
+        intermediate=args.intermediate,
+        batch_tokens=args.batch_tokens,
+        learning_rate=args.learning_rate,
+        minutes=args.minutes,
+        max_steps=args.max_steps,
+        seed=args.seed,
+        packing=args.packing,
+        command=shlex.join(["paceline", *sys.argv[1:]]),
+    )
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or not name or name in ("train", "held-out"):
+        raise ArgumentTypeError(f"NAME=FILE is needed, not {text!r}")
+    return name, Path(path)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"a share from 0 to 1 is needed, not {text!r}")
+    return value
+
+
+def _unroll(text: str) -> int:
+    if count(text) > 8:
+        raise ArgumentTypeError(f"at most 8 steps ahead, not {text}")
+    return count(text)

@@ -1,0 +1,89 @@
+"""The model card of a trained drafter: what it is for, how good it is, how it was made, and of what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline import __version__
+from paceline.train.rounds import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a card tells; `scores` by the name of a set, none of whose prompts was trained on."""
+
+    kind: str
+    target: str
+    license: str
+    parameters: int
+    packing: str
+    scores: Mapping[str, tuple[int, Score]]  # prompts, and what came of them
+    sources: Sequence[tuple[str, str, int]]  # source, licence, prompts
+    left_out: int  # prompts that overlap with an evaluation set
+    answers: int
+    answer_tokens: int
+    sampled: float
+    temperature: float
+    coverage: float | None  # of the draft vocabulary
+    draft_vocab: int | None
+    steps: int
+    minutes: float
+    device: str
+    command: str
+
+
+def card(facts: Facts) -> bytes:
+    parts = [_front(facts), _about(facts), _scores(facts), _making(facts), _data(facts)]
+    return "\n".join(parts).encode()
+
+
+def _front(facts: Facts) -> str:
+    return f"---\nlicense: {facts.license}\nlibrary_name: paceline\ntags: [speculative-decoding, {facts.kind}]\n---\n"
+
+
+def _about(facts: Facts) -> str:
+    word = "model" if facts.kind == "small" else facts.kind
+    return (
+        f"# A drafter of kind `{facts.kind}` for {facts.target}\n\n"
+        f"{facts.parameters / 1e6:.1f} million parameters, matrices in {facts.packing}. It guesses what the target "
+        f"says next; the target checks every guess, so the text is the target's own.\n\n"
+        f"```\npaceline generate {facts.target} --drafter {word}:PATH\n```\n"
+    )
+
+
+def _scores(facts: Facts) -> str:
+    lines = [
+        "## Measured acceptance\n",
+        "Greedy, on prompts that were not trained on, rounds counted as the engine does.\n",
+    ]
+    draft = max((score.draft for _, score in facts.scores.values()), default=0)
+    lines.append("| set | prompts | tokens per round | " + " | ".join(f"position {i + 1}" for i in range(draft)) + " |")
+    lines.append("|---|---:|---:|" + "---:|" * draft)
+    for name, (prompts, score) in facts.scores.items():
+        shares = " | ".join(f"{share:.1%}" for share in score.by_position)
+        lines.append(f"| {name} | {prompts} | {score.tokens_per_round:.2f} | {shares} |")
+    lines.append("\nA position's share: how often its token was accepted, given that those before it were.\n")
+    return "\n".join(lines)
+
+
+def _making(facts: Facts) -> str:
+    vocabulary = ""
+    if facts.draft_vocab is not None and facts.coverage is not None:
+        vocabulary = (
+            f" It drafts {facts.draft_vocab} tokens of the vocabulary, {facts.coverage:.2%} of what the target says."
+        )
+    return (
+        f"## How it was made\n\n{facts.steps} steps in {facts.minutes:.1f} minutes of training on {facts.device}, with "
+        f"Paceline {__version__}. The target answered the prompts itself: {facts.answers} answers, "
+        f"{facts.answer_tokens} tokens, {facts.sampled:.0%} of them sampled at temperature {facts.temperature:g}, the "
+        f"others greedy.{vocabulary}\n\n```\n{facts.command}\n```\n\n"
+        "![loss and held-out tokens per round](curves.svg)\n"
+    )
+
+
+def _data(facts: Facts) -> str:
+    lines = ["## Data\n", f"Prompts only; {facts.left_out} were left out because they overlap with a set above.\n"]
+    lines += ["| source | licence | prompts |", "|---|---|---:|"]
+    lines += [f"| {source} | {license} | {count} |" for source, license, count in facts.sources]
+    return "\n".join(lines) + "\n"

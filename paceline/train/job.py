@@ -1,0 +1,97 @@
+"""What a user asks of `paceline train`, and the questions that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from paceline.errors import InvalidRequest
+from paceline.train.answers import HELD_OUT, TRAIN, AnswerSettings, Question
+from paceline.train.overlap import split
+from paceline.train.packing import Packing
+from paceline.train.prompts import Prompt, read_prompts
+from paceline.train.storage import same_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a training is made of. Paths are the user's; nothing outside of `out` and `work` is written."""
+
+    kind: str
+    target: str
+    prompts: Path
+    out: Path
+    evals: Mapping[str, Path] = field(default_factory=dict)  # sets to measure on, never trained on
+    excludes: Sequence[Path] = ()  # more texts whose like must not be trained on
+    license: str = "other"
+    device: str = "cpu"
+    format: str = "auto"  # of the target while it answers
+    threads: int | None = None
+    max_prompts: int | None = None
+    held_out: int = 256
+    max_length: int = 1024
+    max_new: int = 320
+    sampled: float = 0.3
+    temperature: float = 0.8
+    answer_batch: int = 256
+    answer_workers: int = 1
+    draft_vocab: int = 8192
+    unroll: int = 5
+    intermediate: int | None = None  # None: the target's
+    batch_tokens: int = 32768
+    learning_rate: float = 1e-3
+    minutes: float = 15.0
+    max_steps: int | None = None
+    seed: int = 0
+    packing: Packing = "bf16"
+    command: str = ""
+
+    @property
+    def work(self) -> Path:
+        """Answers and checkpoints; may be removed once the drafter is there."""
+        return self.out.with_name(f"{self.out.name}.work")
+
+    @property
+    def answers(self) -> AnswerSettings:
+        return AnswerSettings(
+            target=self.target,
+            format="bf16" if self.format == "auto" and self.device == "cuda" else self.format,
+            max_length=self.max_length,
+            max_new=self.max_new,
+            sampled=self.sampled,
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    questions: list[Question]
+    trained: list[Prompt]  # the prompts that are trained on
+    left_out: int  # for they overlap with what is measured on
+
+
+def curriculum(job: Job) -> Curriculum:
+    """All questions: sets to measure on first, then held-out prompts, then those to train on in random order."""
+    sets = {name: read_prompts(path) for name, path in job.evals.items()}
+    excluded = [prompt for path in job.excludes for prompt in read_prompts(path)]
+    excluded += [prompt for prompts in sets.values() for prompt in prompts]
+    prompts = read_prompts(job.prompts)
+    clean, shared = split([prompt.text for prompt in prompts], [prompt.text for prompt in excluded])
+    order = [clean[i] for i in torch.randperm(len(clean), generator=same_seed(job.seed, 3)).tolist()]
+    order = order[: job.max_prompts]
+    if len(order) < job.held_out + 1:
+        raise InvalidRequest(
+            f"{job.prompts}: {len(order)} prompts can be used ({len(shared)} overlap with a set to measure on), and "
+            f"{job.held_out} of them would be held out: give more prompts, or a smaller --held-out"
+        )
+    held_out, train = [prompts[i] for i in order[: job.held_out]], [prompts[i] for i in order[job.held_out :]]
+    questions = [Question(name, prompt.text) for name, some in sets.items() for prompt in some]
+    questions += [Question(HELD_OUT, prompt.text) for prompt in held_out]
+    draws = torch.rand(len(train), generator=same_seed(job.seed, 4)).tolist()
+    for prompt, draw in zip(train, draws, strict=True):
+        questions.append(Question(TRAIN, prompt.text, job.temperature if draw < job.sampled else 0.0))
+    return Curriculum(questions, trained=train, left_out=len(shared))

@@ -1,0 +1,65 @@
+"""Several processes that train one drafter, as `torchrun` starts them: own batches, one gradient.
+
+Alone, everything here does nothing. What must be decided by one (how much time has passed, whether to stop) is decided
+by the first and told to the others, so that all take the same number of steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls, device: str) -> World:
+        """As the environment says; `device` is cpu or cuda."""
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local = torch.device(device, int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else torch.device("cpu")
+        if local.type == "cuda":
+            torch.cuda.set_device(local)
+        if size > 1:
+            distributed.init_process_group("nccl" if local.type == "cuda" else "gloo")
+        return cls(rank=rank, size=size, device=local)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """In place, over all processes."""
+        if self.size == 1:
+            return
+        every = list(tensors)
+        flat = torch.cat([tensor.flatten() for tensor in every])
+        distributed.all_reduce(flat)
+        flat /= self.size
+        done = 0
+        for tensor in every:
+            tensor.copy_(flat[done : done + tensor.numel()].view_as(tensor))
+            done += tensor.numel()
+
+    def told(self, value: float) -> float:
+        """The first process' value, in all of them."""
+        if self.size == 1:
+            return value
+        box = torch.tensor([value], dtype=torch.float64, device=self.device)
+        distributed.broadcast(box, src=0)
+        return float(box)
+
+    def wait(self) -> None:
+        if self.size > 1:
+            distributed.barrier()
+
+    def leave(self) -> None:
+        if self.size > 1:
+            distributed.destroy_process_group()

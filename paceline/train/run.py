@@ -1,0 +1,268 @@
+"""From a target and a file of prompts to a drafter: answer, begin, train, measure, write.
+
+Whatever is done is kept under `Job.work`; the same command goes on where the last one ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import InvalidRequest
+from paceline.models.load import LoadedModel, load_model
+from paceline.runner.load import memory_for
+from paceline.tokenizer import Tokenizer
+from paceline.train import checkpoint
+from paceline.train.answering import Crew, answer
+from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore, Exchange
+from paceline.train.batches import pad
+from paceline.train.beginnings import draft_vocabulary, eagle_shape, feature_layers, feature_scale, new_eagle
+from paceline.train.card import Facts, card
+from paceline.train.checkpoint import Progress
+from paceline.train.curves import curves
+from paceline.train.job import Curriculum, Job, curriculum
+from paceline.train.parallel import World
+from paceline.train.prompts import sources
+from paceline.train.rounds import Score, evaluate
+from paceline.train.storage import replace_folder
+from paceline.train.student import Student
+from paceline.train.teacher import Teacher
+from paceline.train.trainer import Course, Line, Trainer
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Lesson:
+    """One training, from the questions to the drafter."""
+
+    job: Job
+    world: World
+    say: Say
+    plan: Curriculum
+    sets: dict[str, list[Exchange]]
+    teacher: Teacher
+    student: Student
+    coverage: float | None
+    progress: Progress
+
+    def facts(self, scores: Mapping[str, tuple[int, Score]]) -> Facts:
+        job, trained = self.job, self.sets[TRAIN]
+        return Facts(
+            kind=job.kind,
+            target=job.target.rstrip("/").rpartition("/")[2],
+            license=job.license,
+            parameters=sum(param.numel() for param in self.student.params.values()),
+            packing=job.packing,
+            scores=scores,
+            sources=sources(self.plan.trained),
+            left_out=self.plan.left_out,
+            answers=len(trained),
+            answer_tokens=sum(exchange.answer for exchange in trained),
+            sampled=job.sampled,
+            temperature=job.temperature,
+            coverage=self.coverage,
+            draft_vocab=job.draft_vocab if self.coverage is not None else None,
+            steps=self.progress.best_step,
+            minutes=self.progress.seconds / 60,
+            device=_device_name(self.world),
+            command=job.command,
+        )
+
+    def write(self, scores: Mapping[str, tuple[int, Score]]) -> None:
+        files = self.student.files()
+        files["README.md"] = card(self.facts(scores))
+        files["curves.svg"] = curves(self.progress.curve, self.progress.history)
+        replace_folder(self.job.out, files)
+
+    def on_score(self, progress: Progress, score: Score, better: bool) -> None:
+        shares = " ".join(f"{share:.3f}" for share in score.by_position)
+        note = "  (best)" if better else ""
+        self.say(f"held-out: {score.tokens_per_round:.3f} tokens per round, accepted by position {shares}{note}")
+        if better:
+            self.write({HELD_OUT: (len(self.sets[HELD_OUT]), score)})
+
+    def on_line(self, line: Line) -> None:
+        if self.world.first:
+            loss, agreement = (" ".join(f"{value:.3f}" for value in values) for values in (line.loss, line.agreement))
+            self.say(
+                f"{line.done:4.0%} step {line.progress.step} epoch {line.progress.epoch}  loss {loss}  "
+                f"agrees {agreement}  {line.tokens_per_second / 1e3:.1f}k tok/s  {line.seconds_left / 60:.1f} min left"
+            )
+
+
+def train(job: Job, say: Say) -> dict[str, Score]:
+    """The drafter in `job.out`; what came of each set that it was measured on."""
+    world = World.join(job.device)
+    try:
+        return _train(job, world, say if world.first else lambda text: None)
+    finally:
+        world.leave()
+
+
+def _train(job: Job, world: World, say: Say) -> dict[str, Score]:
+    plan = curriculum(job)
+    say(f"{len(plan.trained)} prompts to train on, {job.held_out} held out, {plan.left_out} left out for overlap")
+    sets = _answers(job, plan, world, say)
+    model = _load(job, world)
+    lesson = _begin(job, plan, sets, model, world, say)
+    trainer = _trainer(lesson)
+    if trainer.progress.finished:
+        say("training had already ended; measuring")
+    else:
+        trainer.run()
+    return _finish(lesson, trainer) if world.first else {}
+
+
+def _answers(job: Job, plan: Curriculum, world: World, say: Say) -> dict[str, list[Exchange]]:
+    if world.first:
+        AnswerStore.create(job.work / "answers", job.answers, plan.questions)
+    world.wait()
+    store = AnswerStore.create(job.work / "answers", job.answers, plan.questions)
+    crew = Crew(
+        device=job.device,
+        batch=job.answer_batch,
+        workers=job.answer_workers,
+        threads=job.threads,
+        part=world.rank,
+        parts=world.size,
+    )
+    began, last = time.monotonic(), [0.0]
+
+    def report(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - last[0] >= 5 or done == total:
+            last[0] = now
+            say(f"answers: {done}/{total} shards, {now - began:.0f} s")
+
+    answer(store, crew, report)
+    world.wait()
+    sets = store.read()
+    tokens = sum(exchange.answer for exchange in sets[TRAIN])
+    say(f"{len(sets[TRAIN])} answers with {tokens} tokens to learn from")
+    for name, exchanges in sets.items():
+        if not exchanges:
+            raise InvalidRequest(f"no prompt of the set {name!r} got an answer: raise --max-length ({job.max_length})")
+    return sets
+
+
+def _load(job: Job, world: World) -> LoadedModel:
+    with memory_for(f"the weights of {job.target}", "choose a smaller target"):
+        return load_model(job.target, format="bf16" if world.device.type == "cuda" else "fp32", device=world.device)
+
+
+def _begin(
+    job: Job, plan: Curriculum, sets: dict[str, list[Exchange]], model: LoadedModel, world: World, say: Say
+) -> Lesson:
+    config, dtype = model.config, torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    layers = feature_layers(config.num_layers)
+    teacher = Teacher(model, layers=layers, dtype=dtype, device=world.device)
+    is_gguf = model.kind == "gguf"
+    tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
+    vocabulary = draft_vocabulary(
+        sets[TRAIN],
+        size=job.draft_vocab,
+        vocab=config.vocab_size,
+        always={*config.eos_ids, *tokenizer.eos_ids},
+    )
+    say(f"draft vocabulary: {len(vocabulary.ids)} tokens, {vocabulary.coverage:.2%} of the answers")
+    sample = pad(sets[TRAIN][:64]).to(world.device)
+    shape = eagle_shape(
+        config,
+        layers=layers,
+        draft_vocab=len(vocabulary.ids),
+        intermediate=job.intermediate or config.intermediate_size,
+        steps=job.unroll,
+    )
+    student = new_eagle(
+        shape,
+        teacher,
+        draft_ids=vocabulary.ids,
+        scale=feature_scale(teacher(sample.ids), sample),
+        dtype=dtype,
+        seed=job.seed,
+        packing=job.packing,
+    )
+    progress = Progress(settings=_settings(job, world))
+    return Lesson(job, world, say, plan, sets, teacher, student, vocabulary.coverage, progress)
+
+
+def _settings(job: Job, world: World) -> dict[str, object]:
+    """What must not change between two runs of one training."""
+    names = ("kind", "draft_vocab", "unroll", "intermediate", "batch_tokens", "learning_rate", "max_steps", "seed")
+    return {name: getattr(job, name) for name in names} | {"processes": world.size}
+
+
+def _trainer(lesson: Lesson) -> Trainer:
+    """New, or from the checkpoint that is there."""
+    job, path = lesson.job, lesson.job.work / "checkpoint.safetensors"
+    course = Course(
+        minutes=job.minutes,
+        max_steps=job.max_steps,
+        batch_tokens=job.batch_tokens,
+        learning_rate=job.learning_rate,
+        seed=job.seed,
+    )
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    if path.exists():
+        lesson.progress, groups = checkpoint.load(path, lesson.progress.settings)
+        lesson.say(f"going on from step {lesson.progress.step}, {lesson.progress.seconds / 60:.1f} minutes of training")
+    trainer = Trainer(
+        student=lesson.student,
+        teacher=lesson.teacher,
+        train=lesson.sets[TRAIN],
+        held_out=lesson.sets[HELD_OUT],
+        course=course,
+        world=lesson.world,
+        path=path,
+        progress=lesson.progress,
+        on_line=lesson.on_line,
+        on_score=lesson.on_score,
+    )
+    if groups:
+        _put(lesson.student, groups["param"], groups["constant"])
+        trainer.best = {name: tensor.to(lesson.world.device) for name, tensor in groups["best"].items()}
+        checkpoint.restore(trainer.optimiser, lesson.student.params, groups)
+    return trainer
+
+
+@torch.no_grad()
+def _put(student: Student, params: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in student.params.items():
+        tensor.copy_(params[name])
+    for name, tensor in student.constants.items():
+        tensor.copy_(constants[name])
+
+
+def _finish(lesson: Lesson, trainer: Trainer) -> dict[str, Score]:
+    """Measure the best weights on every set, and write the drafter with its card."""
+    if trainer.best:
+        _put(lesson.student, trainer.best, lesson.student.constants)
+    scores = {}
+    for name, exchanges in lesson.sets.items():
+        if name != TRAIN:
+            score = evaluate(
+                lesson.student,
+                lesson.teacher,
+                exchanges,
+                draft=trainer.course.draft,
+                tokens=trainer.course.batch_tokens,
+                device=lesson.world.device,
+            )
+            scores[name] = (len(exchanges), score)
+            lesson.say(f"{name}: {score.tokens_per_round:.3f} tokens per round over {len(exchanges)} prompts")
+    lesson.write(scores)
+    lesson.say(f"written: {lesson.job.out}")
+    return {name: score for name, (_, score) in scores.items()}
+
+
+def _device_name(world: World) -> str:
+    if world.device.type == "cpu":
+        return "a CPU"
+    count = f"{world.size} × " if world.size > 1 else ""
+    return f"{count}{torch.cuda.get_device_name(world.device)}"

@@ -1,0 +1,211 @@
+"""The loop: batches, gradients, a learning rate that ends at zero when the time is over, evaluations, checkpoints.
+
+How far a training is, from 0 to 1, is steps by `max_steps` or seconds by `minutes`; the learning rate and the
+evaluations go by that alone. After a kill the loop goes on from the last checkpoint with the batch that followed it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.errors import EngineDead, OutOfMemory
+from paceline.train import checkpoint
+from paceline.train.answers import Exchange
+from paceline.train.batches import Texts, epoch_batches, pad
+from paceline.train.checkpoint import Progress
+from paceline.train.parallel import World
+from paceline.train.rounds import Score, evaluate
+from paceline.train.student import Losses, Student
+from paceline.train.teacher import Teacher
+
+BETAS = (0.9, 0.95)
+CLIP = 1.0  # the longest gradient
+WARM_UP = 100  # steps, and at most a tenth of all
+REPORT = 5.0  # seconds between two lines
+SAVE = 120.0  # seconds between two checkpoints, if no evaluation comes before
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How to train."""
+
+    minutes: float
+    max_steps: int | None  # None: the minutes decide
+    batch_tokens: int
+    learning_rate: float
+    seed: int
+    draft: int = 4  # tokens of a draft, in evaluations
+    evaluations: int = 24
+    patience: int = 8  # evaluations without a better one before it stops
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What there is to say every few seconds."""
+
+    progress: Progress
+    done: float  # from 0 to 1
+    loss: tuple[float, ...]  # by step of the chain
+    agreement: tuple[float, ...]
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(slots=True)
+class Trainer:
+    student: Student
+    teacher: Teacher
+    train: Sequence[Exchange]
+    held_out: Sequence[Exchange]
+    course: Course
+    world: World
+    path: Path  # of the checkpoint
+    progress: Progress
+    on_line: Callable[[Line], None]
+    on_score: Callable[[Progress, Score, bool], None]  # an evaluation, and whether it is the best so far
+    best: dict[str, Tensor] = field(default_factory=dict)
+    optimiser: torch.optim.Optimizer = field(init=False)
+    _began: float = field(init=False, default=0.0)
+    _saved: float = field(init=False, default=0.0)
+    _recent: list[Losses] = field(init=False, default_factory=list)
+    _reported: tuple[float, int] = field(init=False, default=(0.0, 0))
+
+    def __post_init__(self) -> None:
+        fused = self.world.device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            list(self.student.params.values()),
+            lr=self.course.learning_rate,
+            betas=BETAS,
+            weight_decay=0.0,
+            fused=fused,
+        )
+
+    def run(self) -> None:
+        self._began = time.monotonic() - self.progress.seconds
+        self._saved = self.progress.seconds
+        self._reported = (self.progress.seconds, self.progress.tokens)
+        try:
+            for texts in self._batches():
+                self._step(texts.to(self.world.device))
+                if self._look_around():
+                    break
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"no memory for a batch of {self.course.batch_tokens} tokens: lower --batch-tokens; what was trained "
+                "so far is kept"
+            ) from error
+        self.progress.finished = True
+        self._save()
+
+    def done(self) -> float:
+        """From 0 to 1."""
+        if self.course.max_steps is not None:
+            return self.progress.step / self.course.max_steps
+        return self.progress.seconds / (60 * self.course.minutes)
+
+    def _batches(self) -> Iterator[Texts]:
+        """This process' batches, epoch after epoch, from where the progress stands. All processes get equally many."""
+        world, progress = self.world, self.progress
+        while True:
+            every = epoch_batches(
+                self.train, tokens=self.course.batch_tokens, seed=self.course.seed, epoch=progress.epoch
+            )
+            count = max(1, len(every) // world.size)
+            while progress.batch < count:
+                mine = every[(progress.batch * world.size + world.rank) % len(every)]
+                progress.batch += 1
+                yield pad([self.train[index] for index in mine])
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+
+    def _step(self, texts: Texts) -> None:
+        params = list(self.student.params.values())
+        losses = self.student.losses(self.teacher, self.teacher(texts.ids), texts)
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        self.world.average(param.grad for param in params if param.grad is not None)
+        torch.nn.utils.clip_grad_norm_(params, CLIP)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.course.learning_rate * self._rate()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self._recent.append(Losses(losses.total.detach(), losses.by_step, losses.agreement))
+        self.progress.step += 1
+        self.progress.tokens += texts.ids.numel() * self.world.size
+        self.progress.seconds = self.world.told(time.monotonic() - self._began)
+
+    def _rate(self) -> float:
+        """Up quickly, then down to nothing in a straight line."""
+        most = self.course.max_steps
+        warm_up = WARM_UP if most is None else min(WARM_UP, max(1, most // 10))
+        return min(1.0, (self.progress.step + 1) / warm_up) * max(0.0, 1.0 - self.done())
+
+    def _look_around(self) -> bool:
+        """Report, evaluate, save, where it is time to. True: training is over."""
+        done, progress = self.done(), self.progress
+        if progress.seconds - self._reported[0] >= REPORT or done >= 1:
+            self._report(done)
+        stop = done >= 1
+        if int(done * self.course.evaluations) > len(progress.history) or stop:
+            stop = self._evaluate() or stop
+        elif self.world.first and progress.seconds - self._saved >= SAVE:
+            self._save()
+        return stop
+
+    def _report(self, done: float) -> None:
+        progress, recent = self.progress, self._recent
+        loss = torch.stack([one.by_step for one in recent]).mean(dim=0).tolist()
+        agreement = torch.stack([one.agreement for one in recent]).mean(dim=0).tolist()
+        self._recent = []
+        if not all(value == value and abs(value) < 1e6 for value in loss):
+            raise EngineDead(
+                f"the loss at step {progress.step} is not a number: lower --learning-rate; the last checkpoint is kept"
+            )
+        seconds, tokens = progress.seconds - self._reported[0], progress.tokens - self._reported[1]
+        self._reported = (progress.seconds, progress.tokens)
+        left = progress.seconds * (1 / done - 1) if done else 0.0
+        line = Line(progress, done, tuple(loss), tuple(agreement), tokens / max(seconds, 1e-6), max(0.0, left))
+        progress.curve.append({"step": progress.step, "loss": loss[0], "agreement": agreement[0]})
+        self.on_line(line)
+
+    def _evaluate(self) -> bool:
+        """True: it has not become better for long."""
+        stop = 0.0
+        if self.world.first:
+            stop = float(self._judge())
+            self._save()
+        stop = self.world.told(stop)
+        # What the first process has learnt all must count by: when the next evaluation is.
+        self.progress.history += [{}] * (int(self.world.told(len(self.progress.history))) - len(self.progress.history))
+        return bool(stop)
+
+    def _judge(self) -> bool:
+        progress, course = self.progress, self.course
+        score = evaluate(
+            self.student,
+            self.teacher,
+            self.held_out,
+            draft=course.draft,
+            tokens=course.batch_tokens,
+            device=self.world.device,
+        )
+        better = score.tokens_per_round > progress.best
+        if better:
+            progress.best, progress.best_step = score.tokens_per_round, progress.step
+            self.best = {name: tensor.detach().clone() for name, tensor in self.student.params.items()}
+        record = {"step": progress.step, "seconds": progress.seconds, "held_out": score.tokens_per_round}
+        progress.history.append(record)
+        self.on_score(progress, score, better)
+        since = [record for record in progress.history if record.get("step", 0) > progress.best_step]
+        return len(since) >= course.patience
+
+    def _save(self) -> None:
+        if self.world.first:
+            checkpoint.save(
+                self.path, self.progress, self.student.params, self.best, self.student.constants, self.optimiser
+            )
+        self._saved = self.progress.seconds
