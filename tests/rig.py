@@ -18,6 +18,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
+from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -27,9 +28,12 @@ from paceline.kernels.base import Forward
 from paceline.kernels.quant import quantise
 from paceline.kv.cache import KVCache
 from paceline.models.config import ModelConfig
+from paceline.models.heads import EagleHead
 from paceline.models.naming import expected_shapes
 from paceline.runner.compiled import CompiledForward
+from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.eager import EagerForward
+from paceline.runner.heads import EagerHead, HeadForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds import Lookup
 from paceline.tokenizer import Tokenizer
@@ -44,6 +48,7 @@ from paceline.types import (
     Speculation,
     TokenEvent,
 )
+from tests.heads import random_eagle
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
@@ -74,7 +79,7 @@ class Model:
     sharpness: float = 3.0  # of the toy's distributions
     window: int = 0  # of the first layer's attention, where it is a real model
 
-    def forward(self, backend: str, *, num_pages: int) -> Forward:
+    def forward(self, backend: str, *, num_pages: int, taps: Sequence[int] = ()) -> Forward:
         if backend == "toy":
             return ToyForward(
                 num_pages=num_pages,
@@ -82,13 +87,14 @@ class Model:
                 noise=self.noise,
                 vocab_size=self.vocab_size,
                 sharpness=self.sharpness,
+                taps=taps,
             )
         if backend == "eager":
-            return EagerForward(self.config, self.weights, num_pages=num_pages)
+            return EagerForward(self.config, self.weights, num_pages=num_pages, taps=taps)
         if backend == "cuda":
-            return cuda_forward(self, num_pages=num_pages)
+            return cuda_forward(self, num_pages=num_pages, taps=taps)
         quantised = {name: quantise(w) if w.dim() == 2 else w for name, w in self.weights.items()}
-        return CompiledForward(self.config, quantised, num_pages=num_pages, threads=1)
+        return CompiledForward(self.config, quantised, num_pages=num_pages, threads=1, taps=taps)
 
     @property
     def config(self) -> ModelConfig:
@@ -113,7 +119,7 @@ class Model:
         return {name: weight + self.noise * other[name] for name, weight in own.items()}
 
 
-def cuda_forward(model: Model, *, num_pages: int, kv: Any = None) -> Forward:
+def cuda_forward(model: Model, *, num_pages: int, kv: Any = None, taps: Sequence[int] = ()) -> Forward:
     """The kernels for GPUs: on one, or by Triton's interpreter."""
     from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv
 
@@ -121,7 +127,8 @@ def cuda_forward(model: Model, *, num_pages: int, kv: Any = None) -> Forward:
     decoder = CudaDecoder(
         model.config, dict(model.weights), max_context=CONTEXT + 32, dtype=dtype, device=device, pdl=ON_GPU
     )
-    return CudaForward(decoder, kv or new_kv(model.config, num_pages=num_pages, dtype=dtype, device=device))
+    kv = kv or new_kv(model.config, num_pages=num_pages, dtype=dtype, device=device)
+    return CudaForward(decoder, kv, taps=taps)
 
 
 def _random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -171,6 +178,41 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
     return make
 
 
+@dataclass(frozen=True)
+class EagleMade:
+    """A drafter with a random head, which on the compiled backend is compiled."""
+
+    draft_vocab: int = VOCAB
+    min_confidence: float = 0.0
+    taps: tuple[int, int, int] = (0, 1, 1)
+
+    def __call__(self, setting: Setting, backend: str) -> Drafter:
+        head = random_eagle(TARGET.config, taps=self.taps, draft_vocab=self.draft_vocab)
+        return EagleDrafter(
+            self.forward(head, setting, backend),
+            taps=self.taps,
+            width=3 * TARGET.config.hidden_size,
+            name="eagle",
+            lanes=setting.lanes,
+            pool=setting.pool,
+            vocab_size=setting.vocab_size,
+            pick=setting.target.pick,
+            chunk=setting.max_step_tokens,
+            min_confidence=self.min_confidence,
+        )
+
+    def forward(self, head: EagleHead, setting: Setting, backend: str) -> HeadForward:
+        pages = setting.pool.num_pages
+        if backend == "compiled":
+            assert isinstance(setting.target, CompiledForward)
+            return CompiledHead(
+                head.in_format("int8"), setting.target, num_pages=pages, max_context=setting.max_context
+            )
+        return EagerHead(
+            head, setting.target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu"
+        )
+
+
 def always(drafter: Drafter) -> Made:
     return lambda setting, backend: drafter
 
@@ -191,6 +233,11 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "hesitant": model_drafter(NOISY, min_confidence=0.2),
         "narrow": model_drafter(Model(seed=5, vocab_size=80)),
         "wide": model_drafter(Model(seed=5, vocab_size=128)),
+    },
+    "eagle": {
+        "eagle": EagleMade(),
+        "eagle-narrow": EagleMade(draft_vocab=40),
+        "eagle-hesitant": EagleMade(min_confidence=0.05),
     },
     "self": {},  # a device's alone: see FLOWN
 }
@@ -275,7 +322,8 @@ def build(
     run on a device that can do these drafters, and those of `drafters` on the host."""
     config = EngineConfig.of(**{**LIMITS, **options})
     if forward is None:
-        forward = TARGET.forward(backend, num_pages=num_pages)
+        taps = sorted({tap for made in (drafters or {}).values() for tap in getattr(made, "taps", ())})
+        forward = TARGET.forward(backend, num_pages=num_pages, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
     setting = Setting(
@@ -285,6 +333,7 @@ def build(
         max_context=max_context,
         max_step_tokens=config.max_step_tokens,
         threads=1,
+        target=forward,
     )
     guards = {
         name: Guard(make(setting, backend), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)

@@ -7,6 +7,7 @@ whole distribution, and a context out of order is an error at once. Its "keys an
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from paceline.kernels.cpu import team
 from paceline.kernels.cpu.build import load_library
 
 CONTEXTS = 4099  # distinct distributions by the last token
+HIDDEN = 64
 DETAILS = 509  # distinct corrections by the whole context
 POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, dtype=np.uint64))
 
@@ -50,8 +52,16 @@ class ToyForward:
     bitwise = True
 
     def __init__(
-        self, *, num_pages: int, seed: int = 0, noise: float = 0.0, vocab_size: int = 97, sharpness: float = 3.0
+        self,
+        *,
+        num_pages: int,
+        seed: int = 0,
+        noise: float = 0.0,
+        vocab_size: int = 97,
+        sharpness: float = 3.0,
+        taps: Sequence[int] = (),
     ) -> None:
+        self.taps = taps
         self._kv = ToyKV(num_pages)
         self.kv: KVMemory = self._kv
         self.vocab_size = vocab_size
@@ -64,6 +74,8 @@ class ToyForward:
         if self._last is not None:  # the memory of an Output belongs to the next pass
             self._last.logits.fill_(torch.nan)
             self._last.argmax.fill_(-1)
+            if self._last.features is not None:
+                self._last.features.fill_(torch.nan)
         assert int(batch.tokens.max()) < self.vocab_size, "a token outside of the vocabulary"
         slots = batch.slots.numpy()
         self._kv.tokens[slots] = batch.tokens.numpy()
@@ -73,8 +85,17 @@ class ToyForward:
         logits = torch.empty((len(owners), self.vocab_size))
         for out, (row, owner) in enumerate(rows):
             logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
-        self._last = Output(logits=logits, argmax=logits.argmax(-1).int())
+        features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if self.taps else None
+        self._last = Output(logits=logits, argmax=logits.argmax(-1).int(), features=features)
         return self._last
+
+    def features_of(self, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Hidden states [rows, taps * HIDDEN]: they tell token, position and tap."""
+        states = [table(7, CONTEXTS, HIDDEN)[(tokens * 31 + positions * 1009 + tap) % CONTEXTS] for tap in self.taps]
+        return torch.from_numpy(np.concatenate(states, axis=1))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return torch.from_numpy(table(8, self.vocab_size, HIDDEN)[tokens.numpy()])
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(load_library(), 1, logits, scales, keys)

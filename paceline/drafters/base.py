@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from paceline.draft import Draft
 from paceline.sampling import Sampler
@@ -28,6 +29,16 @@ class Ask:
     sampler: Sampler
     rule: Rule = Rule.COUPLED
     p_min: float | None = None  # end the draft once you believe in all of it with less; None: your own limit
+    predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the target computed of a sequence in a step and committed: hidden states of positions `start` …"""
+
+    key: int
+    start: int
+    features: Tensor  # float32 [positions, taps * hidden], in the order of the drafter's taps; do not keep it
 
 
 class Drafter(Protocol):
@@ -47,3 +58,13 @@ class Drafter(Protocol):
 
     def stop(self, key: int) -> None:
         """The sequence ended or was preempted."""
+
+
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that reads the target's hidden states. It is fed all that are computed while it drafts for a sequence;
+    positions that came from the prefix cache, or that a device computed, have none and are left out."""
+
+    taps: Sequence[int]  # where they are taken, see `kernels.base`
+
+    def feed(self, seen: Sequence[Seen]) -> None:
+        """After a step, once what it brought is committed: at least one more token than positions seen."""

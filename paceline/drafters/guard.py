@@ -11,12 +11,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Drafter
+from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Guard:
         self._vocab_size = vocab_size
         self._failures = 0
         self._thread = None if drafter.prompt else _Thread(timeout)
+        self.taps: Sequence[int] = getattr(drafter, "taps", ())
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._call(lambda: self._drafter.start(key, lane, tokens))
@@ -49,6 +50,10 @@ class Guard:
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         self._call(lambda: self._drafter.observe(key, tokens, accepted))
+
+    def feed(self, seen: Sequence[Seen]) -> None:
+        drafter = cast(FeatureDrafter, self._drafter)
+        self._call(lambda: drafter.feed(seen))
 
     def stop(self, key: int) -> None:
         self._call(lambda: self._drafter.stop(key))

@@ -4,6 +4,7 @@
     ngram:min_ngram=1,max_ngram=3  with options
     model:NAME, or just NAME       a model with the target's vocabulary
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
+    eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or one that is shipped
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
@@ -14,22 +15,28 @@ page costs it, `build` makes the drafter in the engine's setting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PREDICTION, PredictionDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
 from paceline.kernels.base import Forward
 from paceline.kv.pages import PagePool
+from paceline.models.names import resolve
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.load import ReadyModel, memory_for, read_model, ready_shape
+from paceline.runner.load_heads import FORMATS, read_eagle
 from paceline.runner.rounds import Lookup
 
 logger = logging.getLogger(__name__)
+SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Setting:
     max_context: int
     max_step_tokens: int
     threads: int | None
+    target: Forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,7 @@ class Recipe:
     how: str = "runs on the host"  # it drafts, in words
     page_bytes: int = 0  # of KV memory of its own
     pass_bytes: int = 0  # of weights that a draft pass reads
+    taps: Sequence[int] = ()  # of the target, whose hidden states it reads
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
     profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
@@ -117,6 +126,62 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     )
 
 
+def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    name, _, rest = options.partition(",")
+    given = _parse("eagle", rest, {"format": str, "max_draft": int, "min_confidence": float})
+    format = given.pop("format", "int8")
+    if format not in FORMATS:
+        raise UnknownOption("format of the eagle drafter", format, FORMATS)
+    ready = read_eagle(name, head_directory(name), target, format=format)
+    config = ready.head.config
+
+    def build(setting: Setting) -> Drafter:
+        head = ready.forward(
+            setting.target,
+            num_pages=setting.pool.num_pages,
+            max_context=setting.max_context,
+            threads=setting.threads,
+        )
+        return EagleDrafter(
+            head,
+            taps=config.taps,
+            width=3 * config.target_hidden_size,
+            name="eagle",
+            lanes=setting.lanes,
+            pool=setting.pool,
+            vocab_size=setting.vocab_size,
+            pick=setting.target.pick,
+            chunk=setting.max_step_tokens,
+            **given,
+        )
+
+    return Recipe(
+        name="eagle",
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        taps=config.taps,
+    )
+
+
+def head_directory(name: str) -> Path:
+    """Of heads that a user names: a directory, a hub id, or the name of one that is shipped with the package."""
+    if name.isidentifier() and (SHIPPED / name / "config.json").is_file():
+        return SHIPPED / name
+    path = resolve(name)
+    if not path.is_dir():
+        raise ModelNotFound(f"{name!r:.200} is a model's file, not a directory with a head")
+    return path
+
+
+def _prediction(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    _parse(PREDICTION, options, {})
+    return Recipe(
+        name=PREDICTION, build=lambda setting: PredictionDrafter(), how="follows the text that a request predicts"
+    )
+
+
 def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     format, formats = options or "fp8", ("fp8", "int8", "int4")
     if format not in formats:
@@ -156,7 +221,7 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
     )
 
 
-REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model, "self": _self}
+REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model, "eagle": _eagle, "self": _self}
 
 
 def register(name: str, kind: Kind) -> None:

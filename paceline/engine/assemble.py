@@ -75,7 +75,8 @@ def assemble(
             raise InvalidRequest(f"two drafters of the kind {made.name!r}; one of each can be loaded")
         recipes[made.name] = made
     memory = share_memory(ready, list(recipes.values()), config)
-    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
+    taps = sorted({tap for made in recipes.values() for tap in made.taps})
+    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
     setting = Setting(
@@ -85,6 +86,7 @@ def assemble(
         max_context=memory.max_context,
         max_step_tokens=config.max_step_tokens,
         threads=threads,
+        target=forward,
     )
     built = {name: made.build(setting) for name, made in recipes.items()}
     guards = {

@@ -38,8 +38,9 @@ class Share:
         return self.count + len(self.draft)
 
 
-def build_batch(lanes: Lanes, shares: Sequence[Share]) -> Batch:
-    """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones.
+def build_batch(lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond: int = 0) -> Batch:
+    """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones. A row
+    has the token that stands `ahead` of its position. Page tables reach `beyond` the last row by so many positions.
 
     After a pass over all weights the caches are cold and every call into torch costs tens of microseconds. So values
     are collected in lists and written at once into tensors that were made for an earlier batch of the same shape: a
@@ -54,14 +55,14 @@ def build_batch(lanes: Lanes, shares: Sequence[Share]) -> Batch:
         start, end = share.start, share.start + share.rows
         first = start // PAGE_SIZE
         pages = lanes.pages_np[share.lane, first : -(-end // PAGE_SIZE)].tolist()
-        tokens += lanes.tokens_np[share.lane, start:end].tolist()
+        tokens += lanes.tokens_np[share.lane, start + ahead : end + ahead].tolist()
         positions += range(start, end)
         slots += [pages[place // PAGE_SIZE - first] * PAGE_SIZE + place % PAGE_SIZE for place in range(start, end)]
         rows = len(tokens)
         outs += range(rows - share.outs - len(share.draft), rows)
         row_starts.append(rows)
         bases.append(end)
-    batch, flat, table = _memory(lanes, len(tokens), len(shares), len(outs), -(-max(bases) // PAGE_SIZE))
+    batch, flat, table = _memory(lanes, len(tokens), len(shares), len(outs), -(-(max(bases) + beyond) // PAGE_SIZE))
     tails = None
     if not all(share.draft.is_chain for share in shares):
         tails = torch.from_numpy(_plant_trees(shares, positions, bases, slots, row_starts))

@@ -27,6 +27,8 @@ from paceline.runner.heads import Wanted
 class CompiledHead:
     """Implements ChainingHead. The weights of `head` are quantised."""
 
+    device: torch.device | str = "cpu"
+
     def __init__(
         self, head: EagleHead, target: CompiledForward, *, num_pages: int, max_context: int, threads: int | None = None
     ) -> None:

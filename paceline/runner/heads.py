@@ -25,6 +25,7 @@ from paceline.models.rope import layer_rope, rope_frequencies, turns
 
 class HeadForward(Protocol):
     ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
+    device: torch.device | str  # where features are wanted
 
     @property
     def kv(self) -> KVMemory: ...
@@ -68,7 +69,7 @@ class EagerHead:
         self.config, self.ids = head.config, head.ids
         layer = head.config.layer
         self._target = target
-        self._dtype, self._device = dtype, device
+        self._dtype, self.device = dtype, device
         self._weights = {name: place(weight, dtype=dtype, device=device) for name, weight in head.weights.items()}
         self._frequencies = rope_frequencies(layer.head_dim, *layer_rope(layer, 0)).to(device)
         kv = ReferenceKV(
@@ -89,7 +90,7 @@ class EagerHead:
         if features is None:
             hidden = self._last[list(carry)]
         else:
-            hidden = self._linear("fc", features.to(device=self._device, dtype=self._dtype))
+            hidden = self._linear("fc", features.to(device=self.device, dtype=self._dtype))
         self._last = self._layer(placed, hidden)
         outs = self._norm("norm", self._last[placed.logit_rows.long()])
         logits = self._linear("head", outs).float().cpu()  # [outs, draft vocabulary]
@@ -129,7 +130,7 @@ class EagerHead:
         return self._backend.linear(x, self._weights[name])
 
     def _placed(self, batch: Batch) -> Batch:
-        if str(self._device) == "cpu":
+        if str(self.device) == "cpu":
             return batch
         fields = ("tokens", "positions", "slots", "row_starts", "bases", "page_table", "logit_rows")
-        return Batch(**{name: getattr(batch, name).to(self._device) for name in fields})
+        return Batch(**{name: getattr(batch, name).to(self.device) for name in fields})

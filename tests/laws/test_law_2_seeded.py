@@ -15,7 +15,7 @@ from tests.rig import BACKENDS, FLOWN, RIGS, SELF, build, prompt, run, tokens_of
 
 ON_A_DEVICE = [(name, backend) for name in FLOWN for backend in ("toy", "compiled")]
 ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
-WITH_PROBS = {*RIGS["model"], "sure-chain"}
+WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], "sure-chain"}
 
 
 def rules_for(name: str) -> tuple[Rule, ...]:
