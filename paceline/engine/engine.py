@@ -183,6 +183,7 @@ class Engine:
             self._emit(work, verdict, tokens, output)
             if verdict is not None:
                 self._host.observe(work, verdict)
+        self._host.feed(plan, verdicts, output)
         clock.append(self._clock())
         self.stats.count(clock)
         if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
