@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.runner.lanes import Lanes
 from tests.kernels.cuda.conftest import ON_GPU
 
 PAGES, CONTEXT, LAYER = 40, 112, 1
-SPREAD, SPLITS, SOLO = 264, 12, 1  # `fill` for a program to each tile, to some splits, to all of them (for MIXED)
+FORMS = ("tiles", "splits", "solo")  # a program to each tile, to every other split, to everything
 TREE = (-1, 0, 0, -1, 3, 2)  # parents; of node 1 there is no child
 
 
@@ -101,8 +101,17 @@ def run(
     )
 
 
-def made(device: torch.device, *, fill: int = SPREAD, tile: int = 16, tiles: int = 2) -> Attention:
-    return Attention(device=device, tile=tile, tiles=tiles, fill=fill)
+def made(device: torch.device, form: str = "tiles", *, blocks: int = 0) -> Attention:
+    """`blocks`: of the call, each of which has its programs; by them it is known what fills the device."""
+    return Attention(device=device, tile=16, tiles=2, fill={"tiles": 1000, "splits": 2 * blocks, "solo": 1}[form])
+
+
+def check_form(attention: Attention, form: str, *, blocks: int, head_dim: int = 16, context: int = 90) -> None:
+    """It was what it was made for: as much scratch memory was used as tiles or splits of a full context need."""
+    units = {"tiles": -(-context // 16), "splits": -(-context // 32), "solo": 0}[form]
+    padded = max(16, 1 << (head_dim - 1).bit_length())
+    assert attention.partials.numel() == blocks * units * 16 * (padded + 2)
+    assert not attention.counters.any(), "the next call would merge too early"
 
 
 def close(got: Tensor, wanted: Tensor) -> None:
@@ -110,26 +119,30 @@ def close(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("window", [0, 1, 20, 40])
-def test_attention_as_the_reference_does_it(window, fill, dtype, device):
-    scene, attention = Scene((4, 2, 16), dtype, device), made(device, fill=fill)
+def test_attention_as_the_reference_does_it(window, form, dtype, device):
+    scene, attention = Scene((4, 2, 16), dtype, device), made(device, form, blocks=6)
     close(scene.attend(attention, *MIXED, window=window), scene.reference(*MIXED, window=window))
-    assert not attention.counters.any(), "the next call would merge too early"
+    if not window:
+        check_form(attention, form, blocks=6)
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 64), (5, 1, 80), (7, 1, 96), (16, 1, 16), (2, 1, 128), (3, 1, 256)], ids=str)
 def test_sizes_of_heads_and_groups(shape, dtype, device):
-    scene = Scene(shape, dtype, device)
-    shares = DECODE, share(2, 45, 1, *chain(3))
-    close(scene.attend(made(device, fill=SPLITS), *shares), scene.reference(*shares))
+    """Where a group is large, three rows are several blocks."""
+    scene, (heads, kv_heads, _) = Scene(shape, dtype, device), shape
+    blocks = 2 * kv_heads * -(-3 // (16 // (heads // kv_heads)))
+    shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "splits", blocks=blocks)
+    close(scene.attend(attention, *shares), scene.reference(*shares))
+    check_form(attention, "splits", blocks=blocks, head_dim=shape[2])
 
 
-@pytest.mark.parametrize("fill", [SPREAD, SPLITS // 2, SOLO])  # half as many heads
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("window", [0, 4, 30])
-def test_trees_beside_chains(window, fill, dtype, device):
+def test_trees_beside_chains(window, form, dtype, device):
     scene, shares = Scene((2, 1, 16), dtype, device), (BRANCHED, VERIFY, share(0, 0, 3))
-    attention = made(device, fill=fill)
+    attention = made(device, form, blocks=3)
     close(scene.attend(attention, *shares, window=window), scene.reference(*shares, window=window))
     assert not attention.counters.any()
 
@@ -142,7 +155,7 @@ def test_any_batch(seed, device):
         share(lane, random.randint(0, 60), random.randint(1, 6), *chain(random.randint(0, 5)))
         for lane in range(random.randint(1, 3))
     ]
-    window, attention = random.choice([0, 9, 33]), made(device, fill=random.choice([SPREAD, 8, 4, SOLO]))
+    window, attention = random.choice([0, 9, 33]), made(device, random.choice(FORMS), blocks=random.randint(1, 4))
     close(scene.attend(attention, *shares, window=window), scene.reference(*shares, window=window))
 
 
@@ -150,11 +163,11 @@ def test_any_batch(seed, device):
 def test_a_row_is_the_same_whoever_rides_along_and_whoever_computes_it(window, dtype, device):
     scene, shares = Scene((4, 2, 16), dtype, device), (VERIFY, PREFILL, DECODE)
     together = scene.attend(made(device), *shares, window=window)
-    for fill in (SPLITS, SOLO):
-        assert torch.equal(scene.attend(made(device, fill=fill), *shares, window=window), together)
+    for form in ("splits", "solo"):
+        assert torch.equal(scene.attend(made(device, form, blocks=6), *shares, window=window), together)
     first = 0
     for part in shares:
-        alone = scene.attend(made(device, fill=SOLO), part, window=window)
+        alone = scene.attend(made(device, "solo"), part, window=window)
         assert torch.equal(alone, together[first : first + part.rows])
         first += part.rows
 
@@ -199,7 +212,7 @@ def test_the_shape_of_a_block_leaves_no_trace(dtype, device):
 @pytest.mark.parametrize("block_m", [64, 128])
 def test_large_blocks(block_m, dtype, device):
     scene = Scene((4, 2, 16), dtype, device)
-    close(scene.attend(made(device, fill=SOLO), *MIXED, block_m=block_m), scene.reference(*MIXED))
+    close(scene.attend(made(device, "solo"), *MIXED, block_m=block_m), scene.reference(*MIXED))
 
 
 def test_what_a_sequence_does_not_have_is_never_seen(dtype, device):
@@ -219,8 +232,8 @@ def test_what_a_sequence_does_not_have_is_never_seen(dtype, device):
     assert torch.equal(run(attention, scene.kv, batch, queries, torch.empty_like(queries)), wanted)
 
 
-@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
-def test_padding(fill, dtype, device):
+@pytest.mark.parametrize("form", FORMS)
+def test_padding(form, dtype, device):
     """A seat without rows, a seat on the scratch page, a row before all positions, and rows of no seat."""
     scene = Scene((2, 1, 16), dtype, device)
     batch = scene.batch(DECODE)
@@ -233,7 +246,9 @@ def test_padding(fill, dtype, device):
         bases=batch.bases.expand(4).contiguous(),
     )
     queries = scene.rows(DECODE).expand(4, -1, -1).contiguous()
-    out = run(made(device, fill=fill), scene.kv, batch, queries, torch.full_like(queries, 5.0))
+    attention = made(device, form, blocks=4)
+    out = run(attention, scene.kv, batch, queries, torch.full_like(queries, 5.0))
+    check_form(attention, form, blocks=4)
     close(out[:1], scene.reference(DECODE))
     assert not out[1:3].any(), "the scratch page holds zeros"
     assert (out[3] == 5.0).all(), "written, though of no seat"
@@ -254,39 +269,36 @@ def test_memory_in_float8(device):
     close(scene.attend(made(device), *MIXED), scene.reference(*MIXED))
 
 
-@pytest.mark.parametrize("fill", [SPREAD, SPLITS, SOLO])
-@pytest.mark.parametrize(("shape", "window"), [((4, 2, 16), 0), ((6, 2, 24), 20), ((8, 1, 64), 0)], ids=str)
-def test_rotation_in_passing_is_rotation_bit_by_bit(shape, window, fill, dtype, device):
+ROTATED = list(product([((4, 2, 16), 0), ((6, 2, 24), 20), ((8, 1, 64), 0)], FORMS, [False, True]))
+if not ON_GPU:  # each shape, form and kind of memory somewhere
+    NARROW, WINDOWED, WIDE = ((4, 2, 16), 0), ((6, 2, 24), 20), ((8, 1, 64), 0)
+    ROTATED = [(NARROW, form, False) for form in FORMS] + [(WINDOWED, "splits", False), (WIDE, "solo", True)]
+
+
+@pytest.mark.parametrize(("sizes", "form", "fp8"), ROTATED, ids=str)
+def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, dtype, device):
     """Rows that cross from one tile or split into the next, a single one, and a first token."""
     works = (share(0, 14, 1, *chain(1)), share(1, 89, 1), share(2, 30, 1, *chain(1)), SHORT)
-    heads, kv_heads, head_dim = shape
-    kinds = [dtype, FP8] if dtype == torch.float32 else [dtype]
-    for kind in kinds:
-        here, there = (Scene(shape, kind, device) for _ in range(2))
-        batch, activations = here.batch(*works), here.queries.dtype
-        generator = torch.Generator().manual_seed(3)
-        packed = torch.randn((6, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
-        angles = torch.rand((95, head_dim // 2), generator=generator).to(device) * 6
-        cos, sin = angles.cos(), angles.sin()
-        queries = torch.empty((6, heads, head_dim), device=device, dtype=activations)
-        rotate(
-            packed, queries, here.kv, LAYER, positions=batch.positions, slots=batch.slots, cos=cos, sin=sin, pdl=ON_GPU
-        )
-        options = {"window": window, "block_m": 16, "pdl": ON_GPU}
-        apart = run(made(device, fill=fill), here.kv, batch, queries, torch.full_like(queries, torch.nan), **options)
-        at_once = run(
-            made(device, fill=fill),
-            there.kv,
-            batch,
-            packed,
-            torch.full_like(queries, torch.nan),
-            rotation=Rotation(batch.slots, cos, sin),
-            **options,
-        )
-        assert torch.equal(at_once, apart)
-        slots = torch.arange(PAGES * PAGE_SIZE, device=device)
-        for one, other in zip(here.kv.read(slots), there.kv.read(slots), strict=True):
-            assert torch.equal(one, other)
+    (heads, kv_heads, head_dim), window = sizes
+    here, there = (Scene(sizes[0], FP8 if fp8 else dtype, device) for _ in range(2))
+    batch, activations = here.batch(*works), here.queries.dtype
+    generator = torch.Generator().manual_seed(3)
+    packed = torch.randn((6, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
+    angles = torch.rand((95, head_dim // 2), generator=generator).to(device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    queries = torch.empty((6, heads, head_dim), device=device, dtype=activations)
+    rotate(packed, queries, here.kv, LAYER, positions=batch.positions, slots=batch.slots, cos=cos, sin=sin, pdl=ON_GPU)
+    options = {"window": window, "block_m": 16, "pdl": ON_GPU}
+    outs, rotation = torch.full((2, *queries.shape), torch.nan).to(queries), Rotation(batch.slots, cos, sin)
+    apart = run(made(device, "solo"), here.kv, batch, queries, outs[0], **options)
+    attention = made(device, form, blocks=4 * kv_heads)
+    at_once = run(attention, there.kv, batch, packed, outs[1], rotation=rotation, **options)
+    assert torch.equal(at_once, apart)
+    if not window:
+        check_form(attention, form, blocks=4 * kv_heads, head_dim=head_dim)
+    slots = torch.arange(PAGES * PAGE_SIZE, device=device)
+    for one, other in zip(here.kv.read(slots), there.kv.read(slots), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):

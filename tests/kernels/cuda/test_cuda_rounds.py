@@ -67,8 +67,8 @@ def both(made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat],
     return mine
 
 
-@pytest.mark.parametrize("drafter", ["model", "self", "ngram"])
-def test_drafts_as_those_of_portable_rounds(drafter: str, device: torch.device) -> None:
+@pytest.mark.parametrize(("drafter", "longest"), [("model", 3), ("self", 2), ("ngram", 3)])
+def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: torch.device) -> None:
     """A lane with all filters and a greedy one, whose limits differ; then the greedy one alone."""
     made = pair(device, drafter)
     assert [*made[0].readers] == [*made[1].readers] == (["model"] if drafter == "model" else [])
@@ -77,8 +77,8 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, device: torch.device) 
         enter(rounds, 0, [1, 2, 3, 1], temperature=0)
     behind = [Chunk(2, 0, 5, draws=False, drafts=True), Chunk(0, 0, 3, draws=False, drafts=True)]
     assert both(made, behind, [], drafter) == ([None, None], [])
-    _, landed = both(made, [], [Seat(2, 3), Seat(0, 2)], drafter)
-    assert [len(each.drafted) for each in landed] == [3, 2]
+    _, landed = both(made, [], [Seat(2, longest), Seat(0, longest - 1)], drafter)
+    assert [len(each.drafted) for each in landed] == [longest, longest - 1]
     both(made, [], [Seat(0, 1)], drafter)
     assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths)
     assert made[0].round_seconds(1, 1, drafter) is None or ON_GPU

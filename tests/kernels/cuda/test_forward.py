@@ -23,6 +23,7 @@ from tests.kernels.tiny_forward import CONFIGS, FORMATS, PLAIN, floats, random_w
 TOKENS = [(7 * i * i + 3 * i) % 90 for i in range(170)]
 PAGES = [9, 3, 4, 0, 7, 1, 11, 5, 2, 6, 8]
 OTHER = [12, 14, 13, 10]
+Step = list[tuple[int, int]]  # from where to where, of each sequence
 ARCHITECTURES = [*CONFIGS]
 if not ON_GPU:  # what "everything" has not
     ARCHITECTURES = ["many-heads", "wide-heads", "rope", "bias", "window", "everything"]
@@ -43,16 +44,14 @@ def moved(batch: Batch, device: torch.device) -> Batch:
     return Batch(**{name: getattr(batch, name).to(device) for name in names})
 
 
-def compare(config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, limit: float = 0.0) -> None:
+LONG = 150 if ON_GPU else 12
+STEPS = [[(0, LONG)], [(LONG, LONG + 5), (0, 5)], [(LONG + 5, LONG + 6), (5, 6)]]  # prompt, verification, decoding
+
+
+def compare(config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, steps: list[Step]) -> None:
     forward, oracle = forwards(config, format, device, dtype)
-    limit = limit or (1e-4 if dtype is torch.float32 else 0.08)
-    long = 150 if ON_GPU else 12
-    for works in (
-        [(0, long)],
-        [(long, long + 1)],
-        [(long + 1, long + 6), (0, 5)],
-        [(long + 6, long + 7), (5, 6)],
-    ):
+    limit = 1e-4 if dtype is torch.float32 else 0.08
+    for works in steps:
         rows = [(TOKENS, *work, pages) for work, pages in zip(works, (PAGES, OTHER), strict=False)]
         batch = rows_of(*rows)
         got, wanted = forward(batch), oracle(moved(batch, device)).logits.cpu()
@@ -63,12 +62,12 @@ def compare(config: ModelConfig, format: str, device: torch.device, dtype: torch
 
 @pytest.mark.parametrize("config", ARCHITECTURES)
 def test_every_architecture(config: str, device: torch.device, dtype: torch.dtype) -> None:
-    compare(CONFIGS[config], "int8", device, dtype)
+    compare(CONFIGS[config], "int8", device, dtype, STEPS)
 
 
 @pytest.mark.parametrize("format", [*FORMATS, "mixed"])
 def test_every_format(format: str, device: torch.device, dtype: torch.dtype) -> None:
-    compare(CONFIGS["two-layers"] if ON_GPU else PLAIN, format, device, dtype)
+    compare(CONFIGS["two-layers"] if ON_GPU else PLAIN, format, device, dtype, STEPS if ON_GPU else STEPS[:1])
 
 
 def test_kv_of_eight_bits(device: torch.device, dtype: torch.dtype) -> None:
