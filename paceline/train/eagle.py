@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.kernels.reference import rope
 from paceline.models.rope import rope_frequencies, turns
 from paceline.train.batches import STEP, Texts
-from paceline.train.labels import ROWS, entropy, soft_cross_entropy, target_probabilities
+from paceline.train.fused import gated, norm, shares, turn
+from paceline.train.labels import Labels, soft_cross_entropy
 from paceline.train.packing import Packing, packed
 from paceline.train.storage import tensors_file
 from paceline.train.student import Losses, label_rows
 from paceline.train.teacher import Insight, Teacher
 
 OWN = STEP // 2  # columns of attention for the head's own keys: with them a row stays aligned
+ROWS = 4096  # whose logits are made at a time, where only the best of each counts
 LATER = 0.8  # what a step counts, relative to the one before it: so often, about, a chain gets that far
 
 
@@ -96,19 +97,16 @@ class EagleHead:
         rows = label_rows(texts, self._known)
         first = (texts.starts - 1)[rows // texts.ids.shape[1]]  # the first row of the answer that each belongs to
         depth = rows % texts.ids.shape[1] - first  # how long a chain that ends here may be
-        hidden = insight.hidden.flatten(0, 1)[rows + 1]
-        wanted = target_probabilities(hidden, teacher.head[self.constants["draft_ids"]])
-        best, spread = wanted.argmax(dim=-1), entropy(wanted)
+        labels = Labels.of(insight.hidden.flatten(0, 1)[rows + 1], teacher.head[self.constants["draft_ids"]])
         weights = self._cast()
         total, by_step, agreement = torch.zeros((), device=rows.device), [], []
         for step, y in enumerate(self._unroll(teacher, insight, texts, weights, self.shape.steps)):
             counts = (depth >= step).float()
             counts /= counts.sum().clamp_min(1.0)
-            logits = self._logits(y.flatten(0, 1)[rows], weights)
-            agreement.append(((logits.detach().argmax(dim=-1) == best) * counts).sum())
-            loss = soft_cross_entropy(logits, wanted, counts)
+            loss, best = soft_cross_entropy(self._logits(y.flatten(0, 1)[rows], weights), labels, counts)
             total = total + loss * LATER**step
-            by_step.append((loss - (spread * counts).sum()).detach())
+            by_step.append((loss - (labels.entropy * counts).sum()).detach())
+            agreement.append(((best == labels.best) * counts).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 
     @torch.no_grad()
@@ -163,14 +161,14 @@ class EagleHead:
         """[sequences, length, heads, head_dim], turned where it is a query or a key."""
         out = functional.linear(x, weights[f"midlayer.self_attn.{name}_proj.weight"])
         out = out.view(*x.shape[:2], -1, self.shape.head_dim)
-        return out if name == "v" else rope(out.flatten(0, 1), *angles).view(out.shape)
+        return out if name == "v" else turn(out.flatten(0, 1), *angles).view(out.shape)
 
     def _mlp(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down)
+        return functional.linear(gated(functional.linear(x, gate), functional.linear(x, up)), down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x.float(), weight.shape, weight, self.shape.eps).to(x.dtype)
+        return norm(x.reshape(-1, x.shape[-1]), weight, self.shape.eps).view(x.shape)
 
     def _logits(self, y: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         return functional.linear(self._norm(y, weights["norm.weight"]), weights["lm_head.weight"])
@@ -179,7 +177,7 @@ class EagleHead:
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """Attention of the last of the steps so far, as the module describes; all [sequences, length, heads, head_dim].
 
-    scores   [.., length, length + OWN]   of the keys of step 0, then of the row's own chain, oldest first
+    parts   [.., length, length + OWN]   of attention: of the keys of step 0, then of the row's own chain, oldest first
     """
     step, (sequences, length, kv_heads, dim) = len(keys) - 1, keys[0].shape
     q = (q * dim**-0.5).view(sequences, length, kv_heads, -1, dim)
@@ -189,12 +187,11 @@ def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     chain = [later(keys[i], step - i).transpose(1, 2)[:, :, None] for i in range(1, step + 1)]
     own = [(q * key).sum(dim=-1) for key in chain]
     own += [torch.zeros_like(firsts[..., 0])] * (OWN - step)
-    scores = torch.cat([firsts, torch.stack(own, dim=-1)], dim=-1)
-    shares = scores.add_(_mask(length, step, like=scores)).softmax(dim=-1)
-    out = (shares[..., :length].reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
+    parts = shares(firsts, torch.stack(own, dim=-1), _mask(length, step, like=firsts))
+    out = (parts[..., :length].reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
     for i in range(1, step + 1):
         value = later(values[i], step - i).transpose(1, 2)[:, :, None]
-        out = out + shares[..., length + i - 1, None] * value
+        out = out + parts[..., length + i - 1, None] * value
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 

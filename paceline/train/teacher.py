@@ -21,6 +21,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel
 from paceline.models.rope import turns
+from paceline.train.fused import norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class _Observed(Decoder):
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight = self.weights[name]
         assert isinstance(weight, Tensor), f"{name} is quantised"
-        return functional.rms_norm(x.float(), weight.shape, weight, self.config.norm_eps).to(x.dtype)
+        return norm(x.reshape(-1, x.shape[-1]), weight, self.config.norm_eps).view(x.shape)
 
 
 class SideBySide:
