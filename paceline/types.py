@@ -386,7 +386,7 @@ class TokenEvent:
     origins: tuple[Origin, ...] = ()
     text: str = ""
     logprobs: tuple[Logprob, ...] = ()
-    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None  # with the first tokens, and on the last event
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token id that ended it
     error: str | None = None

@@ -31,7 +31,7 @@ class Admission:
 
     def sequences(self, request: Request, *, now: float) -> list[Sequence]:
         """The n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
-        self._check(request)
+        self.check(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         return [self._sequence(request, i, sample_seed(seed, i), now) for i in range(request.sampling.n)]
 
@@ -70,7 +70,8 @@ class Admission:
             continuation=True,
         )
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest if no step could ever serve it. Reads nothing that changes."""
         params, name = request.sampling, request.speculation.drafter
         self._check_tokens("prompt token", request.prompt)
         self._check_tokens("stop id", params.stop_ids)

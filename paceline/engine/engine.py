@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -26,14 +27,14 @@ from paceline.engine.governor import Governor
 from paceline.engine.host_step import HostStep
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
-from paceline.engine.stats import EngineStats
+from paceline.engine.stats import EngineStats, Snapshot
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds import Rounds, Times
 from paceline.tokenizer import Tokenizer
-from paceline.types import Finish, Grammar, Request, TokenEvent, Verdict
+from paceline.types import Finish, Grammar, Logprob, Request, TokenEvent, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Engine:
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
+        self.max_draft = config.max_draft  # tokens of the longest draft
         self._forward = forward
         self._lanes = lanes
         self._cache = cache
@@ -88,6 +90,11 @@ class Engine:
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
 
+    def validate(self, request: Request) -> None:
+        """Raise InvalidRequest if no step could serve it. May be called from any thread: it reads nothing that changes,
+        but compiles a grammar that is not known yet."""
+        self._admission.check(request)
+
     def check_grammar(self, grammar: Grammar) -> None:
         """Raise InvalidRequest if it cannot be used. May take half a second, and may be called from any thread: a
         request with this grammar is then submitted at once."""
@@ -103,6 +110,33 @@ class Engine:
     def has_work(self) -> bool:
         scheduler = self._scheduler
         return bool(scheduler.running or scheduler.waiting or scheduler.leaving or self._events)
+
+    @property
+    def max_sequences(self) -> int:
+        """How many run at once; more wait."""
+        return len(self._lanes.lengths)
+
+    @property
+    def default_drafter(self) -> str | None:
+        return self._admission.default_drafter
+
+    def snapshot(self) -> Snapshot:
+        """How things stand, for others to read later: a copy."""
+        running, waiting, pool = self._scheduler.running, self._scheduler.waiting, self._cache.pool
+        reasons = Counter(sequence.off_reason for sequence in running if sequence.off_reason is not None)
+        return Snapshot(
+            engine=replace(self.stats),
+            running=len(running),
+            waiting=len(waiting),
+            pages_held=pool.held,
+            pages_total=pool.num_pages,
+            drafters={name: self._out(name) for name in sorted(self._admission.drafters)},
+            off_reasons=dict(reasons),
+        )
+
+    def _out(self, name: str) -> str | None:
+        """Why a drafter is out of use. One that a device has alone never is."""
+        return self.drafters[name].out if name in self.drafters else None
 
     def check(self) -> None:
         """Raise AssertionError if the KV cache is inconsistent or pages are held by nobody. For tests and idle time."""
@@ -253,6 +287,7 @@ class Engine:
             origins=emission.origins(work, verdict, len(kept)),
             text=text,
             logprobs=logprobs,
+            prompt_logprobs=_prompt_scores(sequence) if sequence.counters.steps == 1 else None,
         )
         self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
@@ -283,7 +318,7 @@ class Engine:
             finish=finish,
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None,
+            prompt_logprobs=_prompt_scores(sequence),
             stats=sequence.stats(now=self._clock()),
         )
 
@@ -323,3 +358,7 @@ class Engine:
             work.sequence.counters.time_draft += draft * work.rows / rows
             work.sequence.counters.time_verify += verify * work.rows / rows
         return rows
+
+
+def _prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
+    return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None

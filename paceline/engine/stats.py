@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -89,3 +89,16 @@ class EngineStats:
         self.time_emit += seconds - waited
         self.time_host += seconds - waited
         self.time_wait += waited
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The engine between two steps."""
+
+    engine: EngineStats = field(default_factory=EngineStats)  # a copy
+    running: int = 0
+    waiting: int = 0
+    pages_held: int = 0
+    pages_total: int = 0
+    drafters: Mapping[str, str | None] = field(default_factory=dict)  # why one is out; None: it is in use
+    off_reasons: Mapping[str, int] = field(default_factory=dict)  # of running sequences that do not draft now

@@ -18,14 +18,12 @@ from paceline.server.protocol import (
     Answered,
     ChatLogprobs,
     ChatRequest,
-    ChunkEvents,
     CompletionDetails,
     CompletionLogprobs,
     CompletionRequest,
     PromptDetails,
     PromptScore,
     PromptScores,
-    ResponseObject,
     SpeculationStats,
     TokenLogprob,
     TopLogprob,
@@ -47,6 +45,7 @@ class Choice:
     prompt: int  # which of them
     decoder: IncrementalDecoder
     sample: Sample = field(default_factory=Sample)
+    begun: bool = False  # in a stream: its first chunk was sent
     events: int = 0  # so far
     offset: int = 0  # characters of text before the next token, for log-probabilities
 
@@ -87,7 +86,12 @@ class Wanted:
     @property
     def tokens(self) -> bool:
         """Also of tokens that add no text yet."""
-        return self.logprobs or self.token_ids or self.events or self.usage_always
+        return self.texts or self.token_ids or self.usage_always
+
+    @property
+    def texts(self) -> bool:
+        """What each token adds to the text."""
+        return self.logprobs or self.events
 
 
 class Tally:
@@ -105,15 +109,21 @@ class Tally:
         self.prompt_tokens = sum(len(request.prompt) for request in asked.requests)
         self.output_tokens = 0  # so far
         self._open = len(self.choices)
+        self._first = {request.id: i * self.samples for i, request in enumerate(asked.requests)}  # choice of a prompt
 
-    def add(self, prompt: int, event: TokenEvent) -> Choice:
-        choice = self.choices[prompt * self.samples + event.sample]
+    def meet(self, event: TokenEvent) -> Choice:
+        """The choice that an event speaks of, with what it knows of the prompt; what it adds is not counted yet."""
+        choice = self.choices[self._first[event.request_id] + event.sample]
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs[choice.prompt] = event.prompt_logprobs
+        return choice
+
+    def add(self, event: TokenEvent) -> Choice:
+        choice = self.meet(event)
         choice.sample.add(event)
         choice.events += bool(event.tokens)
         self.output_tokens += len(event.tokens)
         self._open -= event.finish is not None
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs[prompt] = event.prompt_logprobs
         return choice
 
     @property
@@ -129,7 +139,7 @@ class Tally:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def remark(self, made: Answered | ResponseObject) -> None:
+    def remark(self, made: Answered) -> None:
         """What is said once: fields that had no effect."""
         if self.asked.ignored:
             made.ignored_fields = list(self.asked.ignored)
@@ -148,19 +158,10 @@ class Tally:
             )
         return usage
 
-    def add_usage(self, chunk: Answered, wanted: Wanted) -> None:
-        if wanted.usage_always:
-            chunk.usage = self.usage()
-        elif wanted.usage:
-            chunk.usage = None  # as OpenAI has it: null in all chunks but the last
-
     def speculation(self) -> SpeculationStats:
         asked = self.asked.requests[0].speculation
         all_stats = [choice.sample.stats for choice in self.choices]
         return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule)
-
-    def chunk_events(self, choice: Choice, event: TokenEvent, texts: list[str]) -> ChunkEvents:
-        return ChunkEvents(round=choice.events, origins=[origin.value for origin in event.origins], token_texts=texts)
 
 
 def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule: Rule) -> SpeculationStats:

@@ -20,13 +20,13 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 from paceline.engine.engine import Engine
-from paceline.engine.stats import EngineStats
+from paceline.engine.stats import Snapshot
 from paceline.errors import EngineDead, InvalidRequest, PacelineError
 from paceline.llm import LLM
 from paceline.server import logs
@@ -57,30 +57,17 @@ class NotReady(PacelineError):
     code = "not_ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The engine between two steps."""
-
-    engine: EngineStats = field(default_factory=EngineStats)  # a copy
-    running: int = 0
-    waiting: int = 0
-    pages_held: int = 0
-    pages_total: int = 0
-    drafters: Mapping[str, str | None] = field(default_factory=dict)  # why one is out; None: it is in use
-    off_reasons: Mapping[str, int] = field(default_factory=dict)  # of running sequences that do not draft now
-
-
 class Stream:
-    """Events of one request, for one reader. Whoever stops reading before the end aborts the request: by `aclose`, by
+    """Events of some requests, for one reader. Whoever stops reading before the end aborts them: by `aclose`, by
     leaving `async with`, or by being cancelled while waiting."""
 
-    def __init__(self, request: Request, abandon: Callable[[Stream], None]) -> None:
-        self.request = request
-        self.open = set(range(request.sampling.n))  # samples that have not ended
+    def __init__(self, requests: Sequence[Request], abandon: Callable[[Iterable[str]], None]) -> None:
+        self.requests = {request.id: request for request in requests}
+        self.open = {request.id: set(range(request.sampling.n)) for request in requests}  # samples that have not ended
         self.record = logs.current.get()
         self._abandon = abandon
         self._events: deque[TokenEvent] = deque()
-        self._arrived = asyncio.Event()
+        self._arrival: asyncio.Future[None] | None = None  # what the reader waits for
         self._failure: PacelineError | None = None
         self._closed = False
 
@@ -93,13 +80,18 @@ class Stream:
                 raise self._failure
             if self._closed or not self.open:
                 raise StopAsyncIteration
-            self._arrived.clear()
+            self._arrival = asyncio.get_running_loop().create_future()
             try:
-                await self._arrived.wait()
+                await self._arrival
             except asyncio.CancelledError:
                 self._close()
                 raise
         return self._events.popleft()
+
+    def more(self) -> Iterator[TokenEvent]:
+        """Those that have come and can be read without waiting."""
+        while self._events:
+            yield self._events.popleft()
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,26 +105,34 @@ class Stream:
     def take(self, event: TokenEvent) -> None:
         """From the bridge: one event more. After the reader left it only counts."""
         if event.finish is not None:
-            self.open.discard(event.sample)
+            self._end(event.request_id, {event.sample})
             if self.record is not None and event.stats is not None:
                 self.record.count(event.stats, event.finish.value)
         if not self._closed:
             self._events.append(event)
-            self._arrived.set()
+            self._wake()
 
-    def fail(self, error: PacelineError) -> None:
+    def fail(self, request_id: str, error: PacelineError) -> None:
         """From the bridge: the engine would not have the request after all."""
-        self.open.clear()
+        self._end(request_id, set(self.open[request_id]))
         self._failure = error
-        self._arrived.set()
+        self._wake()
+
+    def _end(self, request_id: str, samples: set[int]) -> None:
+        self.open[request_id] -= samples
+        if not self.open[request_id]:
+            del self.open[request_id]
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
             self._events.clear()
-            self._arrived.set()
-            if self.open:
-                self._abandon(self)
+            self._wake()
+            self._abandon(self.open)
 
 
 Order = Callable[[Engine], None]
@@ -151,7 +151,7 @@ class Bridge:
         self.dead: str | None = None  # why, in state "dead"; may name internals: for the log, not for clients
         self.listeners: list[Callable[[TokenEvent], None]] = []  # told of every event, read or not, on the loop
         self._clock = clock
-        self._places = len(llm.engine._lanes.lengths)
+        self._places = llm.engine.max_sequences
         self._streams: dict[str, Stream] = {}
         self._sequences = 0  # that have not ended
         self._ended_at: deque[float] = deque(maxlen=32)  # the latest ends, for retry_after
@@ -163,7 +163,7 @@ class Bridge:
         self._orders: deque[Order] = deque()
         self._wake = threading.Condition()
         self._stop = False
-        self._snapshot = _look(llm.engine)
+        self._snapshot = llm.engine.snapshot()
 
     async def start(self) -> None:
         assert self.state == "starting", f"a bridge is started once, and this one is {self.state}"
@@ -201,35 +201,26 @@ class Bridge:
         except TimeoutError:
             self._die(f"a step did not end within {JOIN_SECONDS:g} s of closing")
 
-    def submit(self, request: Request) -> Stream:
-        """The events of a request. Raises at once what can be known at once; another reason that the engine may find
-        is raised by the stream."""
+    def submit(self, *requests: Request) -> Stream:
+        """The events of some requests, all taken or none. Raises at once what can be known at once; another reason that
+        the engine may find is raised by the stream."""
         if self.state == "dead":
             raise EngineDead("the engine stopped after an internal error; restart the server")
         if self.state != "ready":
             raise NotReady(f"the server is {self.state}; try another one, or again later")
-        if self._sequences >= self._places + self.max_waiting:
-            waiting = self._sequences - self._places
-            raise QueueFull(
-                f"{waiting} sequences wait already, {self.max_waiting} may; try again later",
-                retry_after=self._retry_after(),
-            )
-        if request.id in self._streams:
-            raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
-        self.llm.engine._admission._check(request)  # reads nothing that changes
-        stream = Stream(request, self._abandon)
-        if stream.record is not None and stream.record.wants_prompts:
-            stream.record.prompts.append(self.llm.tokenizer.decode(request.prompt, skip_special=False))
-        self._streams[request.id] = stream
-        self._sequences += request.sampling.n
-        self._idle.clear()
-        self._order(lambda engine: self._enter(engine, request))
+        for request in requests:
+            if request.id in self._streams:
+                raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
+            self.llm.engine.validate(request)
+        self._check_room(requests)
+        stream = Stream(requests, self._abandon)
+        for request in requests:
+            self._take(request, stream)
         return stream
 
     def abort_all(self) -> None:
         """End everything that is running or waiting; the readers get their last events."""
-        for stream in self._streams.values():
-            self._abandon(stream)
+        self._abandon([*self._streams])
 
     def stats(self) -> Snapshot:
         """The engine as it was between two steps, not long ago."""
@@ -241,9 +232,27 @@ class Bridge:
 
     # On the event loop.
 
-    def _abandon(self, stream: Stream) -> None:
-        request_id = stream.request.id
-        self._order(lambda engine: engine.abort(request_id))
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        """A request is taken as long as there is any room, with all its samples."""
+        before_last = self._sequences + sum(request.sampling.n for request in requests[:-1])
+        if before_last >= self._places + self.max_waiting:
+            waiting = max(0, self._sequences - self._places)
+            raise QueueFull(
+                f"{waiting} sequences wait already, {self.max_waiting} may; try again later",
+                retry_after=self._retry_after(),
+            )
+
+    def _take(self, request: Request, stream: Stream) -> None:
+        if stream.record is not None and stream.record.wants_prompts:
+            stream.record.prompts.append(self.llm.tokenizer.decode(request.prompt, skip_special=False))
+        self._streams[request.id] = stream
+        self._sequences += request.sampling.n
+        self._idle.clear()
+        self._order(lambda engine: self._enter(engine, request))
+
+    def _abandon(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._order(partial(Engine.abort, request_id=request_id))
 
     def _order(self, order: Order) -> None:
         with self._wake:
@@ -262,17 +271,17 @@ class Bridge:
 
     def _hand(self, event: TokenEvent) -> None:
         stream = self._streams.get(event.request_id)
-        if stream is None or event.sample not in stream.open:
+        if stream is None or event.sample not in stream.open[event.request_id]:
             return
         stream.take(event)
         if event.finish is not None:
-            self._count_end(stream, 1)
+            self._count_end(event.request_id, stream, 1)
 
-    def _count_end(self, stream: Stream, sequences: int) -> None:
+    def _count_end(self, request_id: str, stream: Stream, sequences: int) -> None:
         self._sequences -= sequences
         self._ended_at.append(self._clock())
-        if not stream.open:
-            del self._streams[stream.request.id]
+        if request_id not in stream.open:
+            del self._streams[request_id]
             if not self._streams:
                 self._idle.set()
 
@@ -280,15 +289,19 @@ class Bridge:
         stream = self._streams.get(request.id)
         if stream is None:  # all has ended in the meantime
             return
-        stream.fail(error)
-        self._count_end(stream, request.sampling.n)
+        stream.fail(request.id, error)
+        self._count_end(request.id, stream, request.sampling.n)
 
     def _die(self, reason: str) -> list[TokenEvent]:
         """Nothing will come of the engine any more. Whoever still waits is told: the events are returned, too."""
         if self.dead is None:
             logs.say("engine died", level=logging.ERROR, reason=reason)
         self.state, self.dead = "dead", reason
-        events = [_last_word(stream.request, i, reason) for stream in self._streams.values() for i in stream.open]
+        events = [
+            _last_word(stream.requests[request_id], sample, reason)
+            for request_id, stream in self._streams.items()
+            for sample in stream.open[request_id]
+        ]
         for event in events:
             self._hand(event)
         return events
@@ -321,7 +334,7 @@ class Bridge:
             events = engine.step()
             now = self._clock()
             if now - looked > SNAPSHOT_SECONDS or any(event.finish for event in events) or not engine.has_work:
-                self._snapshot, looked = _look(engine), now
+                self._snapshot, looked = engine.snapshot(), now
             if events or engine.dead:
                 self._post(events, engine.dead)
 
@@ -352,19 +365,3 @@ class Bridge:
 def _last_word(request: Request, sample: int, reason: str) -> TokenEvent:
     stats = SequenceStats(prompt_tokens=len(request.prompt))
     return TokenEvent(request_id=request.id, sample=sample, finish=Finish.ERROR, error=reason, stats=stats)
-
-
-def _look(engine: Engine) -> Snapshot:
-    scheduler, pool = engine._scheduler, engine._cache.pool
-    names = engine._admission.drafters
-    guards = engine.drafters
-    reasons = Counter(sequence.off_reason for sequence in scheduler.running if sequence.off_reason is not None)
-    return Snapshot(
-        engine=replace(engine.stats),
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        pages_held=pool.held,
-        pages_total=pool.num_pages,
-        drafters={name: guards[name].out if name in guards else None for name in sorted(names)},
-        off_reasons=dict(reasons),
-    )

@@ -42,6 +42,7 @@ OPEN = frozenset({"/", "/health", "/ready", "/favicon.ico"})  # without a key
 OPEN_BELOW = "/playground/"
 CONTROL_BELOW = "/admin/"  # with the admin key, and no other
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+STRAIGHT = "paceline.send"  # in a scope: the server's own `send`, for what no guard looks at
 LINGER = 2.0  # seconds for which an unwanted body is read
 MINUTE = 60.0
 MOST_CONTAINERS = 100_000  # lists and objects in a body: they cost most to parse
@@ -177,6 +178,7 @@ class Trace:
             wants_prompts=self.live.settings.log_prompts,
         )
         scope.setdefault("state", {})["request_id"] = record.request_id
+        scope[STRAIGHT] = send
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":

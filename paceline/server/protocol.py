@@ -146,9 +146,15 @@ class CompletionRequest(SamplingOptions):
 
 
 class InputItem(Wire):
-    type: str | None = Field(None, description="message")
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
+    """A message, a call that the model made, or what came of one."""
+
+    type: str | None = Field(None, description="message, function_call or function_call_output")
+    role: str | None = Field(None, description="of a message")
+    content: str | list[ContentPart] | None = Field(None, description="of a message")
+    call_id: str | None = Field(None, description="of a call, and of what came of it")
+    name: str | None = Field(None, description="of a call")
+    arguments: str | None = Field(None, description="of a call, as JSON")
+    output: str | list[ContentPart] | None = Field(None, description="what came of a call")
 
 
 class TextOptions(Wire):
@@ -243,6 +249,14 @@ class CompletionLogprobs(BaseModel):
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
+
+    def followed_by(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            text_offset=self.text_offset + other.text_offset,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            tokens=self.tokens + other.tokens,
+            top_logprobs=self.top_logprobs + other.top_logprobs,
+        )
 
 
 class PromptScore(BaseModel):
@@ -364,6 +378,15 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
+class OutputCall(BaseModel):
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
 class InputDetails(BaseModel):
     cached_tokens: int
 
@@ -388,7 +411,7 @@ class ResponseObject(BaseModel):
     created_at: float
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -399,7 +422,7 @@ class ResponseObject(BaseModel):
     store: bool = False
     temperature: float | None = None
     text: dict[str, Any] = {"format": {"type": "text"}}
-    tool_choice: str = "none"
+    tool_choice: str | dict[str, Any] = "none"
     tools: list[Any] = []
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"

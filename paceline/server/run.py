@@ -248,7 +248,8 @@ def serve(
     settings = replace(settings, port=listener.getsockname()[1])
     bridge = Bridge(llm, model=name, max_waiting=settings.max_waiting)
     life = Life(bridge, settings, source=source, announce=lambda: _announce(chosen(llm, name, settings), settings))
-    asyncio.run(life.run(listener))
+    with asyncio.Runner(loop_factory=life.server.config.get_loop_factory()) as runner:  # uvloop's where it is installed
+        runner.run(life.run(listener))
     logs.say("stopped")
 
 
@@ -272,7 +273,7 @@ def chosen(llm: LLM, name: str, settings: Settings) -> Chosen:
 
 def _limits(llm: LLM, settings: Settings) -> str:
     return (
-        f"{len(llm.engine._lanes.lengths)} sequences run, {settings.max_waiting} more may wait, "
+        f"{llm.engine.max_sequences} sequences run, {settings.max_waiting} more may wait, "
         f"{settings.request_timeout:g} s a request, {_size(settings.max_body_bytes)} a body"
     )
 

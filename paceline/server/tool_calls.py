@@ -35,13 +35,22 @@ class ToolCall:
     arguments: str  # JSON
     id: str = field(default_factory=_new_id, compare=False)
 
+    @property
+    def function(self) -> dict[str, str]:
+        return {"name": self.name, "arguments": self.arguments}
+
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class Said:
     """What is sure of the text so far, beyond what was said before."""
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def content_or_none(self) -> str | None:
+        """None where calls stand in its place."""
+        return self.content or (None if self.calls else "")
 
 
 class ToolCallParser:
@@ -61,13 +70,21 @@ class ToolCallParser:
         self._content: list[str] = []
         self._found: list[ToolCall] = []
 
-    def push(self, text: str) -> Parsed:
+    def read(self, text: str, *, ends: bool) -> Said:
+        """`push`, and `flush` where this is the end."""
+        first = self.push(text)
+        if not ends:
+            return first
+        last = self.flush()
+        return Said(first.content + last.content, first.calls + last.calls)
+
+    def push(self, text: str) -> Said:
         self._held += text
         while self._state():
             pass
         return self._take()
 
-    def flush(self) -> Parsed:
+    def flush(self) -> Said:
         """Nothing follows: what could still have become a call is none, except that a forced one may be cut short."""
         if self._state not in (self._after_call, self._between):
             partial = _PARTIAL.search(self._held) if self._forced and not self.calls else None
@@ -77,8 +94,8 @@ class ToolCallParser:
             self._say(len(self._held))
         return self._take()
 
-    def _take(self) -> Parsed:
-        parsed = Parsed("".join(self._content), tuple(self._found))
+    def _take(self) -> Said:
+        parsed = Said("".join(self._content), tuple(self._found))
         self.calls += len(self._found)
         self._content, self._found = [], []
         return parsed

@@ -20,6 +20,7 @@ from paceline.server.protocol import (
     ChatRequest,
     CompletionRequest,
     FormatOptions,
+    InputItem,
     Message,
     ResponsesRequest,
     SamplingOptions,
@@ -82,11 +83,7 @@ class Translator:
             if getattr(body, name) is not None:
                 raise BadField(name, f"{name} is refused: the template is the model's own; leave the field out")
         tools = read_tools(body.tools, body.tool_choice)
-        grammar = await self._compiled(read_format(body.response_format))
-        if tools is not None and tools.forced:
-            if grammar is not None:
-                raise BadField("response_format", "an answer that must be a call has its own form; leave the field out")
-            grammar = await self._compiled(tools.grammar, "tools")
+        grammar = await self._grammar(body.response_format, tools, "response_format")
         asked, extra = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools)
@@ -100,10 +97,8 @@ class Translator:
             raise BadField("suffix", "suffix is not supported: text is made forwards only; leave the field out")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise BadField("best_of", f"best_of is {body.best_of}; only as many as n can be had: leave the field out")
-        if body.echo and body.logprobs is not None and body.stream:
-            raise BadField("echo", "echo with logprobs cannot be streamed: the prompt's are known at the end only")
         tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        grammar = await self._compiled(read_format(body.response_format))
+        grammar = await self._grammar(body.response_format, None, "response_format")
         sampling = self._sampling(body, max_tokens=tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
@@ -116,13 +111,12 @@ class Translator:
         self.check_model(body.model)
         if body.previous_response_id is not None:
             raise BadField("previous_response_id", "nothing is kept here: send the whole conversation as input")
-        if body.tools and body.tool_choice != "none":
-            raise BadField("tools", "tools are not supported here; /v1/chat/completions knows them")
+        tools = read_tools(body.tools, body.tool_choice)
         messages = [*response_instructions(body), *response_messages(body)]
-        grammar = await self._compiled(read_format(text_format(body), "text.format"), "text.format")
+        grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
-        prompt = await self.encode_messages(messages, field="input")
-        return self._asked(body, id, [prompt], sampling, field="input")
+        prompt = await self.encode_messages(messages, tools=tools, field="input")
+        return self._asked(body, id, [prompt], sampling, field="input", tools=tools)
 
     @property
     def max_context(self) -> int:
@@ -163,8 +157,13 @@ class Translator:
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
-    async def _compiled(self, grammar: Grammar | None, field: str = "response_format") -> Grammar | None:
-        """Compiling takes up to half a second: not on the event loop."""
+    async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
+        """What the answer must look like. Compiling takes up to half a second: not on the event loop."""
+        grammar = read_format(format, field)
+        if tools is not None and tools.forced:
+            if grammar is not None:
+                raise BadField(field, "an answer that must be a call has its own form; leave the field out")
+            grammar, field = tools.grammar, "tools"
         if grammar is not None:
             try:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
@@ -371,12 +370,40 @@ def response_messages(body: ResponsesRequest) -> list[Message]:
         return [Message(role="user", content=body.input)]
     if not body.input:
         raise BadField("input", "input is empty; send a text or a list of messages")
-    messages = []
+    messages: list[Message] = []
     for i, item in enumerate(body.input):
-        if item.type not in (None, "message") or item.role is None:
-            raise BadField("input", f"input[{i}] is not a message; only messages with a role and content are supported")
-        messages.append(Message(role=item.role, content=_response_content(item.content)))
+        if item.type == "function_call":
+            _add_call(messages, item, f"input[{i}]")
+        else:
+            messages.append(_input_message(item, f"input[{i}]"))
     return messages
+
+
+def _input_message(item: InputItem, where: str) -> Message:
+    if item.type == "function_call_output":
+        if item.output is None or item.call_id is None:
+            raise BadField("input", f"{where} is what came of a call: it needs call_id and output")
+        return Message.model_validate(
+            {"role": "tool", "content": _response_content(item.output), "tool_call_id": item.call_id}
+        )
+    if item.type not in (None, "message") or item.role is None:
+        known = "a message with a role and content, a function_call or a function_call_output"
+        raise BadField("input", f"{where} must be {known}; nothing else is supported")
+    return Message(role=item.role, content=_response_content(item.content))
+
+
+def _add_call(messages: list[Message], item: InputItem, where: str) -> None:
+    """A call is a part of what the assistant said last, as a chat has it."""
+    if item.name is None or item.call_id is None:
+        raise BadField("input", f"{where} is a call: it needs name, arguments and call_id")
+    call = {
+        "id": item.call_id,
+        "type": "function",
+        "function": {"name": item.name, "arguments": item.arguments or "{}"},
+    }
+    said = messages.pop() if messages and messages[-1].role == "assistant" else Message(role="assistant", content=None)
+    calls = [*(said.model_extra or {}).get("tool_calls", ()), call]
+    messages.append(Message.model_validate(said.model_dump(exclude_unset=True) | {"tool_calls": calls}))
 
 
 def _response_content(content: Any) -> Any:

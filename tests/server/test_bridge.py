@@ -52,7 +52,7 @@ async def bridged(rig: Rig, **options: Any) -> AsyncIterator[Bridge]:
 
 
 async def read(stream: Stream) -> dict[SampleKey, Told]:
-    told = {(stream.request.id, sample): Told() for sample in range(stream.request.sampling.n)}
+    told = {(id, i): Told() for id, request in stream.requests.items() for i in range(request.sampling.n)}
     async for event in stream:
         told[event.request_id, event.sample].add(event)
     return told

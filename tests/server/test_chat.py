@@ -181,7 +181,7 @@ def test_prompt_logprobs(api: Api) -> None:
     for token, score in zip(prompt[1:], scores[1:], strict=True):
         assert score[str(token)]["rank"] >= 1
         assert min(one["rank"] for one in score.values()) == 1
-    assert api.chat_stream(prompt_logprobs=1)[-1]["prompt_logprobs"] == scores
+    assert api.chat_stream(prompt_logprobs=1)[0]["prompt_logprobs"] == scores
 
 
 def test_events_say_how_tokens_came_about(api: Api) -> None:

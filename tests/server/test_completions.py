@@ -95,7 +95,7 @@ def test_token_ids_and_prompt_logprobs(api: Api, llm: LLM) -> None:
     parts = [part for chunk in api.complete_stream(**fields) for part in chunk["choices"]]
     assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
     assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
-    assert parts[-1]["prompt_logprobs"] == choice["prompt_logprobs"]
+    assert parts[0]["prompt_logprobs"] == choice["prompt_logprobs"]
 
 
 def test_usage_and_remarks_of_a_stream(api: Api) -> None:
@@ -131,7 +131,14 @@ def test_what_is_refused(api: Api, field: str, value: Any) -> None:
     assert error["param"].split(".")[0] == field
 
 
-def test_echo_with_logprobs_is_not_streamed(api: Api) -> None:
-    body = {"prompt": "a", "echo": True, "logprobs": 1, "stream": True}
-    assert api.refused("/v1/completions", body)["param"] == "echo"
-    assert api.complete(best_of=2, n=2, suffix="")["choices"][1]
+def test_echo_with_logprobs_as_a_stream_says_what_the_whole_says(api: Api) -> None:
+    """The prompt's scores come with its text, before the answer's, for each of several prompts."""
+    fields = {"prompt": [[70, 71, 70, 71], [72, 73]], "n": 2, "echo": True, "logprobs": 2, "temperature": 0}
+    whole = api.complete(**fields)["choices"]
+    chunks = api.complete_stream(**fields)
+    for choice in whole:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert parts[0]["logprobs"]["token_logprobs"][0] is None
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts if part["logprobs"] for value in part["logprobs"][name]] == values

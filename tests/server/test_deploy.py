@@ -13,8 +13,9 @@ import yaml
 
 from paceline.cli.main import build_parsers
 from paceline.cli.serve import LOADING
+from paceline.engine.stats import Snapshot
 from paceline.server.app import create_app
-from paceline.server.bridge import Bridge, Snapshot
+from paceline.server.bridge import Bridge
 from paceline.server.metrics import Metrics, SpeedUp
 from paceline.server.settings import HINTS, Settings, gather
 from paceline.types import Finish, SequenceStats, TokenEvent

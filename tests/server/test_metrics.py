@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from paceline.engine.stats import EngineStats
-from paceline.server.bridge import Bridge, Snapshot
+from paceline.engine.stats import EngineStats, Snapshot
+from paceline.server.bridge import Bridge
 from paceline.server.metrics import PARTS, REASONS, Histogram, Metrics, SpeedUp, install_metrics, reason_label
 from paceline.server.settings import Settings
 from paceline.types import Finish, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent

@@ -10,7 +10,7 @@ import pytest
 from paceline.chat import ChatTemplate
 from paceline.engine.admission import grammars_of
 from paceline.server.problems import BadField
-from paceline.server.tool_calls import Parsed, ToolCall, ToolCallParser
+from paceline.server.tool_calls import Said, ToolCall, ToolCallParser
 from paceline.server.tools import Tools, read_tools, spelt_out
 from paceline.types import Finish
 from tests.vocabularies import byte_level_tokenizer
@@ -35,13 +35,13 @@ PARIS = ToolCall("get_weather", '{"city": "Paris"}')
 ULM = ToolCall("get_weather", '{"city": "Ulm"}')
 
 
-def read(text: str, *cuts: int, forced: bool = False) -> Parsed:
+def read(text: str, *cuts: int, forced: bool = False) -> Said:
     parser = ToolCallParser(NAMES, forced=forced)
     pieces = [text[a:b] for a, b in zip((0, *cuts), (*cuts, len(text)), strict=True)]
     parts = [*map(parser.push, pieces), parser.flush()]
     calls = tuple(call for part in parts for call in part.calls)
     assert parser.calls == len(calls)
-    return Parsed("".join(part.content for part in parts), calls)
+    return Said("".join(part.content for part in parts), calls)
 
 
 # text of the answer → what is shown, and what is called
@@ -92,7 +92,7 @@ ANSWERS: dict[str, tuple[str, list[ToolCall]]] = {
 @pytest.mark.parametrize("text", ANSWERS)
 def test_calls_are_found_however_the_text_is_cut(text: str) -> None:
     content, calls = ANSWERS[text]
-    expected = Parsed(content, tuple(calls))
+    expected = Said(content, tuple(calls))
     assert read(text) == expected
     assert read(text, *range(1, len(text))) == expected
     for cut in range(1, len(text)):
@@ -116,10 +116,10 @@ def test_ids_differ() -> None:
 
 def test_a_forced_call_may_break_off() -> None:
     text = '{"name": "get_weather", "arguments": {"city": "Ul'
-    expected = Parsed("", (ToolCall("get_weather", '{"city": "Ul'),))
+    expected = Said("", (ToolCall("get_weather", '{"city": "Ul'),))
     assert read(text, forced=True) == expected
     assert read(text, *range(1, len(text)), forced=True) == expected
-    assert read('{"name": "get_we', forced=True) == Parsed('{"name": "get_we', ())
+    assert read('{"name": "get_we', forced=True) == Said('{"name": "get_we', ())
 
 
 # ── what a client may offer ──

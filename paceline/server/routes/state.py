@@ -64,14 +64,13 @@ async def version() -> Version:
 @router.get("/v1/speculation", summary="Speculation now, and the reasons where it is off", tags=["Speculation"])
 async def speculation(http: Request) -> Speculating:
     bridge, settings = bridge_of(http), settings_of(http)
-    now, admission = bridge.stats(), bridge.llm.engine._admission
-    most = bridge.llm.engine._governor._config.max_draft
+    now, engine = bridge.stats(), bridge.llm.engine
     return Speculating(
         model=bridge.model,
-        default_drafter=admission.default_drafter,
+        default_drafter=engine.default_drafter,
         drafters=dict(now.drafters),
         rules=list(settings.allowed_rules),
-        max_draft=min(most, settings.allowed_max_draft or most),
+        max_draft=min(engine.max_draft, settings.allowed_max_draft or engine.max_draft),
         bitwise=bridge.llm.parts.bitwise,
         running=now.running,
         waiting=now.waiting,
