@@ -111,7 +111,7 @@ class EagleDrafter:
         for each in seen:
             state = self._states[each.key]
             self._bridge(state, each.start)
-            features = each.features[state.end - each.start :]
+            features = each.features if state.end == each.start else each.features[state.end - each.start :]
             if state.count + len(features) <= HOLD:
                 self._hold(state, features)
             else:

@@ -76,7 +76,9 @@ class HostStep:
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters[name].propose([self._ask(work) for work in works])
-            if all((name, work.sequence.key) in self._begun for work in works):  # else a drafter may have read a whole prompt
+            if all(
+                (name, work.sequence.key) in self._begun for work in works
+            ):  # else a drafter may have read a whole prompt
                 drafted = sum(map(len, drafts))
                 self._cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
@@ -115,7 +117,7 @@ class HostStep:
             name = next((name for name in work.sequence.drafters if name in self._columns), None)
             if work.sequence.finish is None and name is not None:
                 verdict = verdicts.get(work.sequence.key)
-                rows = _committed(output.features[first:row], work.count, verdict.path if verdict else ())
+                rows = _committed(output.features, first, work.count, verdict.path if verdict else ())
                 seen.setdefault(name, []).append(Seen(work.sequence.key, work.start, self._columns[name](rows)))
         for name, each in seen.items():
             self._drafters[name].feed(each)
@@ -140,11 +142,11 @@ class HostStep:
         )
 
 
-def _committed(features: Tensor, count: int, path: Seq[int]) -> Tensor:
-    """The rows of a work that are final: those of committed tokens, and the accepted ones of its draft."""
+def _committed(features: Tensor, first: int, count: int, path: Seq[int]) -> Tensor:
+    """The rows of a work that are final, of all: those of committed tokens, and the accepted ones of its draft."""
     if not path or path[-1] == len(path) - 1:
-        return features[: count + len(path)]
-    return features[[*range(count), *(count + node for node in path)]]
+        return features[first : first + count + len(path)]
+    return features[[*range(first, first + count), *(first + count + node for node in path)]]
 
 
 def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:

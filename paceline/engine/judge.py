@@ -25,17 +25,26 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     """Verdicts by sequence key. A work without a draft gets the target's token: plain decoding."""
     groups = [_row_group(work) for work in works if not work.sequence.sampler.is_argmax]
     targets = sample(output.logits, output.argmax, groups, pick)
-    drafted = [work for work in works if work.draft]
+    drawn = targets.tolist()
     verdicts = {}
-    if len(drafted) < len(works):
-        drawn = targets.tolist()
-        verdicts = {work.sequence.key: Verdict((), drawn[work.root]) for work in works if not work.draft}
-    for rule in Rule:
-        mine = [work for work in drafted if _rule(work) is rule]
-        if mine:
-            outcome = JUDGES[rule](mine, output, targets)
-            verdicts.update(_verdicts(mine, outcome))
+    others: dict[Rule, list[Work]] = {}
+    for work in works:
+        rule = _rule(work)
+        if work.draft.is_chain and rule is Rule.COUPLED:
+            verdicts[work.sequence.key] = _follow(work.draft.tokens, drawn[work.root :])
+        else:
+            others.setdefault(rule, []).append(work)
+    for rule, mine in others.items():
+        verdicts.update(_verdicts(mine, JUDGES[rule](mine, output, targets)))
     return verdicts
+
+
+def _follow(drafted: Sequence[int], drawn: Sequence[int]) -> Verdict:
+    """The coupled rule for a chain, or for nothing: the usual case, and tensors would cost more than all of it."""
+    right = 0
+    while right < len(drafted) and drafted[right] == drawn[right]:
+        right += 1
+    return Verdict(path=tuple(range(right)), token=drawn[right])
 
 
 def _rule(work: Work) -> Rule:

@@ -57,17 +57,15 @@ class CompiledForward:
         self.embedding = assembly.assemble(taps)
         self._program.finish()
         self._pass = Pass()
-        self._logits, self._argmax = self._outputs(1)
-        self._features = torch.empty((1, shape.features)) if taps else None
+        self._width: int = shape.features
+        self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
+        self._views: dict[tuple[int, int], Output] = {}  # by rows and outs
 
     def __call__(self, batch: Batch) -> Output:
-        outs = len(batch.logit_rows)
-        if outs > len(self._logits):
-            self._logits, self._argmax = self._outputs(outs)
-        point(self._pass, batch, self._logits, self._argmax)
-        features = self._keep(len(batch.tokens))
+        output = self._output(len(batch.tokens), len(batch.logit_rows))
+        point(self._pass, batch, output)
         self._program.run(self._pass)
-        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs], features=features)
+        return output
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._program.rows_of(self.embedding, tokens)
@@ -75,21 +73,22 @@ class CompiledForward:
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys)
 
-    def _outputs(self, outs: int) -> tuple[Tensor, Tensor]:
-        return torch.empty((outs, self.vocab_size)), torch.empty(outs, dtype=torch.int32)
+    def _output(self, rows: int, outs: int) -> Output:
+        """Memory for the results. Views of it are kept: after a pass the caches are cold, and to make one costs tens of
+        microseconds."""
+        if outs > len(self._logits) or rows * self._width > len(self._features):
+            self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
+            self._features = torch.empty(max(rows * self._width, len(self._features)))
+            self._views = {}
+        if (rows, outs) not in self._views:
+            argmax = torch.empty(outs, dtype=torch.int32)
+            features = self._features[: rows * self._width].view(rows, -1) if self._width else None
+            self._views[rows, outs] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
+        return self._views[rows, outs]
 
-    def _keep(self, rows: int) -> Tensor | None:
-        """Where the features of so many rows go."""
-        if self._features is None:
-            return None
-        if rows > len(self._features):
-            self._features = torch.empty((rows, self._features.shape[1]))
-        self._pass.features = self._features.data_ptr()
-        return self._features[:rows]
 
-
-def point(to: Pass, batch: Batch, logits: Tensor, argmax: Tensor) -> None:
-    """Have a pass read the batch and write to `logits` and `argmax`."""
+def point(to: Pass, batch: Batch, output: Output) -> None:
+    """Have a pass read the batch and write to `output`."""
     to.tokens = batch.tokens.data_ptr()
     to.positions = batch.positions.data_ptr()
     to.slots = batch.slots.data_ptr()
@@ -97,7 +96,8 @@ def point(to: Pass, batch: Batch, logits: Tensor, argmax: Tensor) -> None:
     to.bases = batch.bases.data_ptr()
     to.page_table = batch.page_table.data_ptr()
     to.logit_rows = batch.logit_rows.data_ptr()
-    to.logits, to.argmax = logits.data_ptr(), argmax.data_ptr()
+    to.logits, to.argmax = output.logits.data_ptr(), output.argmax.data_ptr()
+    to.features = None if output.features is None else output.features.data_ptr()
     to.rows, to.outs, to.sequences = len(batch.tokens), len(batch.logit_rows), len(batch.bases)
     to.table_width = batch.page_table.shape[1]
     to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])

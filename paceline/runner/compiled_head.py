@@ -45,14 +45,15 @@ class CompiledHead:
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
         self._pass = Pass()
-        self._logits, self._argmax = torch.empty((0, len(self.ids))), torch.empty(0, dtype=torch.int32)
+        self._ids_at = self.ids.data_ptr()
+        self._logits = torch.empty((0, len(self.ids)))
+        self._views: dict[int, Output] = {}
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
-        outs = len(batch.logit_rows)
         rows = np.array(carry, dtype=np.int32)
-        self._point(batch, features, carry=None if features is not None else rows)
+        output = self._point(batch, features, carry=None if features is not None else rows)
         self._program.run(self._pass)
-        return Output(logits=self._logits[:outs], argmax=self._argmax[:outs])
+        return output
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys, ids=self.ids)
@@ -64,28 +65,37 @@ class CompiledHead:
         for i, each in enumerate(wanted):
             if each.keys is not None:
                 keys[i, : each.limit] = each.keys
-        numbers = np.array([[each.inverse_temperature, each.least] for each in wanted], dtype=np.float32).T.copy()
+        numbers = np.array(
+            [*(each.inverse_temperature for each in wanted), *(each.least for each in wanted)], dtype=np.float32
+        )
         whole = np.zeros(count * (2 + longest), dtype=np.int32)  # limits │ counts │ tokens [count, longest]
         whole[:count] = [each.limit for each in wanted]
         at, floats = whole.ctypes.data, numbers.ctypes.data
-        chain = Chain(
-            self.ids.data_ptr(), at, floats, floats + 4 * count, keys.ctypes.data, at + 8 * count, at + 4 * count
-        )
+        chain = Chain(self._ids_at, at, floats, floats + 4 * count, keys.ctypes.data, at + 8 * count, at + 4 * count)
         chain.longest, chain.vocab = longest, len(self.ids)
         self._program.run_chain(self._pass, chain)
-        tokens = whole[2 * count :].reshape(count, longest).tolist()
-        return [row[:drawn] for row, drawn in zip(tokens, whole[count : 2 * count].tolist(), strict=True)]
+        found = whole.tolist()
+        starts = range(2 * count, len(found), longest)
+        return [found[start : start + found[count + i]] for i, start in enumerate(starts)]
 
-    def _point(self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None) -> None:
-        outs = len(batch.logit_rows)
-        if outs > len(self._argmax):
-            self._logits, self._argmax = torch.empty((outs, len(self.ids))), torch.empty(outs, dtype=torch.int32)
-        point(self._pass, batch, self._logits, self._argmax)
+    def _point(self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None) -> Output:
+        output = self._output(len(batch.logit_rows))
+        point(self._pass, batch, output)
         if features is not None:
             assert features.is_contiguous(), "features of adjacent rows lie side by side"
             assert len(features) == len(batch.tokens), f"features of {len(features)} rows for {len(batch.tokens)}"
         self._pass.features = None if features is None else features.data_ptr()
         self._pass.carry = None if carry is None else carry.ctypes.data
+        return output
+
+    def _output(self, outs: int) -> Output:
+        """Memory for the results, a view of it for each number of them."""
+        if outs > len(self._logits):
+            self._logits, self._views = torch.empty((outs, len(self.ids))), {}
+        if outs not in self._views:
+            argmax = torch.empty(outs, dtype=torch.int32)
+            self._views[outs] = Output(logits=self._logits[:outs], argmax=argmax)
+        return self._views[outs]
 
 
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:
