@@ -16,11 +16,10 @@ from torch.nn import functional
 
 from paceline.kernels.base import Batch, KVMemory
 from paceline.kernels.quant import Weight, dequantise
-from paceline.kernels.reference import embed, linear
+from paceline.kernels.reference import linear
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel
-from paceline.models.rope import turns
 from paceline.train.fused import norm
 
 
@@ -34,6 +33,7 @@ class Insight:
 
 class Teacher:
     def __init__(self, model: LoadedModel, *, layers: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """`layers`: those whose inputs are the features, ascending; one may stand there more than once."""
         self.config: ModelConfig = model.config
         self._layers = tuple(layers)
         weights = {name: w if isinstance(w, Tensor) else dequantise(w) for name, w in model.weights.items()}
@@ -41,9 +41,12 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Insight:
-        hidden, features = self._decoder.observe(ids, self._layers)
-        shape = (*ids.shape, -1)
-        return Insight(features=torch.cat(features, dim=-1).view(shape), hidden=hidden.view(shape))
+        """For texts [sequences, length]."""
+        last, kept = self.config.num_layers, list[Tensor]()
+        self._decoder.forward(_rows(ids), SideBySide(*ids.shape), taps=[*self._layers, last], kept=kept)
+        seen = dict(zip(sorted({*self._layers, last}), kept, strict=True))
+        features = torch.cat([seen[layer] for layer in self._layers], dim=-1)
+        return Insight(features=features.view(*ids.shape, -1), hidden=seen[last].view(*ids.shape, -1))
 
     @property
     def head(self) -> Tensor:
@@ -56,11 +59,8 @@ class Teacher:
         return self._weight("norm")
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Embeddings as the first layer gets them [..., hidden]."""
-        found = embed(ids.flatten(), self._weight("embed"), self._decoder.dtype)
-        if self.config.embedding_scale != 1.0:
-            found = found * torch.tensor(self.config.embedding_scale, dtype=found.dtype, device=found.device)
-        return found.view(*ids.shape, -1)
+        """[..., hidden]"""
+        return self._decoder.embed(ids.flatten()).view(*ids.shape, -1)
 
     def _weight(self, name: str) -> Tensor:
         weight = self._decoder.weights[name]
@@ -69,28 +69,19 @@ class Teacher:
 
 
 class _Observed(Decoder):
-    """The decoder, with a look at the residual stream on the way."""
-
-    def observe(self, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states after the last norm, and what enters `layers`; each [rows, hidden]."""
-        backend = SideBySide(*ids.shape)
-        x = embed(ids.flatten(), self.weights["embed"], self.dtype)
-        if self.config.embedding_scale != 1.0:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=x.device)
-        positions = torch.arange(ids.shape[1], device=ids.device).repeat(ids.shape[0])
-        angles = [turns(positions, frequencies) for frequencies in self.frequencies]
-        seen: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            if index in layers:
-                seen[index] = x
-            x = x + self._attention(index, layer, x, angles[layer.frequencies], backend)
-            x = x + self._mlp(layer, x, backend)
-        return self._norm("norm", x), [seen[index] for index in layers]
+    """The decoder with a norm that is compiled on a GPU."""
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight = self.weights[name]
         assert isinstance(weight, Tensor), f"{name} is quantised"
         return norm(x.reshape(-1, x.shape[-1]), weight, self.config.norm_eps).view(x.shape)
+
+
+def _rows(ids: Tensor) -> Batch:
+    """Whole texts as rows; what speaks of pages is of no use here."""
+    none = torch.empty(0, dtype=torch.int32)
+    positions = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
+    return Batch(ids.flatten(), positions, slots=none, row_starts=none, bases=none, page_table=none, logit_rows=none)
 
 
 class SideBySide:
@@ -105,7 +96,7 @@ class SideBySide:
         raise AssertionError("a teacher has no KV memory")
 
     def begin(self, batch: Batch) -> None:
-        raise AssertionError("a teacher reads whole texts, not batches of rows")
+        """Its shape is all there is to know."""
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = keys, values
