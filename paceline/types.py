@@ -310,15 +310,17 @@ class Request:
     speculation: Speculation = field(default_factory=Speculation)
     cache_salt: str = ""  # prefixes are shared only within one salt
     deadline: float | None = None  # seconds from submission
+    prediction: tuple[int, ...] = ()  # what the answer may turn out to be: drafted from, never believed
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompt, tuple):
-            raise InvalidRequest(f"a prompt is a tuple of token ids, not {type(self.prompt).__name__}")
+        for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
+            if not isinstance(tokens, tuple):
+                raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}")
+            for token in tokens:
+                if type(token) is not int:
+                    raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}")
         if not self.prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        for token in self.prompt:
-            if type(token) is not int:
-                raise InvalidRequest(f"a prompt is made of integer token ids, not {token!r}")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
@@ -356,7 +358,9 @@ class SequenceStats:
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()  # how often the draft was right up to and including position i
-    drafter: str | None = None
+    prediction_accepted: int = 0  # tokens of the answer that were drafted from its prediction
+    prediction_rejected: int = 0  # drafted from it in vain
+    drafter: str | None = None  # who could draft; several are joined by "+"
     pauses: int = 0  # how often drafting was paused for lack of acceptance
     preemptions: int = 0
     off_reason: str | None = None  # why the last step that could have drafted did not
@@ -384,6 +388,9 @@ class TokenEvent:
     sample: int  # 0 … n-1
     tokens: tuple[int, ...] = ()
     origins: tuple[Origin, ...] = ()
+    drafter: str | None = None  # whose draft was verified; None: there was none, or a grammar forced it
+    drafted: int = 0  # tokens of the draft, and how many of them were right
+    accepted: int = 0
     text: str = ""
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob | None, ...] | None = None  # with the first tokens, and on the last event

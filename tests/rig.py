@@ -22,6 +22,7 @@ from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.registry import Setting
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
@@ -239,6 +240,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle-narrow": EagleMade(draft_vocab=40),
         "eagle-hesitant": EagleMade(min_confidence=0.05),
     },
+    "prediction": {"prediction": lambda setting, backend: PredictionDrafter()},
     "self": {},  # a device's alone: see FLOWN
 }
 

@@ -5,6 +5,7 @@
     model:NAME, or just NAME       a model with the target's vocabulary
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or one that is shipped
+    prediction                     the text that a request predicts; always there, and first where a request has one
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
@@ -221,7 +222,13 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
     )
 
 
-REGISTRY: dict[str, Kind] = {"ngram": _ngram, "model": _model, "eagle": _eagle, "self": _self}
+REGISTRY: dict[str, Kind] = {
+    "ngram": _ngram,
+    "model": _model,
+    "eagle": _eagle,
+    "prediction": _prediction,
+    "self": _self,
+}
 
 
 def register(name: str, kind: Kind) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.detokenizer import TextStream
-from paceline.engine.pace import Pace
+from paceline.drafters.prediction import PREDICTION, Prediction, Trail
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -33,15 +33,25 @@ class Admission:
         """The n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
         self.check(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
-        return [self._sequence(request, i, sample_seed(seed, i), now) for i in range(request.sampling.n)]
+        drafters = self._drafters_of(request)
+        prediction = Prediction(request.prediction) if PREDICTION in drafters else None
+        seeds = [sample_seed(seed, i) for i in range(request.sampling.n)]
+        return [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
 
-    def _sequence(self, request: Request, sample: int, seed: int, now: float) -> Sequence:
-        params, speculation = request.sampling, request.speculation
+    def _sequence(
+        self,
+        request: Request,
+        sample: int,
+        seed: int,
+        drafters: tuple[str, ...],
+        prediction: Prediction | None,
+        now: float,
+    ) -> Sequence:
+        params = request.sampling
         grammar = self.grammars.start(params.grammar) if self.grammars and params.grammar else None
         sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids, grammar=grammar)
         sampler.see_prompt(request.prompt)
         length = len(request.prompt) + (params.max_tokens or self.max_context)
-        drafter = (speculation.drafter or self.default_drafter) if speculation.enabled else None
         return Sequence(
             key=next(self._keys),
             request=request,
@@ -51,12 +61,27 @@ class Admission:
             tokens=list(request.prompt),
             max_length=min(length, self.max_context),
             stop_ids=frozenset(params.stop_ids) if params.ignore_eos else self.eos_ids | set(params.stop_ids),
-            drafter=drafter,
-            off_reason=None if drafter else "no drafter" if speculation.enabled else "off by request",
+            drafters=drafters,
+            drafter=next(iter(drafters), None),
+            off_reason=None if drafters else self._reason_for_none(request),
             deadline=None if request.deadline is None else now + request.deadline,
             counters=Counters(submitted=now),
-            pace=Pace(),
+            trail=None if prediction is None else Trail(prediction),
         )
+
+    def _drafters_of(self, request: Request) -> tuple[str, ...]:
+        """In order of preference: what the client predicts knows more than whoever else drafts."""
+        if not request.speculation.enabled:
+            return ()
+        other = request.speculation.drafter or self.default_drafter
+        predicted = bool(request.prediction) and PREDICTION in self.drafters
+        return (*([PREDICTION] if predicted else []), *([other] if other not in (None, PREDICTION) else []))
+
+    def _reason_for_none(self, request: Request) -> str:
+        if not request.speculation.enabled:
+            return "off by request"
+        asked = request.speculation.drafter or self.default_drafter
+        return "the request has no prediction" if asked == PREDICTION else "no drafter"
 
     def _stream(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:
@@ -74,6 +99,7 @@ class Admission:
         """Raise InvalidRequest if no step could ever serve it. Reads nothing that changes."""
         params, name = request.sampling, request.speculation.drafter
         self._check_tokens("prompt token", request.prompt)
+        self._check_tokens("prediction token", request.prediction)
         self._check_tokens("stop id", params.stop_ids)
         self._check_tokens("logit_bias key", params.logit_bias)
         self._check_tokens("allowed token", params.allowed_tokens or ())
@@ -81,6 +107,11 @@ class Admission:
             raise ContextTooLong(
                 f"the prompt has {len(request.prompt)} tokens, the context holds {self.max_context} and needs room for "
                 "at least one more: shorten the prompt or raise max_context"
+            )
+        if len(request.prediction) > self.max_context:
+            raise ContextTooLong(
+                f"the prediction has {len(request.prediction)} tokens, the context holds {self.max_context}: leave out "
+                "what cannot be part of the answer"
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")

@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
+from paceline.drafters.prediction import PREDICTION, PredictionDrafter
 from paceline.drafters.registry import Recipe, Setting, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
@@ -89,6 +90,7 @@ def assemble(
         target=forward,
     )
     built = {name: made.build(setting) for name, made in recipes.items()}
+    built.setdefault(PREDICTION, PredictionDrafter())  # costs nothing until a request brings a text
     guards = {
         name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, drafter in built.items()

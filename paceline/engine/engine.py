@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
+from paceline.drafters.prediction import PREDICTION
 from paceline.engine import emission
 from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.flight import DEPTH, Flights
@@ -277,14 +278,17 @@ class Engine:
         kept, text = emission.keep(sequence, tokens)
         # Before the tokens grow: the work speaks of those it had.
         logprobs = () if output is None else emission.score(work, verdict, kept, output)
-        sequence.tokens += kept
-        sequence.sampler.advance(kept)
+        sequence.extend(kept)
         self._learn(work, verdict, len(kept))
+        sequence.choose_drafter()
         event = TokenEvent(
             request_id=sequence.request.id,
             sample=sequence.sample,
             tokens=tuple(kept),
             origins=emission.origins(work, verdict, len(kept)),
+            drafter=work.drafter if work.draft and not work.forced else None,
+            drafted=len(work.draft),
+            accepted=len(verdict.path),
             text=text,
             logprobs=logprobs,
             prompt_logprobs=_prompt_scores(sequence) if sequence.counters.steps == 1 else None,
@@ -299,7 +303,10 @@ class Engine:
         self.stats.drafted += drafted
         self.stats.accepted += accepted
         if drafted and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafted=drafted, accepted=accepted)
+            self._governor.learn(sequence, drafter=work.drafter, drafted=drafted, accepted=accepted)
+        if work.drafter == PREDICTION and not work.forced:
+            sequence.counters.prediction_accepted += min(accepted, kept)
+            sequence.counters.prediction_rejected += drafted - accepted
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
         """Free everything the sequence holds and make its last event, out of `event` where there is one."""

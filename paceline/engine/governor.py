@@ -43,10 +43,10 @@ class Governor:
                 sequence.off_reason = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
         return lengths
 
-    def learn(self, sequence: Sequence, *, drafted: int, accepted: int) -> None:
+    def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
             output = len(sequence.tokens) - sequence.prompt_length
-            sequence.pace.learn(drafted, accepted, output_tokens=output, config=self._config)
+            sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
         useful = self._useful(sequence)

@@ -24,7 +24,7 @@ class Reading:
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence got its lane: some of its pages may have been read for another."""
-        filled, span = self._filled.get(sequence.drafter or ""), sequence.span
+        filled, span = self._filled.get(self._reader(sequence)), sequence.span
         assert span is not None
         known = 0
         while filled and known < len(span.pages) and filled[span.pages[known]] == self._pool.epochs[span.pages[known]]:
@@ -33,12 +33,16 @@ class Reading:
 
     def reach(self, sequence: Sequence, position: int) -> None:
         """Everything before `position` has been read, or will have been by the time the next launch begins."""
-        air, span, filled = sequence.air, sequence.span, self._filled[sequence.drafter or ""]
+        air, span, filled = sequence.air, sequence.span, self._filled[self._reader(sequence)]
         assert span is not None
         air.in_step = max(air.in_step, position)
         for page in span.pages[air.filled : air.in_step // PAGE_SIZE]:
             filled[page] = self._pool.epochs[page]
         air.filled = max(air.filled, air.in_step // PAGE_SIZE)
+
+    def _reader(self, sequence: Sequence) -> str:
+        """Whichever of its drafters reads: at most one does, though another may draft at the moment."""
+        return next((name for name in sequence.drafters if name in self._filled), "")
 
     def missing(self, sequence: Sequence) -> range | None:
         """Positions to be read before the next launch can draft; None: not known while a draft is in the air."""

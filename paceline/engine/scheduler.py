@@ -34,6 +34,7 @@ class Work:
     start: int
     count: int
     max_draft: int = 0
+    drafter: str | None = None  # who may draft; the sequence's own may be another by the time the step has landed
     draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
     forced: bool = False  # the draft is the grammar's, not the drafter's
     first_out: int = 0  # of its rows among the outputs of the pass
@@ -150,7 +151,10 @@ class Scheduler:
         room -= len(decoding)
         prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2)
         drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
-        works = [Work(s, start=s.longest - 1, count=1, max_draft=d) for s, d in zip(decoding, drafts, strict=True)]
+        works = [
+            Work(s, start=s.longest - 1, count=1, max_draft=d, drafter=s.drafter)
+            for s, d in zip(decoding, drafts, strict=True)
+        ]
         return works + self._divide_prefill(prefilling, room - sum(drafts))
 
     def _divide_prefill(self, prefilling: list[Sequence], room: int) -> list[Work]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.detokenizer import TextStream
+from paceline.drafters.prediction import PREDICTION, Trail
 from paceline.engine.air import Air
 from paceline.engine.pace import Pace
 from paceline.engine.stats import Counters
@@ -30,11 +31,13 @@ class Sequence:
     tokens: list[int]
     max_length: int  # prompt and output together
     stop_ids: frozenset[int]
-    drafter: str | None  # who drafts for it; None: plain
+    drafters: tuple[str, ...]  # who may draft for it, in order of preference
+    drafter: str | None  # who does now; None: plain
     off_reason: str | None  # why it does not draft
     deadline: float | None  # on the engine's clock
     counters: Counters
-    pace: Pace
+    trail: Trail | None = None  # through the request's prediction
+    paces: dict[str | None, Pace] = field(default_factory=dict)  # with each drafter
     lane: int = -1
     span: Span | None = None
     air: Air = field(default_factory=Air)
@@ -66,6 +69,30 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         return self.request.sampling.prompt_logprobs is not None
 
+    @property
+    def pace(self) -> Pace:
+        return self.pace_with(self.drafter)
+
+    def pace_with(self, drafter: str | None) -> Pace:
+        return self.paces.setdefault(drafter, Pace())
+
+    def extend(self, tokens: list[int]) -> None:
+        """These tokens were committed."""
+        self.tokens += tokens
+        self.sampler.advance(tokens)
+        if self.trail is not None:
+            self.trail.advance(tokens)
+
+    def choose_drafter(self) -> None:
+        """The prediction drafts where it has something to say, the other drafter where it has not."""
+        if self.trail is None:
+            return
+        paused = self.pace_with(PREDICTION).paused(len(self.tokens) - self.prompt_length)
+        silent = {PREDICTION} if paused or not self.trail.ahead(1) else set()
+        self.drafter = next((name for name in self.drafters if name not in silent), None)
+        if self.drafter is None:
+            self.off_reason = "the prediction has nothing to say here"
+
     def stats(self, *, now: float) -> SequenceStats:
         c = self.counters
         return SequenceStats(
@@ -77,8 +104,10 @@ class Sequence:
             drafted=c.drafted,
             accepted=c.accepted,
             accepted_by_position=tuple(c.accepted_by_position),
-            drafter=self.drafter,
-            pauses=self.pace.pauses,
+            prediction_accepted=c.prediction_accepted,
+            prediction_rejected=c.prediction_rejected,
+            drafter="+".join(self.drafters) or None,
+            pauses=sum(pace.pauses for pace in self.paces.values()),
             preemptions=c.preemptions,
             off_reason=self.off_reason,
             time_queued=(now if c.admitted is None else c.admitted) - c.submitted,

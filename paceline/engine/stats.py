@@ -20,6 +20,8 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
     preemptions: int = 0
     admitted: float | None = None  # for the first time
     first_token: float | None = None

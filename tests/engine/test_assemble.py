@@ -43,7 +43,7 @@ def config(**options: Any) -> EngineConfig:
 def test_an_engine_with_both_drafters() -> None:
     parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config())
     assert parts.bitwise
-    assert [*parts.engine.drafters] == ["ngram", "model"]
+    assert [*parts.engine.drafters] == ["ngram", "model", "prediction"]
     assert parts.memory.num_pages == 4 * -(-(100 + 7 + 1) // PAGE_SIZE)
     assert parts.memory.max_context == 100
     assert parts.memory.page_bytes == parts.target.page_bytes * 2

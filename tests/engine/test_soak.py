@@ -10,11 +10,13 @@ import pytest
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
+from tests.laws.under_law import nearly
 from tests.odd_drafters import Scripted
 from tests.rig import CONTEXT, FLOWN, RIGS, SELF, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
 
 Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}
+WITH_PROBS = {*RIGS["model"], *RIGS["eagle"]}
 SCRIPTED: dict[str, dict[str, Any]] = {"chain": {"wrong": 0.2}, "tree": {"wrong": 0.4, "tree": True}}
 
 
@@ -65,7 +67,7 @@ def some_request(random: Random, name: str) -> Request:
     tokens = prompt(length, seed=int(random.integers(3)), repeat=random.random() < 0.3)
     drafter = str(random.choice([*REGISTERED, *SCRIPTED]))
     longest = None if random.random() < 0.7 else int(random.integers(1, 5))
-    rule = Rule.REJECTION if random.random() < 0.3 and drafter not in RIGS["model"] else Rule.COUPLED
+    rule = Rule.REJECTION if random.random() < 0.3 and drafter not in WITH_PROBS else Rule.COUPLED
     speculation = Speculation(drafter=drafter, max_draft=longest, rule=rule) if random.random() < 0.9 else OFF
     salt = str(random.choice(["", "", "salt"]))
     return Request(id=name, prompt=tokens, sampling=some_params(random), speculation=speculation, cache_salt=salt)
@@ -105,14 +107,14 @@ def flying(random: Random, request: Request) -> Request:
     return replace(request, sampling=SamplingParams(**kept, **ends), speculation=speculation)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_soak(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [some_request(random, str(i)) for i in range(10)]
     soak(random, asked, {})
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_soak_with_a_device(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [flying(random, some_request(random, str(i))) for i in range(10)]
@@ -124,8 +126,10 @@ def test_soak_with_a_device(seed: int) -> None:
 def soak(random: Random, asked: list[Request], way: dict[str, Any]) -> Rig:
     expected = tokens_of(run(build("toy", prefix_cache=False), plain(asked)))
     rig = some_engine(random, asked, expected, way)
+    share = 0.1 if way else 0.3  # one that follows its prediction keeps all steps on the host
+    predictions = {request.id: nearly(expected[request.id, 0], seed=0) for request in asked if random.random() < share}
     for turn in range(2):  # the second time over, prefixes are known
-        again = [replace(request, id=f"{request.id}") for request in asked]
+        again = [replace(request, prediction=predictions.get(request.id, ())) for request in asked]
         going = drive(random, rig, again)
         for key, told in going.told.items():
             whole = expected[key]

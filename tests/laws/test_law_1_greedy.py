@@ -31,7 +31,7 @@ def test_every_registered_drafter_is_under_the_laws() -> None:
 @pytest.mark.parametrize("name", under_law.NAMES)
 def test_each_drafter(name: str, backend: str) -> None:
     rig = build(backend, {name: under_law.made(name, backend, "greedy")})
-    told = run(rig, under_law.requests("greedy", under_law.LOSSLESS))
+    told = run(rig, under_law.asked(name, backend, "greedy", under_law.LOSSLESS))
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "greedy"))
     assert rig.engine.drafters[name].out is None
     assert rig.engine.stats.drafted > 0

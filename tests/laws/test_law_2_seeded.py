@@ -26,7 +26,7 @@ def rules_for(name: str) -> tuple[Rule, ...]:
 @pytest.mark.parametrize("name", under_law.NAMES)
 def test_each_drafter(name: str, backend: str) -> None:
     rig = build(backend, {name: under_law.made(name, backend, "sampled")})
-    told = run(rig, under_law.requests("sampled", rules_for(name)))
+    told = run(rig, under_law.asked(name, backend, "sampled", rules_for(name)))
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled"))
     assert rig.engine.drafters[name].out is None
     assert rig.engine.stats.drafted > 0

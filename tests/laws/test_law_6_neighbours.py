@@ -33,7 +33,7 @@ MIXES: Mapping[str, Mapping[str, Any]] = {
 
 def asked() -> list[Request]:
     """Each with a drafter of its own, some with none; greedy beside seeded."""
-    speculations = [Speculation(drafter=name, rule=rule) for rule in Rule for name in NAMES]
+    speculations = [Speculation(drafter=name, rule=rule) for rule in under_law.LOSSLESS for name in NAMES]
     requests = mixed_requests((*GREEDY, *SAMPLED), speculations, count=COUNT)
     return [
         replace(r, speculation=replace(r.speculation, rule=Rule.COUPLED)) if r.speculation.drafter == "noisy" else r

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import REGISTRY
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
@@ -50,6 +54,25 @@ def flying_requests(law: str, *, count: int = 9) -> list[Request]:
 def plain_flying_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
     """Without a device and without speculation."""
     return run(build(backend), plain(flying_requests(law, count=count)))
+
+
+def asked(name: str, backend: str, law: str, rules: Sequence[Rule], *, count: int = 9) -> list[Request]:
+    """The same, each with a prediction of its answers where the drafter lives on that."""
+    made = requests(law, rules, count=count)
+    if name != PREDICTION:
+        return made
+    answers = plain_answers(backend, law, count)
+    return [
+        replace(request, prediction=nearly(answers[request.id, 0].tokens, seed=i)) for i, request in enumerate(made)
+    ]
+
+
+def nearly(tokens: Sequence[int], *, seed: int) -> tuple[int, ...]:
+    """The answer as a client may have guessed it: some tokens others, some missing, some too many."""
+    random = np.random.default_rng(seed)
+    edits = {0: lambda token: [], 1: lambda token: [token, 1], 2: lambda token: [2]}
+    pieces = [edits.get(int(random.integers(12)), lambda token: [token])(token) for token in tokens]
+    return tuple(token for piece in pieces for token in piece)
 
 
 def made(name: str, backend: str, law: str, count: int = 9) -> Made:
