@@ -1,7 +1,7 @@
 """HTTP/1.1 byte by byte: requests that no client library would send, and hundreds at once.
 
 Not a client for general use: it speaks to a server on this machine, one request a connection, and reads an answer to
-its end. `seconds` of an answer is the time from the last byte sent, or from giving up sending, to the last one read.
+its end. `seconds` of an answer is the time from the first byte sent to the last one read.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def get(path: str, headers: dict[str, str] | None = None) -> bytes:
 async def send(port: int, request: bytes, *, patience: float = PATIENCE) -> Answer:
     """The answer to these bytes. A server may answer, and stop reading, before it has all of them."""
     reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 24)
+    began = time.perf_counter()
     try:
         async with asyncio.timeout(patience):
             reading = asyncio.create_task(read(reader))
@@ -64,15 +65,15 @@ async def send(port: int, request: bytes, *, patience: float = PATIENCE) -> Answ
                 if not writing.done():
                     writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
-            began = time.perf_counter()
             status, headers, body, whole = await reading
             return Answer(status, headers, body, time.perf_counter() - began, whole)
     finally:
-        await close(writer)
+        await leave(writer)
 
 
-async def close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
+async def leave(writer: asyncio.StreamWriter) -> None:
+    """At once, whatever is still to be sent."""
+    writer.transport.abort()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
 
