@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Silent
-from tests.rig import FLOWN, RIGS, TARGET, Rig, Run, Told, always, build, plain, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, TARGET, Key, Rig, Run, Told, always, build, plain, prompt, run, tokens_of
 from tests.watched_rounds import WatchedRounds
 
 GOOD = {"good": TARGET}
@@ -78,13 +79,21 @@ def test_statistics_of_a_flight() -> None:
     assert shared == pytest.approx(engine.time_verify, rel=0.5)  # the rest went into steps that were wasted
 
 
+OTHERS = ask("other", 20, text=1), ask("late", 30, text=2)
+
+
+@functools.cache
+def others() -> dict[Key, list[int]]:
+    return tokens_of(run(build("toy"), OTHERS))
+
+
 @pytest.mark.parametrize("when", range(1, 12))
 @pytest.mark.parametrize("flown", [{}, GOOD], ids=["plain", "good"])
 def test_abort_in_the_air(when: int, flown: Mapping[str, Any]) -> None:
     """At any moment; what is dropped is never heard of, and the lane waits for the last flight."""
     rig = build("toy", flown=flown, max_sequences=2, max_step_tokens=12)
     going = Run(rig)
-    going.submit([ask("other", 20, text=1), ask("a", 40, tokens=60), ask("late", 30, text=2)])
+    going.submit([OTHERS[0], ask("a", 40, tokens=60), OTHERS[1]])
     for _ in range(when):
         going.step()
     said = len(going.told["a", 0].tokens)
@@ -92,8 +101,7 @@ def test_abort_in_the_air(when: int, flown: Mapping[str, Any]) -> None:
     rig.engine.abort("a")
     told = going.finish()
     assert (told["a", 0].finish, len(told["a", 0].tokens)) == (Finish.ABORT, said)
-    expected = tokens_of(run(build("toy"), [ask("other", 20, text=1), ask("late", 30, text=2)]))
-    assert {key: told[key].tokens for key in expected} == expected
+    assert {key: told[key].tokens for key in others()} == others()
 
 
 @dataclass
@@ -270,12 +278,13 @@ def test_drafters_take_turns() -> None:
 @pytest.mark.parametrize("draft", [1, 3, 8])
 def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
     """A step in the air may bring more than was foreseen: then the next goes beyond the end, but not far."""
+    expected = run(build("toy"), [ask(tokens=43)])["a", 0].tokens
     for context in range(36, 44):
         options: dict[str, Any] = {"fixed_draft": True, "max_draft": draft, "max_context": context}
         rig = build("toy", flown=GOOD, **options)
         told: Told = run(rig, [ask(tokens=100)])["a", 0]
         assert (told.finish, len(told.tokens)) == (Finish.LENGTH, context - 9)
-        assert told.tokens == run(build("toy"), [ask(tokens=context - 9)])["a", 0].tokens
+        assert told.tokens == expected[: context - 9]
         assert rig.engine.stats.wasted <= 1
         state = rounds_of(rig)._state
         assert int(state.lengths.max()) <= context + draft + 2 == state.tokens.shape[1]

@@ -3,6 +3,7 @@ and no rejected token ever reaches the prefix cache."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Request, Rule, Speculation
@@ -21,10 +22,14 @@ from tests.rig import BACKENDS, CONTEXT, FLOWN, RIGS, SELF, TARGET, Key, Rig, Ru
 WALKS = ("chain", "tree", "bushy-tree", "noisy")
 
 
+@functools.cache
+def fresh_forward(backend: str) -> Forward:
+    return TARGET.forward(backend, num_pages=CONTEXT // PAGE_SIZE)
+
+
 def fresh_kv(backend: str, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Keys and values of the tokens as one pass computes them, in pages of another order."""
-    pages = -(-len(tokens) // PAGE_SIZE)
-    forward = TARGET.forward(backend, num_pages=pages)
+    pages, forward = -(-len(tokens) // PAGE_SIZE), fresh_forward(backend)
     lanes = Lanes(count=1, max_context=len(tokens), max_draft=0)
     lanes.tokens_np[0, : len(tokens)] = tokens
     lanes.pages_np[0, :pages] = np.arange(pages)[::-1]

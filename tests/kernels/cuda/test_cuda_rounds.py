@@ -67,7 +67,7 @@ def both(made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat],
     return mine
 
 
-@pytest.mark.parametrize(("drafter", "longest"), [("model", 3), ("self", 2), ("ngram", 3)])
+@pytest.mark.parametrize(("drafter", "longest"), [("model", 2), ("self", 2), ("ngram", 3)])
 def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: torch.device) -> None:
     """A lane with all filters and a greedy one, whose limits differ; then the greedy one alone."""
     made = pair(device, drafter)

@@ -26,7 +26,7 @@ def requests(law: str) -> list[Request]:
 
 
 def shorter(one: Request) -> Request:
-    return replace(one, prompt=one.prompt[:6], sampling=replace(one.sampling, max_tokens=4, n=1))
+    return replace(one, prompt=one.prompt[:6], sampling=replace(one.sampling, max_tokens=3, n=1))
 
 
 @functools.cache
