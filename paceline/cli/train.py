@@ -80,6 +80,7 @@ def _add_course(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--minutes", type=float, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
+    group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
     group.add_argument("--batch-tokens", type=count, default=32768, metavar="N", help="a step (default: 32768)")
     group.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="its peak (default: 0.001)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
@@ -128,6 +129,7 @@ def _job(args: Namespace) -> Job:
         learning_rate=args.learning_rate,
         minutes=args.minutes,
         max_steps=args.max_steps,
+        evaluations=args.evaluations,
         seed=args.seed,
         packing=args.packing,
         command=shlex.join(["paceline", *sys.argv[1:]]),

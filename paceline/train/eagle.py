@@ -103,7 +103,9 @@ class EagleHead:
         for step, y in enumerate(self._unroll(teacher, insight, texts, weights, self.shape.steps)):
             counts = (depth >= step).float()
             counts /= counts.sum().clamp_min(1.0)
-            loss, best = soft_cross_entropy(self._logits(y.flatten(0, 1)[rows], weights), labels, counts)
+            loss, best = soft_cross_entropy(
+                self._logits(y.flatten(0, 1).index_select(0, rows), weights), labels, counts
+            )
             total = total + loss * LATER**step
             by_step.append((loss - (labels.entropy * counts).sum()).detach())
             agreement.append(((best == labels.best) * counts).sum())
@@ -188,10 +190,11 @@ def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     own = [(q * key).sum(dim=-1) for key in chain]
     own += [torch.zeros_like(firsts[..., 0])] * (OWN - step)
     parts = shares(firsts, torch.stack(own, dim=-1), _mask(length, step, like=firsts))
-    out = (parts[..., :length].reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
+    on_firsts, on_own = torch.split(parts, [length, OWN], dim=-1)  # one gradient for both; slices would have one each
+    out = (on_firsts.reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
     for i in range(1, step + 1):
         value = later(values[i], step - i).transpose(1, 2)[:, :, None]
-        out = out + parts[..., length + i - 1, None] * value
+        out = out + on_own[..., i - 1, None] * value
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 

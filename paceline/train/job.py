@@ -45,6 +45,7 @@ class Job:
     learning_rate: float = 1e-3
     minutes: float = 15.0
     max_steps: int | None = None
+    evaluations: int = 24
     seed: int = 0
     packing: Packing = "bf16"
     command: str = ""

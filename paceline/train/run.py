@@ -207,6 +207,7 @@ def _trainer(lesson: Lesson) -> Trainer:
         batch_tokens=job.batch_tokens,
         learning_rate=job.learning_rate,
         seed=job.seed,
+        evaluations=job.evaluations,
     )
     groups: dict[str, dict[str, torch.Tensor]] = {}
     if path.exists():

@@ -41,7 +41,7 @@ class Course:
     learning_rate: float
     seed: int
     draft: int = 4  # tokens of a draft, in evaluations
-    evaluations: int = 24
+    evaluations: int = 24  # in all, evenly spread
     patience: int = 8  # evaluations without a better one before it stops
 
 
