@@ -1,7 +1,7 @@
 """`paceline`: which command, and how an error leaves it.
 
     0    done
-    1    the run failed: the engine died, or the demo found two different texts
+    1    the run failed: the engine died, or the demo or an audit found a text that speculation changed
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C
     141  whoever read the output went away
@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import NoReturn, Protocol
 
 from paceline import __version__
-from paceline.cli import bench, chat, demo, generate, inspect, serve, train
+from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
 
 
@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": serve,
     "inspect": inspect,
     "bench": bench,
+    "audit": audit,
     "train": train,
     "demo": demo,
 }

@@ -1,0 +1,1 @@
+"""Replays prompts plain and speculative, and judges every difference: see docs/audit.md."""

@@ -1,0 +1,145 @@
+"""Where two answers to one request part, and whether arithmetic or a bug parted them.
+
+The judge is the target itself, asked anew at the first place where the two differ (`engine.probe`). A token's
+*shortfall* is how far it is from being the one drawn there, in logits, with the request's penalties, filters and
+noise: 0 for the token that is. A difference is a *near-tie* if both tokens fall short by no more than the bound of the
+arithmetic in use, and *structural* otherwise: also where two tokens are close to each other, but far from the one that
+should have come. Under bitwise arithmetic the bound is nothing, so that no difference is a near-tie.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.audit.arithmetic import Arithmetic
+from paceline.audit.replay import Replay
+from paceline.engine.engine import Engine
+from paceline.engine.probe import Probe, probe
+from paceline.filters import filter_floor
+from paceline.kernels.noise import gumbel_noise
+from paceline.sampling import Stream, noise_keys
+from paceline.types import Origin, Request, SamplingParams
+
+
+class Kind(StrEnum):
+    NEAR_TIE = "near_tie"
+    STRUCTURAL = "structural"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a replayed answer is not the plain one."""
+
+    kind: Kind
+    position: int  # in the answer, from 0 on
+    plain: int | None  # the token there; None: the answer had ended
+    replayed: int | None
+    expected: int | None  # what the target says when asked anew; None: the tokens are the same, how they end is not
+    round: int  # of the replayed sequence, from 1 on
+    place: int  # in that round, from 0 on
+    origin: Origin | None  # of the replayed token
+    gap: float  # the larger of the two shortfalls, in logits
+    bound: float  # up to which it is a near-tie
+    reason: str
+
+
+def compare(engine: Engine, request: Request, plain: Replay, other: Replay, by: Arithmetic) -> Difference | None:
+    """None: they are the same."""
+    if same(plain, other):
+        return None
+    both = range(min(len(plain.tokens), len(other.tokens)))
+    position = next((i for i in both if plain.tokens[i] != other.tokens[i]), len(both))
+    if position == len(plain.tokens) or position == len(other.tokens):
+        return _difference(plain, other, position, None, math.inf, 0.0, _about_the_end(plain, other))
+    found = probe(engine, request, plain.tokens[:position])
+    bound = by.bound(found.logits) * _stretch(request.sampling)
+    gap = max(shortfalls(found, [plain.tokens[position], other.tokens[position]], bound=bound))
+    return _difference(plain, other, position, found.token, gap, bound, _about_a_token(plain, other, position, found))
+
+
+def same(plain: Replay, other: Replay) -> bool:
+    """In tokens, text and end."""
+    return (plain.tokens, plain.text, plain.finish) == (other.tokens, other.text, other.finish)
+
+
+def shortfalls(found: Probe, tokens: list[int], *, bound: float) -> list[float]:
+    """Of each token, in logits; infinite for one that the sampling parameters exclude, whatever the arithmetic."""
+    sampler = found.sampler
+    edited = sampler.edit(found.logits[None], [()])  # [1, vocab]
+    if sampler.greedy:
+        return [_below(edited[0], edited[0], token) for token in tokens]
+    temperature = sampler.params.temperature
+    scaled = edited / temperature
+    keys = torch.from_numpy(noise_keys(sampler.seed, np.array([found.position]), Stream.TOKEN))
+    scores = (scaled + gumbel_noise(keys, scaled.shape[-1]))[0]
+    surely, maybe = (_kept(scaled, sampler.params, slack=sign * bound / temperature) for sign in (1, -1))
+    sure_scores = torch.where(surely, scores, -torch.inf)
+    return [temperature * _below(sure_scores, scores, t) if bool(maybe[t]) else math.inf for t in tokens]
+
+
+def _below(rivals: Tensor, scores: Tensor, token: int) -> float:
+    return max(0.0, float(rivals.max() - scores[token]))
+
+
+def _kept(scaled: Tensor, params: SamplingParams, *, slack: float) -> Tensor:
+    """bool [vocab]: what filters leave of scaled logits [1, vocab], if they were stricter by `slack`, or more lenient
+    by a negative one. Noise of that size moves a floor by it, and the mass beyond a nucleus by its exponential."""
+    if not params.filters:
+        return scaled[0] > -torch.inf
+    beyond = (1 - params.top_p) * math.exp(min(slack, 50.0))
+    floor = filter_floor(
+        scaled,
+        min_p=min(1.0, params.min_p * math.exp(min(slack, 50.0))),
+        top_k=params.top_k,
+        top_p=min(1.0, max(1e-6, 1 - beyond)),
+    )
+    return scaled[0] >= min(float(floor[0, 0]) + slack, float(scaled.max()))  # the best is never filtered out
+
+
+def _stretch(params: SamplingParams) -> float:
+    """By how much a penalty that multiplies logits makes their noise larger."""
+    return max(1.0, params.repetition_penalty, 1 / params.repetition_penalty)
+
+
+def _difference(
+    plain: Replay, other: Replay, position: int, expected: int | None, gap: float, bound: float, reason: str
+) -> Difference:
+    there = position < len(other.tokens)
+    round = other.rounds[position] if there else (other.rounds[-1] if other.rounds else 1)
+    return Difference(
+        kind=Kind.NEAR_TIE if bound > 0 and gap <= bound else Kind.STRUCTURAL,
+        position=position,
+        plain=plain.tokens[position] if position < len(plain.tokens) else None,
+        replayed=other.tokens[position] if there else None,
+        expected=expected,
+        round=round,
+        place=position - other.rounds.index(round) if there else 0,
+        origin=other.origins[position] if there else None,
+        gap=gap,
+        bound=bound,
+        reason=reason,
+    )
+
+
+def _about_a_token(plain: Replay, other: Replay, position: int, found: Probe) -> str:
+    if found.token == plain.tokens[position]:
+        return "the plain answer has the token that the target gives when asked anew"
+    if found.token == other.tokens[position]:
+        return "the plain answer is the one that differs from what the target gives when asked anew"
+    return "neither has the token that the target gives when asked anew"
+
+
+def _about_the_end(plain: Replay, other: Replay) -> str:
+    if plain.tokens == other.tokens and plain.finish == other.finish:
+        return "the same tokens became different texts"
+    if plain.tokens == other.tokens:
+        return f"the same tokens, but one ended by {plain.finish} and the other by {other.finish}"
+    longer, shorter = ("plain", "replayed") if len(plain.tokens) > len(other.tokens) else ("replayed", "plain")
+    ended = other if shorter == "replayed" else plain
+    return f"the {shorter} answer ended ({ended.error or ended.finish}) where the {longer} one went on"

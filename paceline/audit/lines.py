@@ -1,0 +1,105 @@
+"""The record of an audit as text for people: a table of cases, tests, differences, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.audit.degeneration import VOID_ABOVE
+from paceline.audit.differences import Kind
+
+Record = dict[str, Any]
+MOST = 20  # differences that are told; a record has all of them
+WORDS = 4  # columns that are read as words stand on the left
+HEADER = (
+    "drafter", "rule", "at once", "sampling", "answers", "identical", "near-tie", "structural", "drafted", "accepted",
+    "tok/round", "degenerate",
+)  # fmt: skip
+
+
+def text(found: Record) -> str:
+    lines = [found["near_tie_bound"], "", *_table([HEADER, *(case_row(case) for case in found["cases"])])]
+    if found["distribution"]:
+        lines += ["", *map(test_line, found["distribution"])]
+    lines += _difference_lines(found)
+    if found["lossy"]:
+        rules, answers, changed = (found["lossy"][name] for name in ("rules", "answers", "changed"))
+        lines += ["", f"LOSSY by {' and '.join(rules)}: {changed} of {answers} answers changed"]
+    if found["degenerate"]:
+        lines += ["", degenerate_line(found)]
+    return "\n".join([*lines, "", found["verdict"]])
+
+
+def degenerate_line(found: Record) -> str:
+    many = f"more than {VOID_ABOVE:.0%} of the answers of a case: a speed measured on them is VOID"
+    note = many if found["speed_claim"] == "void" else "few enough for a speed to be measured on them"
+    return f"degenerate answers (loops, repeated n-grams, truncated) to {found['degenerate']} prompts; {note}"
+
+
+def case_row(case: Record) -> tuple[str, ...]:
+    exact = case["promise"] == "tokens" or case["compared"]
+    by_tokens = (str(case["identical"]), str(case["near_tie"]), str(case["structural"]))
+    test = "by test" if case["tested"] else "NOT TESTED"
+    other = {"reference": "—", "distribution": test, "lossy": "LOSSY"}.get(case["promise"], "—")
+    return (
+        case["drafter"] or "plain",
+        case["rule"] or "",
+        str(case["at_once"]),
+        case["sampling"],
+        str(case["answers"]),
+        *(by_tokens if exact else (other, "", "")),
+        str(case["drafted"]),
+        str(case["accepted"]),
+        f"{case['tokens_per_round']:.2f}",
+        str(case["degenerate"]),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < WORDS else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def test_line(test: Record) -> str:
+    name = f"distribution, {test['drafter']}, {test['rule']}, {test['sampling']}"
+    if not test["proves"]:
+        return f"{name}: NOT TESTED, nothing was drafted at the places chosen"
+    found = f"{test['places']} places × {test['samples']} seeds, p = {test['p_value']:.2g}"
+    power = f"a shift of {test['shift']:.1%} of probability is found with {test['power']:.0%}"
+    if not test["failed"]:
+        return f"{name}: passes ({found}; {power})"
+    worst = test["worst"]
+    cell = f"{worst['tokens']} {worst['text']!r} {worst['counted']} times where {worst['expected']:.1f} are expected"
+    return f"{name}: FAILS ({found}); worst: prompt {worst['prompt']}, token {worst['position']}: {cell}"
+
+
+def _difference_lines(found: Record) -> list[str]:
+    ordered = sorted(found["differences"], key=lambda difference: difference["kind"] != Kind.STRUCTURAL)
+    lines = [difference_line(difference) for difference in ordered[:MOST]]
+    if len(ordered) > MOST:
+        lines.append(f"… and {len(ordered) - MOST} more: see --json or --html")
+    return ["", *lines] if lines else []
+
+
+def difference_line(found: Record) -> str:
+    how = "plain" if found["drafter"] is None else f"{found['drafter']}, {found['rule']}"
+    gap = "no gap in logits"
+    if found["gap"] is not None:
+        gap = f"gap {found['gap']:.4g} logits, near-tie up to {found['bound']:.2g}"
+    return (
+        f"{found['kind'].replace('_', '-').upper()} prompt {found['prompt_number']} ({found['prompt']}), {how}, "
+        f"{found['at_once']} at once, {found['sampling']}: token {found['position'] + 1} of the answer, "
+        f"round {found['round']}, place {found['place'] + 1} ({found['origin'] or 'end'}): "
+        f"plain {_token(found, 'plain')}, replayed {_token(found, 'replayed')}, "
+        f"asked anew {_token(found, 'expected')}; {gap}; {found['reason']}"
+    )
+
+
+def _token(found: Record, which: str) -> str:
+    return "nothing" if found[which] is None else f"{found[which]} {found[f'{which}_text']!r}"

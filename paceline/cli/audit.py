@@ -1,0 +1,214 @@
+"""Audit: prove that speculation leaves the text alone.
+
+Replays prompts plain and speculative, over drafters, rules, batch sizes and sampling parameters, and compares every
+token. A difference is a near-tie where arithmetic alone can explain it, and otherwise a bug: the exit status is 1.
+
+paceline audit smollm2 --drafter ngram --prompts questions.txt
+paceline audit ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --prompts spec_bench --count 40 --html audit.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.options import add_model_options, count, load
+from paceline.cli.progress import CLEAR_LINE
+from paceline.config import EngineConfig
+from paceline.errors import InvalidRequest, StorageError
+from paceline.types import Rule, check_number
+
+if TYPE_CHECKING:
+    from paceline.audit.run import Scope
+    from paceline.llm import LLM
+    from paceline.prompts import Prompt
+
+LOSSLESS = tuple(rule for rule in Rule if rule.lossless)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model_options(parser)
+    group = parser.add_argument_group("what is replayed")
+    group.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE|SET",
+        help="JSON lines, one prompt a line, requests that a server recorded, or a set such as spec_bench",
+    )
+    group.add_argument("--data", type=Path, metavar="DIR", help="where sets lie (default: $PACELINE_DATA)")
+    group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 20)")
+    group.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
+    group.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default: 64)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the first prompt (default: 0)")
+    _add_grid(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report of one file, too")
+    parser.add_argument("--json", action="store_true", help="everything as JSON in the last line")
+
+
+def _add_grid(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("over what")
+    rules = ", ".join(LOSSLESS)
+    group.add_argument(
+        "--rule", action="append", choices=list(Rule), help=f"may be given several times (default: {rules})"
+    )
+    group.add_argument(
+        "--at-once", type=_counts, default=(1, 8), metavar="N,N,…", help="requests that run side by side (default: 1,8)"
+    )
+    group.add_argument("--temperature", type=_temperatures, default=(0.0, 1.0), metavar="X,X,…", help="(default: 0,1)")
+    group.add_argument(
+        "--edits",
+        action=BooleanOptionalAction,
+        default=True,
+        help="each temperature also with penalties, and with filters where it samples (default: on)",
+    )
+    group.add_argument(
+        "--samples",
+        type=_whole,
+        default=512,
+        metavar="N",
+        help="seeds at each place of a test of the distribution, for rules that keep nothing else; 0: no test "
+        "(default: 512)",
+    )
+    group.add_argument("--places", type=count, default=4, metavar="N", help="of such a test (default: 4)")
+
+
+def run(args: Namespace) -> int:
+    from paceline.audit.arithmetic import Arithmetic
+    from paceline.audit.lines import text
+    from paceline.audit.page import page
+    from paceline.audit.report import record
+    from paceline.audit.run import audit
+
+    prompts = _prompts(args)
+    llm = load(_unhurried(args))
+    kept, tokens = _encoded(llm, prompts, raw=args.raw)
+    found = audit(
+        llm.engine, kept, tokens, _scope(args, llm), arithmetic=Arithmetic.of(llm.parts), say=_progress(sys.stderr)
+    )
+    facts = _facts(args, llm, left_out=len(prompts) - len(kept)) | record(found, show=llm.tokenizer.decode)
+    print(text(facts))
+    if args.html is not None:
+        _write(args.html, page(facts))
+    if args.json:
+        print(json.dumps(facts))
+    return 0 if found.passed else 1
+
+
+def _prompts(args: Namespace) -> list[Prompt]:
+    from paceline.prompts import read_prompts
+
+    given = os.environ.get("PACELINE_DATA")
+    data = args.data or (Path(given) if given else None)
+    return read_prompts(args.prompts, data=data, count=args.count or 20)
+
+
+def _unhurried(args: Namespace) -> Namespace:
+    """Drafts do not depend on the clock, so that an audit can be repeated; and nobody is too many to draft for."""
+    usual, most = EngineConfig(), max(args.at_once)
+    defaults: dict[str, Any] = {"measure_cost": False, "min_acceptance": 0.0}
+    defaults |= {name: most for name in ("max_sequences", "max_draft_batch") if most > getattr(usual, name)}
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def _encoded(llm: LLM, prompts: Sequence[Prompt], *, raw: bool) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+    """Prompts and their tokens, without those that no request could hold."""
+    most = llm.parts.memory.max_context
+    pairs = [(prompt, _tokens(llm, prompt, raw=raw)) for prompt in prompts]
+    kept = [(prompt, tokens) for prompt, tokens in pairs if len(tokens) < most]
+    if not kept:
+        raise InvalidRequest(f"every prompt has {most} tokens or more, which fills the context: raise max_context")
+    if len(kept) < len(pairs):
+        longer = f"{len(pairs) - len(kept)} of {len(pairs)} prompts do not fit into a context of {most} tokens"
+        print(f"paceline: {longer}: left out", file=sys.stderr)
+    return [prompt for prompt, _ in kept], [tokens for _, tokens in kept]
+
+
+def _tokens(llm: LLM, prompt: Prompt, *, raw: bool) -> tuple[int, ...]:
+    if prompt.tokens:
+        return prompt.tokens
+    if raw or llm.tokenizer.chat_template is None:
+        return llm.encode(prompt.text)
+    return llm.encode_chat(prompt.messages)
+
+
+def _scope(args: Namespace, llm: LLM) -> Scope:
+    from paceline.audit.cases import variants
+    from paceline.audit.run import Scope
+
+    return Scope(
+        drafters=list(llm.parts.drafters),
+        rules=[Rule(rule) for rule in args.rule or LOSSLESS],
+        at_once=args.at_once,
+        variants=variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens),
+        seed=args.seed,
+        samples=args.samples,
+        places=args.places,
+    )
+
+
+def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
+    import torch
+
+    from paceline.bench.machine import describe
+
+    return {
+        "target": args.target,
+        "how": llm.parts.target.why,
+        "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
+        "left_out": left_out,
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "machine": describe(torch.device(llm.parts.target.device)),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"the report cannot be written to {path} ({error}); choose another place") from error
+
+
+def _progress(stream: Any) -> Callable[[str], Callable[[], None]]:
+    """What runs and how far it is, on one line of a terminal; nothing elsewhere."""
+
+    def say(what: str) -> Callable[[], None]:
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            stream.write(f"{CLEAR_LINE}{what} · {done} done")
+            stream.flush()
+
+        return tick if stream.isatty() else lambda: None
+
+    return say
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(sorted({count(word) for word in text.split(",")}))
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"a whole number from 0 on is needed, not {text!r}")
+    return int(text)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+        for value in found:
+            check_number("temperature", value, 0, 100)
+    except ValueError as error:
+        raise ArgumentTypeError(f"numbers such as 0,0.7,1 are needed, not {text!r} ({error})") from None
+    return found

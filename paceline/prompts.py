@@ -1,0 +1,194 @@
+"""Prompt files as one list of prompts, whatever they look like, for everything that measures or replays.
+
+A source is a set by name (`humaneval`: its file is looked up under a data directory), or a path: JSON lines (`.jsonl`,
+also `.gz`), a JSON list, or plain text with one prompt a line. A line's prompt stands under `turns` (the first counts),
+`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`; a line with `prompt_tokens` is a recorded
+request with the sampling parameters it had. Nothing is downloaded, and nothing is skipped in silence: a line that
+cannot be used is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.errors import InvalidRequest
+from paceline.types import Grammar, SamplingParams
+
+SETS: Mapping[str, str] = {
+    "spec_bench": "spec_bench/question.jsonl",
+    "mt_bench": "mt_bench/question.jsonl",
+    "humaneval": "humaneval/HumanEval.jsonl.gz",
+    "gsm8k": "gsm8k/test_first200.jsonl",
+    "code_edit": "code_edit/code_edit.jsonl",
+    "bfcl": "bfcl/simple_python.jsonl.gz",
+    "jsonschemabench": "jsonschemabench/schemas_dev.jsonl.gz",
+    "sonnet": "sonnet/sonnet.txt",
+    "train_prompts": "train_prompts/train_prompts.jsonl.gz",
+}
+ID_FIELDS = ("id", "task_id", "question_id", "name")
+CATEGORY_FIELDS = ("category", "edit", "split")
+TEXT_FIELDS = ("prompt", "question", "text", "instruction")
+ROLES = {"human": "user", "gpt": "assistant"}  # of conversations as ShareGPT has them
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is asked: messages that end with a user's, or the tokens of a recorded request."""
+
+    id: str
+    category: str
+    messages: tuple[Mapping[str, str], ...] = ()
+    tokens: tuple[int, ...] = ()
+    sampling: SamplingParams | None = None  # as recorded; None: the reader chooses
+
+    @property
+    def text(self) -> str:
+        """The last message, for a model without a chat template."""
+        return self.messages[-1]["content"] if self.messages else ""
+
+
+def read_prompts(source: str, *, data: Path | None = None, count: int | None = None) -> list[Prompt]:
+    """All prompts of a set or file; with `count` at most so many, evenly spread over it so that every part is met."""
+    path = find(source, data=data)
+    prompts = list(_read(path, name=source if source in SETS else path.name.split(".")[0]))
+    if not prompts:
+        raise InvalidRequest(f"{path} holds no prompts; give one JSON object or one text a line")
+    return prompts if count is None else spread(prompts, count=count)
+
+
+def find(source: str, *, data: Path | None) -> Path:
+    if source not in SETS:
+        path, hint = Path(source), f"give the path of a file, or one of the sets {', '.join(SETS)}"
+    elif data is None:
+        raise InvalidRequest(f"where is the prompt set {source!r}? Set PACELINE_DATA or pass --data DIR")
+    else:
+        path, hint = data / SETS[source], f"the data directory must hold {SETS[source]}"
+    if not path.is_file():
+        raise InvalidRequest(f"no prompts at {path}: {hint}")
+    return path
+
+
+def spread(given: Sequence[T], *, count: int) -> list[T]:
+    """`count` of them, evenly over all; all where there are fewer."""
+    count = min(count, len(given))
+    return [given[i * len(given) // count] for i in range(count)]
+
+
+def _read(path: Path, *, name: str) -> Iterator[Prompt]:
+    number = 0
+    try:
+        for number, record in _records(path):
+            yield _prompt(record, name=name, where=f"{path}:{number}", number=number)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InvalidRequest(f"{path}:{number + 1}: cannot be read ({error}); give a whole file in UTF-8") from error
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line numbers and what stands there; of a JSON list its places."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig") as lines:
+        if ".json" in path.suffixes:
+            listed = _parsed(lines.read(), where=str(path))
+            for number, record in enumerate(listed if isinstance(listed, list) else [listed], start=1):
+                yield number, _object(record, where=f"{path}:{number}")
+            return
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            if ".jsonl" in path.suffixes:
+                where = f"{path}:{number}"
+                yield number, _object(_parsed(line, where=where), where=where)
+            else:
+                yield number, {"prompt": line.rstrip("\n")}
+
+
+def _parsed(text: str, *, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where}: not JSON ({error}); mend or remove the line") from None
+
+
+def _object(record: Any, *, where: str) -> Mapping[str, Any]:
+    if not isinstance(record, dict):
+        raise InvalidRequest(f"{where}: holds {type(record).__name__} where a JSON object is needed; mend the line")
+    return record
+
+
+def _prompt(record: Mapping[str, Any], *, name: str, where: str, number: int) -> Prompt:
+    id = str(_first(record, ID_FIELDS, default=f"{name}/{number}"))
+    category = str(_first(record, CATEGORY_FIELDS, default=name))
+    if "prompt_tokens" in record:
+        tokens, sampling = _recorded(record, where)
+        return Prompt(id=id, category=category, tokens=tokens, sampling=sampling)
+    messages = _messages(record)
+    if not messages or not messages[-1]["content"].strip():
+        names = ", ".join(("turns", "messages", "conversations", *TEXT_FIELDS))
+        raise InvalidRequest(
+            f"{where}: no text under {names}; found {', '.join(record) or 'nothing'}: mend or remove the line"
+        )
+    return Prompt(id=id, category=category, messages=messages)
+
+
+def _messages(record: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
+    turns = record.get("turns")
+    if isinstance(turns, list) and turns:
+        return _said_by_user(turns[0])
+    for field in ("messages", "conversations"):
+        if isinstance(record.get(field), list):
+            return _up_to_user(record[field])
+    question = record.get("question")
+    if isinstance(question, list) and question and isinstance(question[0], list):  # a list of turns of messages
+        return _up_to_user(question[0])
+    if isinstance(record.get("schema"), dict):
+        return _said_by_user(f"Write JSON that follows this schema:\n\n{json.dumps(record['schema'], indent=1)}")
+    return _said_by_user(_first(record, TEXT_FIELDS, default=""))
+
+
+def _said_by_user(text: Any) -> tuple[Mapping[str, str], ...]:
+    return ({"role": "user", "content": text},) if isinstance(text, str) else ()
+
+
+def _up_to_user(said: Sequence[Any]) -> tuple[Mapping[str, str], ...]:
+    """Messages up to the first of a user: what came after it was somebody's answer."""
+    messages: list[Mapping[str, str]] = []
+    for each in said:
+        role, content = _role_and_text(each)
+        if content is None:
+            return ()
+        messages.append({"role": role, "content": content})
+        if role == "user":
+            return tuple(messages)
+    return ()
+
+
+def _role_and_text(message: Any) -> tuple[str, str | None]:
+    if not isinstance(message, dict):
+        return "", None
+    role = str(message.get("role", message.get("from", "")))
+    content = message.get("content", message.get("value"))
+    return ROLES.get(role, role), content if isinstance(content, str) else None
+
+
+def _recorded(record: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], SamplingParams]:
+    tokens, options = record["prompt_tokens"], dict(record.get("sampling") or {})
+    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+        raise InvalidRequest(f"{where}: prompt_tokens must be a list of token ids; mend or remove the line")
+    try:
+        if options.get("grammar") is not None:
+            options["grammar"] = Grammar(**options["grammar"])
+        options["logit_bias"] = {int(token): bias for token, bias in (options.get("logit_bias") or {}).items()}
+        return tuple(tokens), SamplingParams.of(**options)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{where}: sampling parameters that no request has ({error}); remove the line") from None
+
+
+def _first(record: Mapping[str, Any], names: Sequence[str], *, default: Any) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), default)
