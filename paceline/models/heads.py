@@ -55,8 +55,9 @@ class EagleHead:
     ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
 
     def in_format(self, format: str) -> EagleHead:
-        """fp32, int8 or int4, the integers in groups of 32."""
-        return replace(self, weights={name: _in_format(weight, format) for name, weight in self.weights.items()})
+        """fp32, int8 or int4, the integers in groups of 32. What reads hidden states stays as it is."""
+        changed = {name: _in_format(weight, format) for name, weight in self.weights.items() if name != "fc"}
+        return replace(self, weights={**changed, "fc": _in_format(self.weights["fc"], "fp32")})
 
     @property
     def parameters(self) -> int:

@@ -17,7 +17,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
 from paceline.kernels.cpu.layout import Buffer, Chain, Epilogue, Pass
 from paceline.kernels.cpu.program import Packed, Program
-from paceline.kernels.quant import Quantised
+from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.compiled import CompiledForward, check_supported, point, shape_of
@@ -45,9 +45,9 @@ class CompiledHead:
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
         self._pass = Pass()
-        self._ids_at = self.ids.data_ptr()
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
+        self._orders: dict[tuple[int, int], Order] = {}  # by sequences and the longest draft
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         rows = np.array(carry, dtype=np.int32)
@@ -61,22 +61,12 @@ class CompiledHead:
     def chain(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted]) -> list[list[int]]:
         self._point(batch, features, carry=None)
         count, longest = len(wanted), max(each.limit for each in wanted)
-        keys = np.zeros((count, longest, 2), dtype=np.uint32)
-        for i, each in enumerate(wanted):
-            if each.keys is not None:
-                keys[i, : each.limit] = each.keys
-        numbers = np.array(
-            [*(each.inverse_temperature for each in wanted), *(each.least for each in wanted)], dtype=np.float32
-        )
-        whole = np.zeros(count * (2 + longest), dtype=np.int32)  # limits │ counts │ tokens [count, longest]
-        whole[:count] = [each.limit for each in wanted]
-        at, floats = whole.ctypes.data, numbers.ctypes.data
-        chain = Chain(self._ids_at, at, floats, floats + 4 * count, keys.ctypes.data, at + 8 * count, at + 4 * count)
-        chain.longest, chain.vocab = longest, len(self.ids)
-        self._program.run_chain(self._pass, chain)
-        found = whole.tolist()
-        starts = range(2 * count, len(found), longest)
-        return [found[start : start + found[count + i]] for i, start in enumerate(starts)]
+        if (count, longest) not in self._orders:
+            self._orders[count, longest] = Order(count, longest, self.ids)
+        order = self._orders[count, longest]
+        order.write(wanted)
+        self._program.run_chain(self._pass, order.chain)
+        return order.read()
 
     def _point(self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None) -> Output:
         output = self._output(len(batch.logit_rows))
@@ -98,6 +88,41 @@ class CompiledHead:
         return self._views[outs]
 
 
+class Order:
+    """The memory of a chain for so many sequences: what is wanted, and what came of it."""
+
+    def __init__(self, count: int, longest: int, ids: Tensor) -> None:
+        self._count, self._longest = count, longest
+        self._whole = np.zeros(count * (2 + longest), dtype=np.int32)  # limits │ counts │ tokens [count, longest]
+        self._floats = np.zeros(2 * count, dtype=np.float32)  # inverse temperatures │ beliefs at which drafts end
+        self._keys = np.zeros((count, longest, 2), dtype=np.uint32)
+        at, floats = self._whole.ctypes.data, self._floats.ctypes.data
+        self.chain = Chain(
+            ids=ids.data_ptr(),
+            limits=at,
+            counts=at + 4 * count,
+            tokens=at + 8 * count,
+            inverse_temperature=floats,
+            least=floats + 4 * count,
+            keys=self._keys.ctypes.data,
+            longest=longest,
+            vocab=len(ids),
+        )
+
+    def write(self, wanted: Sequence[Wanted]) -> None:
+        self._whole[: self._count] = [each.limit for each in wanted]
+        self._floats[:] = [*(each.inverse_temperature for each in wanted), *(each.least for each in wanted)]
+        for i, each in enumerate(wanted):
+            if each.keys is not None:
+                self._keys[i, : each.limit] = each.keys
+
+    def read(self) -> list[list[int]]:
+        """The tokens of each sequence."""
+        found = self._whole.tolist()
+        starts = range(2 * self._count, len(found), self._longest)
+        return [found[start : start + found[self._count + i]] for i, start in enumerate(starts)]
+
+
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:
     config, weights, eps = head.config, head.weights, head.config.layer.norm_eps
 
@@ -111,10 +136,15 @@ def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, pos
         assert len(matrices) == len(names), f"{names} are not quantised"
         return program.pack(*[(matrix, None) for matrix in matrices])
 
+    def floats(name: str) -> Tensor:
+        weight = weights[name]
+        return weight if isinstance(weight, Tensor) else dequantise(weight)
+
     tables = rope_tables(config.layer, *layer_rope(config.layer, 0), positions)
     gate = Epilogue.SILU_GATE if config.layer.activation == "silu" else Epilogue.GELU_GATE
     embedding = packed("embed")[0] if "embed" in weights else target.embedding
-    program.linear(packed("fc"), source=Buffer.FEATURES)
+    # Some dimensions of hidden states are hundreds of times larger than the rest: 8 bits would drown the others.
+    program.linear([program.pack_half(floats("fc"))], source=Buffer.FEATURES)
     norms = vector("embed_norm"), vector("hidden_norm")
     program.pair(embedding, *norms, epsilon=eps, onwards=config.norm_first)
     qkv = [packed(name)[0] for name in "qkv"]

@@ -14,6 +14,7 @@ class Format(IntEnum):
     CHANNEL8 = 0
     GROUP8 = 1
     GROUP4 = 2
+    HALF = 3
 
 
 class Kind(IntEnum):

@@ -168,7 +168,7 @@ static int check(const program *p, const batch *b) {
 static void run_operation(member *self, program *p, const operation *o) {
     switch (o->kind) {
         case EMBED: run_embed(self, p, o); break;
-        case LINEAR: run_linear(self, p, o); break;
+        case LINEAR: (o->part[0].format == HALF ? run_linear_half : run_linear)(self, p, o); break;
         case ROTATE: run_rotate(self, p, o); break;
         case ATTEND: run_attend(self, p, o); break;
         case ADD_NORM: run_add_norm(self, p, o); break;

@@ -16,7 +16,7 @@
 
 enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
 
-enum { CHANNEL8, GROUP8, GROUP4 };                               /* matrix.format */
+enum { CHANNEL8, GROUP8, GROUP4, HALF };                         /* matrix.format */
 enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR };    /* operation.kind */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS };               /* operation.epilogue */
 enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
@@ -100,6 +100,7 @@ typedef struct {
 } program;
 
 void run_linear(member *, program *, const operation *);
+void run_linear_half(member *, program *, const operation *);
 void run_embed(member *, program *, const operation *);
 void run_add_norm(member *, program *, const operation *);
 void run_keep(member *, program *, const operation *);

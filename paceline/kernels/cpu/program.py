@@ -7,7 +7,7 @@ runner's business. Whatever an operation points to is kept alive by the program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, memmove
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,6 +80,15 @@ class Program:
         self._library.paceline_pack(address, stride, format, outputs, inputs, *pointers)
         padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % LANES)))
         return Packed(address=address, stride=stride, format=format, outputs=outputs, inputs=inputs, bias=padded)
+
+    def pack_half(self, weight: Tensor) -> Packed:
+        """Copy a matrix [n, k] into the arena in fp16, for products with inputs as they are."""
+        outputs, inputs = weight.shape
+        assert outputs % LANES == 0, f"{outputs} outputs are not a multiple of {LANES}"
+        tiles = weight.detach().float().view(-1, LANES, inputs).transpose(1, 2).half().contiguous()
+        address = self._arena.take(2 * outputs * inputs)
+        memmove(address, tiles.data_ptr(), 2 * outputs * inputs)
+        return Packed(address=address, stride=2 * LANES * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
 
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""

@@ -1,0 +1,276 @@
+"""The eagle drafter with a head that sees through everything: it asserts that each row comes with the hidden states of
+its own position and the token after it, and then says what the target will say. So whatever it drafts is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.drafters.base import Ask
+from paceline.drafters.eagle import HOLD, EagleDrafter
+from paceline.drafters.registry import Setting
+from paceline.errors import InvalidRequest
+from paceline.kernels.base import PAGE_SIZE, Batch, Output
+from paceline.kernels.noise import pick
+from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
+from tests.rig import VOCAB, Rig, Run, build, plain, prompt, run, tokens_of
+from tests.toy import HIDDEN, ToyForward, ToyKV
+
+TAPS = (0, 2, 1)  # in another order than the target keeps them
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+
+
+class SeeingHead:
+    """A HeadForward that keeps, in each slot, the token at its position and the one after it."""
+
+    device = "cpu"
+
+    def __init__(self, target: ToyForward, ids: Tensor) -> None:
+        self.ids = ids
+        self.kv = ToyKV(target.kv.num_pages)
+        self.next = np.full(target.kv.num_pages * PAGE_SIZE, -1)
+        self.passes = self.blank_rows = self.rows = 0
+        self._target = target
+        self._last: tuple[list[int], list[int]] = ([], [])  # positions and next tokens of the pass before
+
+    def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
+        self.passes += 1
+        slots, positions, following = (part.tolist() for part in (batch.slots, batch.positions, batch.tokens))
+        owners = np.searchsorted(batch.row_starts.numpy(), np.arange(len(slots)), side="right") - 1
+        for row, (slot, position, after) in enumerate(zip(slots, positions, following, strict=True)):
+            before = self._token_before(batch, int(owners[row]), position)
+            if features is None:
+                assert (self._last[0][carry[row]], self._last[1][carry[row]]) == (position - 1, before), "carried"
+                token = before
+            else:
+                token = self._read(features[row], position, before)
+            self.kv.tokens[slot], self.kv.positions[slot], self.next[slot] = token, position, after
+        self._last = positions, following
+        outs = batch.logit_rows.tolist()
+        logits = (
+            torch.stack([self._logits(batch, row, int(owners[row])) for row in outs]) if outs else torch.empty(0, 1)
+        )
+        return Output(logits=logits, argmax=logits.argmax(-1).int())
+
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        return pick(logits, scales, keys, ids=self.ids)
+
+    def _token_before(self, batch: Batch, owner: int, position: int) -> int:
+        """What the row before said would stand here; -1 at the beginning."""
+        if position == 0:
+            return -1
+        at = position - 1
+        slot = int(batch.page_table[owner, at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE
+        assert self.kv.positions[slot] == at, "a row without the one before it"
+        return int(self.next[slot])
+
+    def _read(self, features: Tensor, position: int, before: int) -> int:
+        """The token that these hidden states are of."""
+        self.rows += 1
+        if not features.any():
+            self.blank_rows += 1
+            return max(before, 0)
+        everything = np.arange(self._target.vocab_size)
+        kept = self._target.features_of(everything, np.full(len(everything), position)).chunk(len(TAPS), dim=1)
+        expected = torch.cat([kept[tap] for tap in TAPS], dim=1)
+        [token] = (expected == features).all(dim=1).nonzero()[:, 0].tolist()
+        # The last row of a page from the prefix cache was read for another sequence, with another next token.
+        assert before in (-1, token) or position % PAGE_SIZE == 0, "hidden states of another token"
+        return int(token)
+
+    def _logits(self, batch: Batch, row: int, owner: int) -> Tensor:
+        index = np.arange(int(batch.positions[row]) + 1)
+        slots = batch.page_table[owner].numpy()[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE
+        assert np.array_equal(self.kv.positions[slots], index), "a context out of order"
+        context = np.append(self.kv.tokens[slots], int(batch.tokens[row]))
+        return torch.from_numpy(self._target.logits_after(context))[self.ids.long()]
+
+
+@dataclass
+class Seeing:
+    """Makes the drafter, and keeps it."""
+
+    ids: Tensor = field(default_factory=lambda: torch.arange(VOCAB, dtype=torch.int32))
+    taps: tuple[int, ...] = TAPS
+    options: dict[str, Any] = field(default_factory=lambda: {"min_confidence": 0.0})
+    head: SeeingHead = field(init=False)
+
+    def __call__(self, setting: Setting, backend: str) -> EagleDrafter:
+        assert isinstance(setting.target, ToyForward)
+        self.head = SeeingHead(setting.target, self.ids)
+        return EagleDrafter(
+            self.head,
+            taps=TAPS,
+            width=3 * HIDDEN,
+            name="seeing",
+            lanes=setting.lanes,
+            pool=setting.pool,
+            vocab_size=setting.vocab_size,
+            pick=setting.target.pick,
+            chunk=setting.max_step_tokens,
+            **self.options,
+        )
+
+
+@pytest.fixture(autouse=True)
+def nothing_raised(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What a drafter raises does not reach the engine, so that it must be looked for."""
+    yield
+    assert not [record.getMessage() for record in caplog.get_records("call")]
+
+
+def requests(count: int, params: SamplingParams = GREEDY, **speculation: Any) -> list[Request]:
+    lengths = (2, 50, 17, 9, 33, 16, 70, 40, 3)
+    return [
+        Request(
+            id=str(i),
+            prompt=prompt(lengths[i % len(lengths)], seed=i),
+            sampling=replace(params, seed=i),
+            speculation=Speculation(**speculation),
+        )
+        for i in range(count)
+    ]
+
+
+def finished(rig: Rig, asked: Sequence[Request]) -> None:
+    assert tokens_of(run(rig, asked)) == tokens_of(run(build(), plain(asked)))
+    assert rig.engine.drafters["seeing"].out is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=1, max_tokens=20),
+        SamplingParams(temperature=0.8, top_p=0.7, max_tokens=20),
+        SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=20),
+        SamplingParams(temperature=1, logit_bias={5: 3.0}, frequency_penalty=0.5, max_tokens=20),
+    ],
+)
+def test_every_row_has_its_hidden_states_and_every_draft_is_right(params: SamplingParams) -> None:
+    seeing = Seeing()
+    rig = build("toy", {"seeing": seeing})
+    finished(rig, requests(9, params))
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 100
+    assert seeing.head.blank_rows == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_step_tokens": 5}, {"num_pages": 14}, {"prefix_cache": False}, {"max_draft": 16}]
+)
+def test_whatever_the_steps_are_like(options: dict[str, Any]) -> None:
+    seeing = Seeing(options={"min_confidence": 0.0, "max_draft": 16})
+    rig = build("toy", {"seeing": seeing}, **options)
+    finished(rig, requests(9))
+    stats = rig.engine.stats
+    assert (stats.preemptions > 0) == ("num_pages" in options)
+    # After a preemption the pages that are found again may lie beyond those that the head has read.
+    assert stats.accepted == stats.drafted > 40 or seeing.head.blank_rows > 0
+
+
+def test_long_pauses_are_read_in_one_go() -> None:
+    """Where nothing is drafted the head only keeps up, many rows at a time."""
+    seeing = Seeing()
+    rig = build("toy", {"seeing": seeing}, max_draft_context=10, max_context=160)
+    finished(rig, [replace(requests(1)[0], sampling=replace(GREEDY, max_tokens=120))])
+    assert seeing.head.passes < 10 + 120 / HOLD + 2
+    assert seeing.head.rows > 120 - HOLD
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted
+
+
+def test_a_prefix_that_the_head_has_read_is_found_again() -> None:
+    seeing = Seeing()
+    rig = build("toy", {"seeing": seeing})
+    first = Request("a", prompt(70, seed=1), GREEDY)
+    finished(rig, [first])
+    before = rig.engine.stats.drafted
+    again = Run(rig)
+    again.submit([Request("b", (*first.prompt[:60], 7, 8), GREEDY)])
+    told = again.finish()["b", 0]
+    assert told.stats.cached_tokens == 48
+    assert seeing.head.blank_rows == 0
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > before
+
+
+def test_a_prefix_that_the_head_has_not_read_is_blank() -> None:
+    """And stays so for others: what was read without hidden states is not taken for read."""
+    seeing = Seeing()
+    rig = build("toy", {"seeing": seeing})
+    whole = prompt(70, seed=1)
+    run(rig, [Request("a", whole, GREEDY, speculation=OFF)])
+    for name in "bc":
+        wanted = tokens_of(run(build(), plain([Request(name, whole, GREEDY)])))
+        assert tokens_of(run(rig, [Request(name, whole, GREEDY)])) == wanted
+    assert seeing.head.blank_rows == 2 * 64
+    assert rig.engine.stats.drafted > 0
+
+
+def test_tokens_that_the_head_cannot_say() -> None:
+    ids = torch.arange(0, VOCAB, 2, dtype=torch.int32)
+    for params in (GREEDY, SamplingParams(temperature=1, max_tokens=20)):
+        rig = build("toy", {"seeing": Seeing(ids)})
+        asked = requests(9, params)
+        told = run(rig, asked)
+        assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
+        assert 20 < rig.engine.stats.accepted < rig.engine.stats.drafted
+
+
+def test_rules_that_want_distributions_get_them() -> None:
+    rig = build("toy", {"seeing": Seeing()})
+    asked = requests(4, SamplingParams(temperature=1, max_tokens=20), rule=Rule.REJECTION)
+    run(rig, asked)
+    assert rig.engine.drafters["seeing"].out is None
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 40  # q is p: no coin can fall on the wrong side
+
+
+def test_a_head_that_hesitates_drafts_less() -> None:
+    counts = []
+    for least in (0.0, 0.5, 0.99):
+        rig = build("toy", {"seeing": Seeing(options={"min_confidence": least})})
+        finished(rig, requests(5))
+        counts.append(rig.engine.stats.drafted)
+    assert counts[0] > counts[1] > counts[2] > 0
+
+
+def test_the_request_says_how_sure_the_head_must_be() -> None:
+    counts = []
+    for p_min in (0.0, 0.99):
+        rig = build("toy", {"seeing": Seeing()})
+        finished(rig, requests(5, p_min=p_min))
+        counts.append(rig.engine.stats.drafted)
+    assert counts[1] < counts[0]
+
+
+def test_a_prompt_of_one_token_has_nothing_to_go_by() -> None:
+    rig = build("toy", {"seeing": Seeing()})
+    finished(rig, [Request("x", (5,), GREEDY)])
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+def test_what_it_was_not_fed_it_does_not_guess() -> None:
+    rig = build("toy", {"seeing": Seeing()})
+    going = Run(rig)
+    going.submit(requests(1))
+    going.step()
+    [sequence] = rig.engine._scheduler.running
+    tokens = np.array(sequence.tokens, dtype=np.int32)
+    guard = rig.engine.drafters["seeing"]
+    drafts = [
+        guard.propose([Ask(sequence.key, sequence.lane, known, 3, sequence.sampler)])[0]
+        for known in (np.append(tokens, 5), tokens)
+    ]
+    assert [len(draft) for draft in drafts] == [0, 3]
+    going.finish()
+
+
+def test_bad_limits_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="max_draft 0 must be at least 1"):
+        build("toy", {"seeing": Seeing(options={"max_draft": 0})})
+    with pytest.raises(InvalidRequest, match=r"min_confidence 2 in \[0, 1\]"):
+        build("toy", {"seeing": Seeing(options={"min_confidence": 2})})
