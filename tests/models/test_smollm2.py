@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
@@ -35,6 +34,8 @@ def prompts(model: LoadedModel) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def theirs(model: LoadedModel) -> Any:
     """Transformers' own Llama with the weights of the file (its own GGUF reader takes 20 seconds)."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds, which only this needs
+
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
