@@ -20,6 +20,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.guard import Guard
+from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
@@ -36,6 +37,7 @@ from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.eager import EagerForward
 from paceline.runner.heads import EagerHead, HeadForward
 from paceline.runner.lanes import Lanes
+from paceline.runner.medusa import CompiledMedusa, EagerMedusa, MedusaForward
 from paceline.runner.rounds import Lookup
 from paceline.tokenizer import Tokenizer
 from paceline.types import (
@@ -49,7 +51,7 @@ from paceline.types import (
     Speculation,
     TokenEvent,
 )
-from tests.heads import random_eagle
+from tests.heads import random_eagle, random_medusa
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
@@ -180,6 +182,21 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
 
 
 @dataclass(frozen=True)
+class MedusaMade:
+    """A drafter with random Medusa heads."""
+
+    min_confidence: float = 0.0
+    taps: tuple[int] = (2,)
+
+    def __call__(self, setting: Setting, backend: str) -> Drafter:
+        heads = random_medusa(TARGET.config)
+        made: MedusaForward = EagerMedusa(heads)
+        if backend == "compiled":
+            made = CompiledMedusa([head.in_format("int8") for head in heads], threads=1)
+        return MedusaDrafter(made, tap=self.taps[0], name="medusa", min_confidence=self.min_confidence)
+
+
+@dataclass(frozen=True)
 class EagleMade:
     """A drafter with a random head, which on the compiled backend is compiled."""
 
@@ -241,6 +258,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle-hesitant": EagleMade(min_confidence=0.05),
     },
     "prediction": {"prediction": lambda setting, backend: PredictionDrafter()},
+    "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see FLOWN
 }
 

@@ -6,6 +6,7 @@
     model:NAME,format=native       with options: weight format, max_draft, min_confidence
     eagle:PATH, eagle:smollm2      an EAGLE-3 head trained for the target: a directory, a hub id, or one that is shipped
     prediction                     the text that a request predicts; always there, and first where a request has one
+    medusa:PATH                    Medusa heads trained for the target: a directory or a hub id
     self, self:int4                on a GPU: the target itself in fewer bits (fp8, int8 or int4), on its own KV memory
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from paceline.drafters.base import Drafter
 from paceline.drafters.eagle import EagleDrafter
+from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PREDICTION, PredictionDrafter
@@ -33,7 +35,7 @@ from paceline.models.names import resolve
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.load import ReadyModel, memory_for, read_model, ready_shape
-from paceline.runner.load_heads import FORMATS, read_eagle
+from paceline.runner.load_heads import FORMATS, read_eagle, read_medusa
 from paceline.runner.rounds import Lookup
 
 logger = logging.getLogger(__name__)
@@ -128,12 +130,8 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 
 def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    name, _, rest = options.partition(",")
-    given = _parse("eagle", rest, {"format": str, "max_draft": int, "min_confidence": float})
-    format = given.pop("format", "int8")
-    if format not in FORMATS:
-        raise UnknownOption("format of the eagle drafter", format, FORMATS)
-    ready = read_eagle(name, head_directory(name), target, format=format)
+    directory, format, given = _head_options("eagle", options)
+    ready = read_eagle(directory, target, format=format)
     config = ready.head.config
 
     def build(setting: Setting) -> Drafter:
@@ -164,6 +162,29 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         pass_bytes=ready.pass_bytes,
         taps=config.taps,
     )
+
+
+def _medusa(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    directory, format, given = _head_options("medusa", options)
+    ready = read_medusa(directory, target, format=format)
+    tap = target.model.config.num_layers
+    return Recipe(
+        name="medusa",
+        build=lambda setting: MedusaDrafter(ready.forward(threads=setting.threads), tap=tap, name="medusa", **given),
+        how=ready.why,
+        pass_bytes=ready.pass_bytes,
+        taps=(tap,),
+    )
+
+
+def _head_options(kind: str, options: str) -> tuple[Path, str, dict[str, Any]]:
+    """Where the head lies, the format of its weights where they are integers, and what else was said."""
+    name, _, rest = options.partition(",")
+    given = _parse(kind, rest, {"format": str, "max_draft": int, "min_confidence": float})
+    format = given.pop("format", "int8")
+    if format not in FORMATS:
+        raise UnknownOption(f"format of the {kind} drafter", format, FORMATS)
+    return head_directory(name), format, given
 
 
 def head_directory(name: str) -> Path:
@@ -226,6 +247,7 @@ REGISTRY: dict[str, Kind] = {
     "ngram": _ngram,
     "model": _model,
     "eagle": _eagle,
+    "medusa": _medusa,
     "prediction": _prediction,
     "self": _self,
 }

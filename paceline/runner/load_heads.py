@@ -10,12 +10,14 @@ import torch
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
-from paceline.models.heads import EagleHead, load_eagle
+from paceline.kernels.quant import GROUP
+from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
 from paceline.models.weights import weight_bytes
 from paceline.runner.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.heads import EagerHead, HeadForward
 from paceline.runner.load import ReadyModel
+from paceline.runner.medusa import CompiledMedusa, EagerMedusa, MedusaForward
 
 logger = logging.getLogger(__name__)
 FORMATS = ("int8", "int4")
@@ -25,7 +27,6 @@ FORMATS = ("int8", "int4")
 class ReadyHead:
     """An EAGLE-3 head with its weights in memory, before it is told how many pages of KV it has."""
 
-    name: str
     head: EagleHead
     compiled: bool
     device: str
@@ -58,13 +59,46 @@ class ReadyHead:
         return EagerHead(self.head, target, num_pages=num_pages, dtype=self.dtype, device=self.device)
 
 
-def read_eagle(name: str, directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
+@dataclass(frozen=True, slots=True)
+class ReadyMedusa:
+    """Medusa heads with their weights in memory."""
+
+    heads: list[MedusaHead]
+    compiled: bool
+    device: str
+    dtype: torch.dtype  # of torch, where they are not compiled
+
+    @property
+    def why(self) -> str:
+        how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
+        return f"{len(self.heads)} Medusa heads on the last hidden state: {how}"
+
+    @property
+    def pass_bytes(self) -> int:
+        weights = [weight for head in self.heads for weight in (head.head, *(block[0] for block in head.blocks))]
+        return sum(weight_bytes(weight) for weight in weights)
+
+    def forward(self, *, threads: int | None) -> MedusaForward:
+        if self.compiled:
+            return CompiledMedusa(self.heads, threads=threads)
+        return EagerMedusa(self.heads, dtype=self.dtype, device=self.device)
+
+
+def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMedusa:
+    heads = load_medusa(directory, target.model.config)
+    if target.compiled and target.model.config.hidden_size % GROUP == 0:
+        return ReadyMedusa([head.in_format(format) for head in heads], True, "cpu", torch.float32)
+    dtype = torch.float32 if target.decoder is None else torch.bfloat16
+    return ReadyMedusa([head.in_format("fp32") for head in heads], False, target.device, dtype)
+
+
+def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
     """`format`: of the weights where kernels compute with integers; in torch they are floats."""
     head = load_eagle(directory, target.model.config)
     if target.compiled and _fits_kernels(head):
-        return ReadyHead(name, head.in_format(format), compiled=True, device="cpu", dtype=torch.float32)
+        return ReadyHead(head.in_format(format), compiled=True, device="cpu", dtype=torch.float32)
     dtype = torch.float32 if target.decoder is None else torch.bfloat16
-    return ReadyHead(name, head.in_format("fp32"), compiled=False, device=target.device, dtype=dtype)
+    return ReadyHead(head.in_format("fp32"), compiled=False, device=target.device, dtype=dtype)
 
 
 def _fits_kernels(head: EagleHead) -> bool:

@@ -12,7 +12,7 @@ from paceline.types import Rule
 from tests.laws import under_law
 from tests.rig import BACKENDS, FLOWN, RIGS, SELF, Made, Model, Rig, build, model_drafter, run, tokens_of
 
-HARD = {"bad", "narrow", "wide", *RIGS["eagle"]}  # drafters that are hardly ever right
+HARD = {"bad", "narrow", "wide", *RIGS["eagle"], *RIGS["medusa"]}  # drafters that are hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {
     "usual": {},
     "few rows": {"max_step_tokens": 5},

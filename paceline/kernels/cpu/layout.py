@@ -33,6 +33,7 @@ class Epilogue(IntEnum):
     SILU_GATE = 2
     GELU_GATE = 3
     LOGITS = 4
+    ADD_SILU = 5
 
 
 class Buffer(IntEnum):

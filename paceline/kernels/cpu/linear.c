@@ -190,8 +190,10 @@ static void emit_gated(float *gate, const float *up, int rows, int epilogue) {
 static void emit(program *p, const operation *o, int column, int first_row, int rows, const float *tile_out) {
     for (int r = 0; r < rows; r++) {
         float *out = row_of(p, o->output, first_row + r) + column;
-        const vf y = vf_load(tile_out + r * LANES);
-        vf_store(out, o->epilogue == ADD ? vf_add(vf_load(out), y) : y);
+        vf y = vf_load(tile_out + r * LANES);
+        if (o->epilogue == ADD) y = vf_add(vf_load(out), y);
+        if (o->epilogue == ADD_SILU) y = vf_add(vf_load(row_of(p, o->input, first_row + r) + column), vf_silu(y));
+        vf_store(out, y);
     }
 }
 

@@ -18,7 +18,7 @@ enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROW
 
 enum { CHANNEL8, GROUP8, GROUP4, HALF };                         /* matrix.format */
 enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR };    /* operation.kind */
-enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS };               /* operation.epilogue */
+enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU };     /* operation.epilogue */
 enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
 
 /* A packed matrix: tiles of 16 outputs, see pack.c. */

@@ -106,7 +106,8 @@ class Program:
     ) -> None:
         """target ← (norm of) source times each part, side by side, then what the epilogue says.
 
-        Gates take two parts: activation(first) * second. LOGITS go to the output of the pass."""
+        Gates take two parts: activation(first) * second. ADD_SILU: source + silu(product), which must not go where the
+        source is. LOGITS go to the output of the pass."""
         assert len({part.inputs for part in parts}) == 1, "parts of one product share their inputs"
         gated = epilogue in (Epilogue.SILU_GATE, Epilogue.GELU_GATE)
         placed = list(parts) if gated else _side_by_side(parts)

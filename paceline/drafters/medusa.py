@@ -1,0 +1,104 @@
+"""Medusa heads that draft: each guesses one position further on, from the target's last hidden state alone.
+
+No head knows what the one before it chose, so their guesses are combined to a tree: out of all paths those that are
+most likely if the heads are independent, the best first, as many as are asked for. Penalties, masks and filters are
+left to the target: what they forbid is rejected like any wrong guess.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask, Seen
+from paceline.errors import InvalidRequest
+from paceline.kernels.noise import gumbel_noise
+from paceline.runner.medusa import MedusaForward
+from paceline.sampling import Stream, noise_keys
+
+WIDTH = 8  # guesses of a head that a tree may branch into
+
+
+class MedusaDrafter:
+    prompt = True
+
+    def __init__(
+        self,
+        heads: MedusaForward,
+        *,
+        tap: int,
+        name: str,
+        max_draft: int = 16,
+        min_confidence: float = 0.05,
+    ) -> None:
+        """`tap`: the target's last. A guess is left out where the heads believe in the path to it with less than
+        `min_confidence`, or what the request says instead."""
+        if max_draft < 1 or not 0 <= min_confidence <= 1:
+            raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
+        self.name = name
+        self.taps = (tap,)
+        self.max_draft = max_draft
+        self._min_confidence = min_confidence
+        self._heads = heads
+        self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: positions seen, and the last one's [1, hidden]
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        pass  # the first hidden state is yet to come
+
+    def feed(self, seen: Sequence[Seen]) -> None:
+        for each in seen:
+            self._states[each.key] = each.start + len(each.features), each.features[-1:].to(self._heads.device).clone()
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        pass
+
+    def stop(self, key: int) -> None:
+        self._states.pop(key, None)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        ready = [ask for ask in asks if self._states.get(ask.key, (-1,))[0] == len(ask.tokens) - 1]
+        if not ready:
+            return [EMPTY] * len(asks)
+        logits = self._heads(torch.cat([self._states[ask.key][1] for ask in ready]))  # [heads, asks, vocab]
+        drafts = {ask.key: self._draft(ask, logits[:, i]) for i, ask in enumerate(ready)}
+        return [drafts.get(ask.key, EMPTY) for ask in asks]
+
+    def _draft(self, ask: Ask, logits: Tensor) -> Draft:
+        """The most likely tree by logits [heads, vocab]."""
+        sampler, first = ask.sampler, len(ask.tokens)
+        if not sampler.greedy:
+            keys = noise_keys(sampler.seed, np.arange(first, first + len(logits)), Stream.TOKEN)
+            noise = gumbel_noise(torch.from_numpy(keys), logits.shape[1])
+            logits = logits / sampler.params.temperature + noise
+        best = torch.topk(logits, min(WIDTH, logits.shape[1]), dim=1)
+        beliefs = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp()
+        floor = self._min_confidence if ask.p_min is None else ask.p_min
+        return best_tree(best.indices.tolist(), beliefs.tolist(), count=ask.max_draft, floor=floor)
+
+
+def best_tree(
+    tokens: Sequence[Sequence[int]], beliefs: Sequence[Sequence[float]], *, count: int, floor: float
+) -> Draft:
+    """At most `count` nodes, the most likely first: a node's probability is the product of those on the path to it, so
+    that a parent comes before its children. `tokens` and `beliefs` by depth, each from the most to the least likely."""
+    chosen: list[int] = []
+    parents: list[int] = []
+    waiting: list[tuple[float, int, int, int]] = []  # (-probability, depth, rank, parent)
+
+    def offer(depth: int, rank: int, parent: int, above: float) -> None:
+        if depth < len(tokens) and rank < len(tokens[depth]) and above * beliefs[depth][rank] >= floor:
+            heapq.heappush(waiting, (-above * beliefs[depth][rank], depth, rank, parent))
+
+    offer(0, 0, -1, 1.0)
+    while waiting and len(chosen) < count:
+        probability, depth, rank, parent = heapq.heappop(waiting)
+        chosen.append(tokens[depth][rank])
+        parents.append(parent)
+        offer(depth + 1, 0, len(chosen) - 1, -probability)
+        offer(depth, rank + 1, parent, -probability / max(beliefs[depth][rank], 1e-30))
+    return Draft(tokens=tuple(chosen), parents=tuple(parents))
