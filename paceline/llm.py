@@ -110,13 +110,16 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: Speculation | Sequence[Speculation] | None = None,
+        prediction: Prompt | Sequence[Prompt | None] | None = None,
     ) -> list[Answer]:
-        """Answers to all prompts, batched; parameters are one for all or one for each."""
+        """Answers to all prompts, batched; parameters are one for all or one for each. `prediction` is a text that much
+        of the answer may repeat: it is drafted from, and changes no answer."""
         each = cast(list[Prompt], [prompts] if _is_prompt(prompts) else list(prompts))
         many = zip(
             [self.encode(prompt) for prompt in each],
             _one_each("sampling", sampling or self.default_sampling, len(each)),
             _one_each("speculation", speculation or Speculation(), len(each)),
+            self._predictions(prediction, len(each)),
             strict=True,
         )
         requests = [self._request(*one) for one in many]
@@ -124,11 +127,17 @@ class LLM:
         return [_collect(request, self._events(request)) for request in requests]
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, speculation: Speculation | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prediction: Prompt | None = None,
     ) -> Iterator[TokenEvent]:
         """Events as they come. Closing the iterator early aborts the request."""
         tokens = self.encode(prompt)
-        request = self._request(tokens, sampling or self.default_sampling, speculation or Speculation())
+        [predicted] = self._predictions(prediction, 1)
+        request = self._request(tokens, sampling or self.default_sampling, speculation or Speculation(), predicted)
         self._submit([request])
         return self._events(request)
 
@@ -138,8 +147,9 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         speculation: Speculation | None = None,
+        prediction: Prompt | None = None,
     ) -> Answer:
-        return self.generate([self.encode_chat(messages)], sampling, speculation=speculation)[0]
+        return self.generate([self.encode_chat(messages)], sampling, speculation=speculation, prediction=prediction)[0]
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
@@ -152,8 +162,23 @@ class LLM:
     def chat_template(self) -> ChatTemplate:
         return ChatTemplate(self.tokenizer)
 
-    def _request(self, tokens: tuple[int, ...], sampling: SamplingParams, speculation: Speculation) -> Request:
-        return Request(id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation)
+    def _request(
+        self,
+        tokens: tuple[int, ...],
+        sampling: SamplingParams,
+        speculation: Speculation,
+        prediction: tuple[int, ...],
+    ) -> Request:
+        return Request(
+            id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation, prediction=prediction
+        )
+
+    def _predictions(self, given: Prompt | Sequence[Prompt | None] | None, count: int) -> list[tuple[int, ...]]:
+        """The tokens of one for each prompt. A predicted text begins where the answer does: in the middle of things."""
+        one_for_all = given is None or isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
+        each = cast(list[Prompt | None], [given] * count if one_for_all else _one_each("predictions", given, count))
+        texts = [self.tokenizer.encode(one, add_bos=False) if isinstance(one, str) else one or () for one in each]
+        return [tuple(tokens) for tokens in texts]
 
     def _submit(self, requests: Sequence[Request]) -> None:
         """All or none: a bad request must not leave its predecessors running for nobody."""

@@ -173,6 +173,12 @@ def test_prompts(prompt: Any) -> None:
         Request(id="a", prompt=prompt)
 
 
+@pytest.mark.parametrize("given", ["text", [1, 2], None, (1.0,), (True,), ("1",)])
+def test_predictions(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a prediction is"):
+        Request(id="a", prompt=(1,), prediction=given)
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -33,19 +33,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--file", metavar="PATH", help="prompts, one a line")
     parser.add_argument("--chat", action="store_true", help="prompts are messages of a user: apply the chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message, with --chat")
+    parser.add_argument("--prediction", metavar="PATH", help="a file that much of the answer may repeat: drafted from")
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     add_answer_options(parser, max_tokens=MAX_TOKENS)
 
 
 def run(args: Namespace) -> int:
     prompts = _prompts(args)
+    prediction = None if args.prediction is None else _read(args.prediction)[1]
     llm = load(args, drafters=not args.no_speculation)
     sampling = sampling_of(args, llm.default_sampling)
     tokens = [_encode(llm, prompt, args) for prompt in prompts]
     if len(prompts) == 1 and sampling.n == 1 and not args.json:
-        _stream(llm, tokens[0], sampling, args)
+        _stream(llm, tokens[0], sampling, prediction, args)
         return 0
-    answers = llm.generate(tokens, sampling, speculation=speculation_of(args))
+    answers = llm.generate(tokens, sampling, speculation=speculation_of(args), prediction=prediction)
     if args.json:
         for prompt, answer in zip(prompts, answers, strict=True):
             print(json.dumps(_record(prompt, answer)))
@@ -88,11 +90,11 @@ def _encode(llm: LLM, prompt: str, args: Namespace) -> tuple[int, ...]:
     return llm.encode_chat([*system, {"role": "user", "content": prompt}])
 
 
-def _stream(llm: LLM, tokens: Sequence[int], sampling: SamplingParams, args: Namespace) -> None:
+def _stream(llm: LLM, tokens: Sequence[int], sampling: SamplingParams, prediction: str | None, args: Namespace) -> None:
     from paceline.llm import Sample
 
     sample = Sample()
-    events = llm.stream(tokens, sampling, speculation=speculation_of(args))
+    events = llm.stream(tokens, sampling, speculation=speculation_of(args), prediction=prediction)
     show(llm, events, Style(sys.stdout), into=sample)
     print(flush=True)
     _remark(sample)

@@ -23,8 +23,8 @@ from paceline.drafters.base import Ask
 
 PREDICTION = "prediction"
 LONGEST = 8  # tokens of a match that are counted
-NEAR = 32  # tokens from where they parted; further away a match needs FAR_MATCH tokens
-FAR_MATCH = 4
+NEAR = 8  # tokens from where the two parted; further away a match needs FAR_MATCH tokens
+FAR_MATCH = 3
 CANDIDATES = 32  # places on either side that are looked at
 
 

@@ -280,7 +280,8 @@ class Engine:
         logprobs = () if output is None else emission.score(work, verdict, kept, output)
         sequence.extend(kept)
         self._learn(work, verdict, len(kept))
-        sequence.choose_drafter()
+        if sequence.finish is None:
+            sequence.choose_drafter()
         event = TokenEvent(
             request_id=sequence.request.id,
             sample=sequence.sample,

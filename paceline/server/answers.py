@@ -150,11 +150,11 @@ class Tally:
         usage = Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
         if self.over:
             stats = [choice.sample.stats for choice in self.choices]
-            accepted, drafted = sum(each.accepted for each in stats), sum(each.drafted for each in stats)
             cached = sum(each.cached_tokens for each in stats[:: self.samples])
             usage.prompt_tokens_details = PromptDetails(cached_tokens=cached)
             usage.completion_tokens_details = CompletionDetails(
-                accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+                accepted_prediction_tokens=sum(each.prediction_accepted for each in stats),
+                rejected_prediction_tokens=sum(each.prediction_rejected for each in stats),
             )
         return usage
 

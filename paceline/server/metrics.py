@@ -34,6 +34,8 @@ WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120,
 REASONS = {  # a part of the engine's words → the label, which has no numbers or names in it
     "off by request": "off by request",
     "no drafter": "no drafter",
+    "has no prediction": "no prediction",
+    "has nothing to say": "nothing predicted",
     " is out:": "drafter is out",
     "max_draft_batch": "too many sequences",
     "max_draft_context": "context too long",
@@ -163,8 +165,8 @@ class Metrics:
         self._queued = Histogram(WHOLE)
         self._speedup = SpeedUp()
         self._prompt_tokens = self._cached_tokens = 0
-        self._rounds = self._drafted = self._accepted = 0
-        self._positions: Counter[int] = Counter()  # position → drafts that were right up to and including it
+        self._drafted = 0
+        self._drafts: Counter[int] = Counter()  # accepted tokens → drafts of which so many were
         self._finished: Counter[str] = Counter()
         self._drafters: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -179,6 +181,9 @@ class Metrics:
             if key in self._last:
                 self._gap.observe(now - self._last[key])
             self._last[key] = now
+        if event.drafted:
+            self._drafted += event.drafted
+            self._drafts[event.accepted] += 1
         if event.finish is not None:
             self._last.pop(key, None)
             self._finished[event.finish] += 1
@@ -200,21 +205,17 @@ class Metrics:
             self._speedup.observe(stats)
 
     def _observe_speculation(self, stats: SequenceStats) -> None:
-        self._rounds += stats.rounds
-        self._drafted += stats.drafted
-        self._accepted += stats.accepted
-        self._positions.update(dict(enumerate(stats.accepted_by_position)))
         self._drafters[stats.drafter or "none"] += 1
         if stats.off_reason is not None:
             self._reasons[reason_label(stats.off_reason)] += 1
 
     def speculation(self) -> dict[str, Any]:
-        """What charts need, as JSON: totals since the start, of ended answers, and the estimated speed-up."""
+        """What charts need, as JSON: totals since the start, and the estimated speed-up."""
         estimate = self._speedup.estimate()
         return {
-            "num_drafts": self._rounds,
+            "num_drafts": self._drafts.total(),
             "num_draft_tokens": self._drafted,
-            "num_accepted_tokens": self._accepted,
+            "num_accepted_tokens": self._accepted(),
             "acceptance_by_position": self._acceptance(),
             "speedup": None if estimate is None else asdict(estimate),
             "answers_by_drafter": dict(self._drafters),
@@ -223,7 +224,15 @@ class Metrics:
 
     def _acceptance(self) -> list[float]:
         """Share of drafts that were right up to and including position 0, 1, …"""
-        return [self._positions[i] / self._rounds for i in range(max(self._positions, default=-1) + 1)]
+        return [count / self._drafts.total() for count in self._positions()]
+
+    def _positions(self) -> list[int]:
+        """How many drafts were right up to and including position 0, 1, …"""
+        longest = max(self._drafts, default=0)
+        return [sum(self._drafts[accepted] for accepted in range(i + 1, longest + 1)) for i in range(longest)]
+
+    def _accepted(self) -> int:
+        return sum(accepted * count for accepted, count in self._drafts.items())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The text, and its content type: OpenMetrics where `accept` asks for it, Prometheus' own otherwise."""
@@ -275,13 +284,13 @@ class Metrics:
         yield self._histogram("vllm:request_queue_time_seconds", "From submission to the first step.", self._queued)
 
     def _of_speculation(self) -> Iterator[Metric]:
-        """All of ended answers, so that they fit each other at every moment."""
-        yield self._counter("vllm:spec_decode_num_drafts", "Rounds: drafts that were verified.", self._rounds)
+        """Of all steps so far, from one source, so that they fit each other at every moment."""
+        yield self._counter("vllm:spec_decode_num_drafts", "Rounds: drafts that were verified.", self._drafts.total())
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", self._drafted)
         yield self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", self._accepted
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", self._accepted()
         )
-        positions = {str(position): self._positions[position] for position in sorted(self._positions)}
+        positions = {str(position): count for position, count in enumerate(self._positions())}
         yield self._counters(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by place in the draft.", "position", positions
         )

@@ -65,6 +65,18 @@ class SpeculationOptions(Wire):
     p_min: float | None = Field(None, description="a draft ends once its drafter believes less in it")
 
 
+class ContentPart(Wire):
+    type: str
+    text: str | None = None
+
+
+class PredictionOptions(Wire):
+    """A text that much of the answer is expected to repeat, such as a file that is to be edited."""
+
+    type: str = Field(description="content")
+    content: str | list[ContentPart]
+
+
 class PacelineOptions(Wire):
     """Paceline's own."""
 
@@ -104,13 +116,8 @@ class SamplingOptions(Wire):
     cache_salt: str | None = Field(None, description="prefixes are shared only within one salt")
     return_token_ids: bool | None = None
     speculation: SpeculationOptions | None = None
-    prediction: dict[str, Any] | None = Field(None, description="accepted and not used yet: named in ignored_fields")
+    prediction: PredictionOptions | None = Field(None, description="what the answer may turn out to be: a draft of it")
     paceline: PacelineOptions | None = None
-
-
-class ContentPart(Wire):
-    type: str
-    text: str | None = None
 
 
 class Message(Wire):
@@ -194,8 +201,8 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    accepted_prediction_tokens: int = Field(description="drafted, and the target agreed")
-    rejected_prediction_tokens: int = Field(description="drafted in vain")
+    accepted_prediction_tokens: int = Field(description="of the answer, drafted from the request's prediction")
+    rejected_prediction_tokens: int = Field(description="drafted from it in vain")
     reasoning_tokens: int = 0
 
 
@@ -272,6 +279,7 @@ class ChunkEvents(BaseModel):
     """How the tokens of a chunk came about."""
 
     round: int = Field(description="steps of this sample so far")
+    drafter: str | None = Field(description="whose draft was verified; null: there was none, or a grammar forced it")
     origins: list[Literal["accepted", "bonus", "plain"]]
     token_texts: list[str]
 

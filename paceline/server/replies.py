@@ -64,7 +64,12 @@ class ChoicesReply:
         if fields is None:
             return
         if wanted.events:
-            fields["paceline"] = {"round": choice.events, "origins": event.origins, "token_texts": texts}
+            fields["paceline"] = {
+                "round": choice.events,
+                "drafter": event.drafter,
+                "origins": event.origins,
+                "token_texts": texts,
+            }
         if tally.over:
             fields["speculation"] = tally.speculation().model_dump()
         yield self._chunk(fields)

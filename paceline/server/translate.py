@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from paceline.detokenizer import check_stops
+from paceline.drafters.prediction import PREDICTION
 from paceline.errors import InvalidRequest, ModelFileError, UnknownOption
 from paceline.llm import LLM
 from paceline.server.problems import BadField, TooLong, UnknownModel
@@ -19,9 +20,11 @@ from paceline.server.protocol import (
     MAX_BIASES,
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     FormatOptions,
     InputItem,
     Message,
+    PredictionOptions,
     ResponsesRequest,
     SamplingOptions,
     SpeculationOptions,
@@ -87,7 +90,7 @@ class Translator:
         asked, extra = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools)
-        return self._asked(
+        return await self._asked(
             body, id, [prompt], sampling, field="messages", tools=tools, extra=[*extra, *without_stream(body)]
         )
 
@@ -105,7 +108,7 @@ class Translator:
         prompts = split_prompts(body.prompt)
         encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        return self._asked(body, id, encoded, sampling, field="prompt", texts=texts, extra=without_stream(body))
+        return await self._asked(body, id, encoded, sampling, field="prompt", texts=texts, extra=without_stream(body))
 
     async def response(self, body: ResponsesRequest, id: str) -> Asked:
         self.check_model(body.model)
@@ -116,7 +119,7 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        return self._asked(body, id, [prompt], sampling, field="input", tools=tools)
+        return await self._asked(body, id, [prompt], sampling, field="input", tools=tools)
 
     @property
     def max_context(self) -> int:
@@ -186,7 +189,7 @@ class Translator:
             raise BadField("stop", str(error)) from None
         return sampling
 
-    def _asked(
+    async def _asked(
         self,
         body: SamplingOptions,
         id: str,
@@ -199,6 +202,7 @@ class Translator:
         extra: Sequence[str] = (),
     ) -> Asked:
         speculation = self._speculation(body.speculation)
+        prediction = await self._prediction(body.prediction, speculation)
         for prompt in prompts:
             self._check_room(prompt, sampling.max_tokens, field)
         requests = tuple(
@@ -209,10 +213,13 @@ class Translator:
                 speculation=speculation,
                 cache_salt=body.cache_salt or "",
                 deadline=self.settings.request_timeout,
+                prediction=prediction,
             )
             for i, prompt in enumerate(prompts)
         )
-        unused = ["prediction"] if body.prediction is not None else []
+        unused = ["prediction"] if body.prediction is not None and not prediction else []
+        if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
+            unused.append("speculation.p_min")  # a device drafts for a whole batch at once
         names = tuple(sorted({*ignored(body), *unused, *extra}))
         return Asked(id=id, requests=requests, prompts=texts, tools=tools, ignored=names)
 
@@ -230,6 +237,24 @@ class Translator:
                 f"max_tokens is {max_tokens}, but the context of {self.max_context} tokens has room for {room} after "
                 f"the prompt's {len(prompt)}: ask for fewer, or shorten the prompt",
             )
+
+    async def _prediction(self, options: PredictionOptions | None, speculation: Speculation) -> tuple[int, ...]:
+        """What the answer may turn out to be; empty where nobody may draft from it."""
+        if options is None:
+            return ()
+        if options.type != "content":
+            raise BadField("prediction", f"the type of prediction must be content, not {options.type[:60]!r}")
+        allowed = self.settings.allowed_drafters
+        if not speculation.enabled or (allowed and PREDICTION not in allowed):
+            return ()
+        tokens = tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
+        if len(tokens) > self.max_context:
+            raise TooLong(
+                "prediction",
+                f"the prediction has {len(tokens)} tokens, the context holds {self.max_context}: leave out what cannot "
+                "be part of the answer",
+            )
+        return tokens
 
     def _speculation(self, options: SpeculationOptions | None) -> Speculation:
         if options is None:
@@ -272,6 +297,15 @@ class Translator:
                 raise BadField(
                     f"speculation.{name}", f"the {name} {given[:60]!r} is not allowed here; allowed: {names}"
                 )
+
+
+def content_text(content: str | Sequence[ContentPart], field: str) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise BadField(field, f"the parts of {field} must be of type text, not {part.type[:60]!r}")
+    return "".join(part.text or "" for part in content)
 
 
 def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:

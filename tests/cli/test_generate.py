@@ -43,6 +43,20 @@ def test_speculation_does_not_change_the_text(cli: Cli, tiny: str, texts: dict[s
     assert cli("generate", tiny, PROMPT, *GREEDY, *flags)[1] == texts[PROMPT] + "\n"
 
 
+def test_a_predicted_text_is_drafted_from(cli: Cli, tiny: str, tmp_path: Path) -> None:
+    letters = ("--allowed-tokens", ",".join(map(str, range(65, 91))), "--temperature", "1", "--seed", "3")
+    flags = ("--format", "fp32", "--max-tokens", "40", *letters, "--drafter", "none", "--no-measure-cost")
+    text = cli("generate", tiny, PROMPT, *flags)[1]
+    file = tmp_path / "predicted.txt"
+    file.write_text(text, encoding="utf-8")
+    assert cli("generate", tiny, PROMPT, *flags, "--prediction", file)[1] == text
+    [record] = records(cli("generate", tiny, PROMPT, *flags, "--prediction", file, "--json")[1])
+    assert record["stats"]["prediction_accepted"] > 30
+    status, _, err = cli("generate", tiny, PROMPT, "--prediction", tmp_path / "none")
+    assert status == 2
+    assert "cannot be read" in err
+
+
 def test_accepted_tokens_are_coloured(
     cli: Cli, tiny: str, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

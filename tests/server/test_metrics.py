@@ -73,6 +73,18 @@ def last(stats: SequenceStats = STATS, finish: Finish = Finish.STOP, sample: int
     return TokenEvent(request_id="r", sample=sample, finish=finish, stats=stats, **more)
 
 
+def drafted(count: int, accepted: int, **more: Any) -> TokenEvent:
+    """A round."""
+    origins = (Origin.ACCEPTED,) * accepted + (Origin.BONUS,)
+    tokens = tuple(range(accepted + 1))
+    return TokenEvent(
+        request_id="r", sample=0, tokens=tokens, origins=origins, drafted=count, accepted=accepted, **more
+    )
+
+
+ROUNDS = (drafted(4, 3), drafted(4, 1), drafted(4, 1))
+
+
 def test_the_engine_is_read_from_the_snapshot() -> None:
     found = values(make())
     assert found["vllm:num_requests_running"] == 3
@@ -108,10 +120,7 @@ def test_an_ended_answer_is_counted_once_in_everything() -> None:
     found = values(metrics)
     assert found["vllm:prompt_tokens_total"] == 10
     assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (10, 4)
-    assert found["vllm:spec_decode_num_drafts_total"] == 3
-    assert found["vllm:spec_decode_num_draft_tokens_total"] == 12
-    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 5
-    assert [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{i}}}"] for i in range(3)] == [3, 1, 1]
+    assert found["vllm:spec_decode_num_drafts_total"] == 0  # its rounds were counted as they came
     assert found["vllm:request_success_total{stop}"] == 1
     assert found["vllm:request_success_total{abort}"] == 0  # there from the start, so that rates are right
     assert found["vllm:time_to_first_token_seconds_sum"] == pytest.approx(0.2)
@@ -119,6 +128,21 @@ def test_an_ended_answer_is_counted_once_in_everything() -> None:
     assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.1)
     assert found["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(0.1)
     assert found["paceline:answers_total{ngram}"] == 1
+
+
+def test_rounds_count_while_an_answer_runs() -> None:
+    metrics = make()
+    for i, event in enumerate(ROUNDS, start=1):
+        metrics.observe(event)
+        assert values(metrics)["vllm:spec_decode_num_drafts_total"] == i
+    metrics.observe(TokenEvent(request_id="r", sample=0, tokens=(1,), origins=(Origin.PLAIN,)))
+    found = values(metrics)
+    assert found["vllm:spec_decode_num_drafts_total"] == 3
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 12
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 5
+    assert [found[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{i}}}"] for i in range(3)] == [3, 1, 1]
+    metrics.observe(drafted(3, 0, finish=Finish.ABORT))
+    assert values(metrics)["vllm:spec_decode_num_drafts_total"] == 4
 
 
 def test_samples_of_a_request_share_its_prompt() -> None:
@@ -187,6 +211,8 @@ def test_openmetrics_where_it_is_asked_for() -> None:
     [
         ("off by request", "off by request"),
         ("no drafter", "no drafter"),
+        ("the request has no prediction", "no prediction"),
+        ("the prediction has nothing to say here", "nothing predicted"),
         ("drafter ngram is out: it raised ValueError: secret", "drafter is out"),
         ("33 sequences run, more than max_draft_batch 32", "too many sequences"),
         ("9000 tokens of context, more than max_draft_context 8000", "context too long"),
@@ -314,7 +340,8 @@ def test_aborted_answers_do_not_enter_the_estimate() -> None:
 def test_what_charts_need() -> None:
     metrics = make()
     assert metrics.speculation()["acceptance_by_position"] == []
-    metrics.observe(last())
+    for event in (*ROUNDS, last()):
+        metrics.observe(event)
     told = metrics.speculation()
     assert told["acceptance_by_position"] == [1, 1 / 3, 1 / 3]
     assert (told["num_drafts"], told["num_draft_tokens"], told["num_accepted_tokens"]) == (3, 12, 5)
@@ -355,6 +382,7 @@ async def _scrape_a_real_engine() -> None:
     assert found["vllm:prompt_tokens_total"] == 4 * 9
     assert found["vllm:spec_decode_num_draft_tokens_total"] == sum(stats.drafted for stats in ended) > 0
     assert found["vllm:spec_decode_num_accepted_tokens_total"] == sum(stats.accepted for stats in ended)
+    assert found["vllm:spec_decode_num_drafts_total"] == sum(stats.rounds for stats in ended)
     assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 

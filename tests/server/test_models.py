@@ -30,7 +30,7 @@ def test_state(api: Api) -> None:
 
 def test_speculation_now(api: Api) -> None:
     before = api.get("/v1/speculation").json()
-    assert before["drafters"] == {"ngram": None}
+    assert before["drafters"] == {"ngram": None, "prediction": None}
     assert before["default_drafter"] == "ngram"
     assert before["rules"] == ["coupled", "rejection"]
     assert before["num_drafts"] == 0

@@ -79,6 +79,7 @@ export function tokensOf(chunk, at) {
   return told.token_texts.map((text, i) => ({
     text,
     origin: told.origins[i],
+    drafter: told.drafter,
     round: told.round,
     at,
     ...(scores[i] && { probability: Math.exp(scores[i].logprob) }),
@@ -281,7 +282,7 @@ function showTip(span) {
   const { token, answer } = page.shown.get(span);
   const box = span.getBoundingClientRect();
   const tip = $("tip");
-  tip.textContent = describe(token, answer.stats?.drafter);
+  tip.textContent = describe(token, token.drafter);
   tip.hidden = false;
   tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${box.bottom + tip.offsetHeight + 8 < innerHeight ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;

@@ -152,8 +152,8 @@ class ResponsesReply:
             output_tokens=usage.completion_tokens,
             output_tokens_details=OutputDetails(
                 reasoning_tokens=0,
-                accepted_prediction_tokens=stats.accepted,
-                rejected_prediction_tokens=stats.drafted - stats.accepted,
+                accepted_prediction_tokens=stats.prediction_accepted,
+                rejected_prediction_tokens=stats.prediction_rejected,
             ),
             total_tokens=usage.total_tokens,
         )

@@ -1,0 +1,174 @@
+"""Following a prediction: as long as the answer says the same, and again after it said something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from paceline.drafters.prediction import FAR_MATCH, NEAR, Prediction, Trail
+from paceline.types import Origin, Request, SamplingParams, Speculation
+from tests.rig import FLOWN, RIGS, build, plain, prompt, run, tokens_of
+
+TEXT = tuple(range(100, 140))  # every token once
+
+
+def after(answer: Sequence[int], prediction: Sequence[int] = TEXT, *, count: int = 3) -> tuple[int, ...]:
+    trail = Trail(Prediction(prediction))
+    trail.advance(answer)
+    return trail.ahead(count)
+
+
+def test_it_begins_at_the_beginning() -> None:
+    assert after([]) == (100, 101, 102)
+    assert after([100, 101]) == (102, 103, 104)
+    assert after([], []) == ()
+
+
+def test_at_the_end_there_is_nothing_left() -> None:
+    assert after(TEXT[:-1]) == (139,)
+    assert after(TEXT) == ()
+    assert after([*TEXT, 1, 2]) == ()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [1, 2, *TEXT[:5]],  # said before
+        [*TEXT[:3], 1, *TEXT[4:5]],  # said instead
+        [*TEXT[:3], 1, 2, 3, 4, *TEXT[3:5]],  # said in between
+        [*TEXT[:3], *TEXT[4:5]],  # left out
+        [*TEXT[:20], 1, *TEXT[:5]],  # said again from the beginning
+    ],
+)
+def test_it_finds_the_place_again(answer: list[int]) -> None:
+    assert after(answer) == (105, 106, 107)
+
+
+def test_where_the_answer_goes_its_own_way_it_is_silent() -> None:
+    assert after([100, 101, 1]) == ()
+    assert after([100, 101, 1, 2, 3, 4, 5, 6, 7, 8, 9]) == ()
+    assert after([1]) == ()
+
+
+def test_far_away_a_single_token_says_too_little() -> None:
+    far = 3 + NEAR + 5
+    for length in range(1, FAR_MATCH + 1):
+        answer = [*TEXT[:3], 1, *TEXT[far : far + length]]
+        assert after(answer, count=1) == ((TEXT[far + length],) if length >= FAR_MATCH else ())
+
+
+def test_of_several_places_the_longer_match_counts_then_the_nearer() -> None:
+    text = [1, 2, 9, 50, 51, 3, 9, 60, 61, 4, 9, 70]
+    assert after([1, 2, 8, 9], text, count=1) == (50,)  # the nearest 9
+    assert after([1, 2, 8, 3, 9], text, count=1) == (60,)
+    assert after([*text[:10], 8, 4, 9], text, count=1) == (70,)
+
+
+def test_a_wrong_place_does_not_lead_away() -> None:
+    """A token that stands elsewhere by chance: the place where the answer last followed is still what is near."""
+    text = [*TEXT[:10], 7, *TEXT[10:30]]
+    assert after([*TEXT[:5], 1, 7, 2, 3, TEXT[5]], text, count=1) == (TEXT[6],)
+
+
+@hypothesis.given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=40), st.integers(1, 5))
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_what_lies_ahead_is_of_the_prediction(text: list[int], answer: list[int], step: int) -> None:
+    """However the tokens arrive; and where it goes on, the token before stands in the answer, too."""
+    trail = Trail(Prediction(text))
+    for start in range(0, len(answer), step):
+        trail.advance(answer[start : start + step])
+    whole = Trail(Prediction(text))
+    whole.advance(answer)
+    ahead = trail.ahead(len(text))
+    assert ahead == whole.ahead(len(text))
+    assert ahead == tuple(text[len(text) - len(ahead) :]) if ahead else True
+    if answer and ahead:
+        assert text[len(text) - len(ahead) - 1] == answer[-1]
+
+
+# In the engine.
+
+SAMPLING = SamplingParams(temperature=1, seed=4, max_tokens=40)
+
+
+def ask(prediction: Sequence[int] = (), *, drafter: str | None = None, id: str = "r") -> Request:
+    speculation = Speculation(drafter=drafter)
+    return Request(
+        id=id, prompt=prompt(9, seed=1), sampling=SAMPLING, speculation=speculation, prediction=tuple(prediction)
+    )
+
+
+@pytest.fixture(scope="module")
+def answer() -> list[int]:
+    return tokens_of(run(build("toy"), plain([ask()])))["r", 0]
+
+
+def test_with_a_right_prediction_rounds_are_few(answer: list[int]) -> None:
+    rig = build("toy", RIGS["prediction"], max_draft=16)
+    told = run(rig, [ask(answer)])["r", 0]
+    assert told.tokens == answer
+    assert told.stats.rounds <= 4
+    assert told.stats.prediction_accepted == told.stats.accepted == told.origins.count(Origin.ACCEPTED) > 30
+    assert told.stats.prediction_rejected == 0
+    assert told.stats.off_reason is None
+
+
+def test_after_an_edit_it_is_followed_again(answer: list[int]) -> None:
+    edited = [*answer[:12], 1, 2, 3, *answer[15:25], *answer[28:]]
+    told = run(build("toy", RIGS["prediction"], max_draft=16), [ask(edited)])["r", 0]
+    assert told.tokens == answer
+    assert told.stats.prediction_accepted > 22
+    assert told.stats.prediction_rejected > 0
+
+
+def test_where_it_is_silent_the_other_drafter_drafts(answer: list[int]) -> None:
+    """Half of the answer is predicted; a draft model knows the rest."""
+    alone = run(build("toy", RIGS["prediction"]), [ask(answer[:20])])["r", 0]
+    rig = build("toy", {"good": RIGS["model"]["good"], **RIGS["prediction"]})
+    told = run(rig, [ask(answer[:20])])["r", 0]
+    assert told.tokens == alone.tokens == answer
+    assert told.stats.drafter == "prediction+good"
+    assert told.stats.prediction_accepted == alone.stats.prediction_accepted > 10
+    assert told.stats.accepted > told.stats.prediction_accepted + 10
+    assert alone.stats.off_reason == "the prediction has nothing to say here"
+    assert told.stats.off_reason is None
+
+
+def test_each_drafter_has_its_own_pace(answer: list[int]) -> None:
+    """A prediction that is never right pauses itself, and not the drafter beside it."""
+    rig = build("toy", {"good": RIGS["model"]["good"], **RIGS["prediction"]}, acceptance_window=1)
+    wrong = [token for right in answer for token in (right, (right + 1) % 97)]
+    told = run(rig, [ask(wrong)])["r", 0]
+    assert told.tokens == answer
+    assert told.stats.pauses > 0
+    assert told.stats.accepted > 20
+
+
+def test_a_device_goes_on_where_the_prediction_ends(answer: list[int]) -> None:
+    """Steps run on the host while it is followed, and fly when the other drafter is one of the device."""
+    rig = build("toy", RIGS["prediction"], flown={"ngram": FLOWN["ngram"]})
+    told = run(rig, [ask(answer[:20], drafter="ngram")])
+    assert told["r", 0].tokens == answer
+    assert told["r", 0].stats.prediction_accepted > 10
+    assert 5 < rig.rounds.launches < rig.engine.stats.steps
+
+
+def test_a_drafter_that_reads_catches_up_after_the_prediction(answer: list[int]) -> None:
+    rig = build("toy", RIGS["prediction"], flown={"good": FLOWN["good"]})
+    told = run(rig, [ask(answer[:15]), ask(answer[5:25], id="s"), ask(id="t")])
+    assert [each.tokens for each in told.values()] == [answer] * 3
+    assert told["r", 0].stats.accepted > told["r", 0].stats.prediction_accepted > 5
+
+
+def test_samples_follow_on_their_own() -> None:
+    request = Request(id="n", prompt=(5, 6), sampling=SamplingParams(temperature=1, seed=1, n=3, max_tokens=30))
+    answers = tokens_of(run(build("toy"), plain([request])))
+    predicted = Request(
+        **{name: getattr(request, name) for name in ("id", "prompt", "sampling")}, prediction=tuple(answers["n", 1])
+    )
+    told = run(build("toy", RIGS["prediction"]), [predicted])
+    assert tokens_of(told) == answers
+    assert told["n", 1].stats.prediction_accepted > 20 > told["n", 0].stats.prediction_accepted
