@@ -1,6 +1,7 @@
 """Train: make a drafter for a model of your own.
 
 paceline train eagle smollm2 --prompts prompts.jsonl.gz --out drafter --minutes 15
+paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 torchrun --nproc-per-node 4 -m paceline.cli.main train eagle MODEL --prompts prompts.jsonl --out drafter
 """
 
@@ -10,6 +11,7 @@ import shlex
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +29,44 @@ goes on where the last one ended, however it ended. Prompts that share thirteen 
 """
 
 
+MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
+draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
+"""
+SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
+begins from nothing and needs the most prompts and the most time of the three kinds.
+"""
+EVAL = """How good a trained drafter is: the target answers the prompts of each set greedily, and rounds are replayed
+over the answers as the engine would accept.
+"""
+KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="train", metavar="KIND", required=True, parser_class=type(parser))
-    eagle = kinds.add_parser(
-        "eagle", help="an EAGLE-3 head", description=EAGLE, formatter_class=RawDescriptionHelpFormatter
+    for kind, (help, description) in KINDS.items():
+        one = kinds.add_parser(kind, help=help, description=description, formatter_class=RawDescriptionHelpFormatter)
+        one.set_defaults(parser=one, work=_train)
+        _add_data(one)
+        _add_answers(one)
+        _add_shape(one, kind)
+        _add_course(one)
+        one.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
+    one = kinds.add_parser(
+        "eval", help="measure a trained drafter", description=EVAL, formatter_class=RawDescriptionHelpFormatter
     )
-    eagle.set_defaults(parser=eagle, work=_train)
-    _add_data(eagle)
-    _add_answers(eagle)
-    _add_head(eagle)
-    _add_course(eagle)
-    eagle.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
+    one.set_defaults(parser=one, work=_eval)
+    _add_eval(one)
+    one.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
+
+
+def _add_eval(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="MODEL", help="a directory, a .gguf file, 'smollm2', or a hub id")
+    parser.add_argument("drafter", type=Path, metavar="DRAFTER", help="the directory that was trained")
+    parser.add_argument(
+        "--eval", type=_named, action="append", required=True, metavar="NAME=FILE", help="a set; repeatable"
+    )
+    parser.add_argument("--draft", type=_unroll, default=4, metavar="K", help="tokens of a draft (default: 4)")
+    _add_answers(parser)
 
 
 def _add_data(parser: ArgumentParser) -> None:
@@ -68,12 +97,20 @@ def _add_answers(parser: ArgumentParser) -> None:
     group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes a GPU (default: 4)")
 
 
-def _add_head(parser: ArgumentParser) -> None:
+def _add_shape(parser: ArgumentParser, kind: str) -> None:
     group = parser.add_argument_group("drafter")
-    group.add_argument("--draft-vocab", type=count, default=8192, metavar="N", help="tokens it knows (default: 8192)")
-    group.add_argument("--unroll", type=_unroll, default=5, metavar="N", help="steps ahead it learns (default: 5)")
-    group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
-    group.add_argument("--packing", choices=("bf16", "int8"), default="bf16", help="of the file (default: bf16)")
+    if kind == "eagle":
+        group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 8192)")
+        group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
+        group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
+    elif kind == "medusa":
+        group.add_argument("--heads", type=count, metavar="N", help="tokens ahead (default: 4)")
+    else:
+        group.add_argument("--hidden", type=count, metavar="N", help="its width (default: 192)")
+        group.add_argument("--layers", type=count, metavar="N", help="(default: 4)")
+        group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: 8/3 of hidden)")
+    if kind != "small":
+        group.add_argument("--packing", choices=("bf16", "int8"), help="of the file (default: bf16)")
 
 
 def _add_course(parser: ArgumentParser) -> None:
@@ -94,45 +131,33 @@ def run(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     from paceline.train.run import train
 
-    train(_job(args), lambda text: print(text, file=sys.stderr, flush=True))
+    train(_job(args, kind=args.train), _say)
     return 0
 
 
-def _job(args: Namespace) -> Job:
+def _eval(args: Namespace) -> int:
+    from paceline.train.run import measure
+
+    args.prompts = args.out = Path()  # nothing is read or written but the sets and the drafter
+    measure(_job(args, kind="eval"), args.drafter, print)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _job(args: Namespace, *, kind: str) -> Job:
+    """What was given; the rest keeps the defaults of Job."""
     from paceline.runner.load import choose_device
     from paceline.train.job import Job
 
-    device = choose_device(args.device)
+    names = {field.name for field in fields(Job)}
+    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
     return Job(
-        kind=args.train,
-        target=args.target,
-        prompts=args.prompts,
-        out=args.out,
-        evals=dict(args.eval),
-        excludes=args.exclude,
-        license=args.license,
-        device=device,
-        format=args.format,
-        threads=args.threads,
-        max_prompts=args.max_prompts,
-        held_out=args.held_out,
-        max_length=args.max_length,
-        max_new=args.max_new,
-        sampled=args.sampled,
-        temperature=args.temperature,
-        answer_batch=args.answer_batch,
-        answer_workers=args.answer_workers,
-        draft_vocab=args.draft_vocab,
-        unroll=args.unroll,
-        intermediate=args.intermediate,
-        batch_tokens=args.batch_tokens,
-        learning_rate=args.learning_rate,
-        minutes=args.minutes,
-        max_steps=args.max_steps,
-        evaluations=args.evaluations,
-        seed=args.seed,
-        packing=args.packing,
-        command=shlex.join(["paceline", *sys.argv[1:]]),
+        **given
+        | {"kind": kind, "device": choose_device(args.device), "evals": dict(args.eval)}
+        | {"excludes": getattr(args, "exclude", []), "command": shlex.join(["paceline", *sys.argv[1:]])}
     )
 
 

@@ -26,11 +26,10 @@ from paceline.train.fused import gated, norm, shares, turn
 from paceline.train.labels import Labels, soft_cross_entropy
 from paceline.train.packing import Packing, packed
 from paceline.train.storage import tensors_file
-from paceline.train.student import Losses, label_rows
+from paceline.train.student import Losses, best_tokens, label_rows
 from paceline.train.teacher import Insight, Teacher
 
 OWN = STEP // 2  # columns of attention for the head's own keys: with them a row stays aligned
-ROWS = 4096  # whose logits are made at a time, where only the best of each counts
 LATER = 0.8  # what a step counts, relative to the one before it: so often, about, a chain gets that far
 
 
@@ -85,7 +84,9 @@ class EagleHead:
         by before `fc` learns from them; the file has it folded into the weights."""
         self.shape = shape
         device = feature_scale.device
-        self.params = {name: tensor.detach().float().to(device).requires_grad_() for name, tensor in params.items()}
+        self.params = {
+            name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()
+        }
         self.constants = {"draft_ids": draft_ids.to(device), "feature_scale": feature_scale}
         self._dtype = dtype
         self._packing: Packing = packing
@@ -116,9 +117,7 @@ class EagleHead:
         weights = self._cast()
         found = []
         for step, y in enumerate(self._unroll(teacher, insight, texts, weights, steps)):
-            rows = y.flatten(0, 1)
-            parts = [rows[first : first + ROWS] for first in range(0, len(rows), ROWS)]
-            best = torch.cat([self._logits(part, weights).argmax(dim=-1) for part in parts])
+            best = best_tokens(y.flatten(0, 1), lambda rows: self._logits(rows, weights))
             drafted = self.constants["draft_ids"][best].view(texts.ids.shape)
             found.append(drafted.roll(-step, dims=1))  # from the row where the chain is to the one where it began
         return torch.stack(found, dim=-1)

@@ -40,12 +40,16 @@ class Job:
     answer_workers: int = 1
     draft_vocab: int = 8192
     unroll: int = 5
-    intermediate: int | None = None  # None: the target's
+    intermediate: int | None = None  # None: the target's, or what suits `hidden`
+    heads: int = 4  # of Medusa
+    hidden: int = 192  # of a small model, as is the next
+    layers: int = 4
     batch_tokens: int = 32768
     learning_rate: float = 1e-3
     minutes: float = 15.0
     max_steps: int | None = None
     evaluations: int = 24
+    draft: int = 4  # tokens of a draft, when it is measured
     seed: int = 0
     packing: Packing = "bf16"
     command: str = ""

@@ -8,27 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from paceline.errors import InvalidRequest
 from paceline.models.load import LoadedModel, load_model
 from paceline.runner.load import memory_for
-from paceline.tokenizer import Tokenizer
 from paceline.train import checkpoint
 from paceline.train.answering import Crew, answer
-from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore, Exchange
-from paceline.train.batches import pad
-from paceline.train.beginnings import draft_vocabulary, eagle_shape, feature_layers, feature_scale, new_eagle
+from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
 from paceline.train.card import Facts, card
 from paceline.train.checkpoint import Progress
 from paceline.train.curves import curves
 from paceline.train.job import Curriculum, Job, curriculum
 from paceline.train.parallel import World
-from paceline.train.prompts import sources
+from paceline.train.prompts import read_prompts, sources
 from paceline.train.rounds import Score, evaluate
 from paceline.train.storage import replace_folder
 from paceline.train.student import Student
+from paceline.train.students import begin, read_drafter
 from paceline.train.teacher import Teacher
 from paceline.train.trainer import Course, Line, Trainer
 
@@ -157,45 +157,20 @@ def _load(job: Job, world: World) -> LoadedModel:
 def _begin(
     job: Job, plan: Curriculum, sets: dict[str, list[Exchange]], model: LoadedModel, world: World, say: Say
 ) -> Lesson:
-    config, dtype = model.config, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    layers = feature_layers(config.num_layers)
-    teacher = Teacher(model, layers=layers, dtype=dtype, device=world.device)
-    is_gguf = model.kind == "gguf"
-    tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
-    vocabulary = draft_vocabulary(
-        sets[TRAIN],
-        size=job.draft_vocab,
-        vocab=config.vocab_size,
-        always={*config.eos_ids, *tokenizer.eos_ids},
-    )
-    say(f"draft vocabulary: {len(vocabulary.ids)} tokens, {vocabulary.coverage:.2%} of the answers")
-    sample = pad(sets[TRAIN][:64]).to(world.device)
-    shape = eagle_shape(
-        config,
-        layers=layers,
-        draft_vocab=len(vocabulary.ids),
-        intermediate=job.intermediate or config.intermediate_size,
-        steps=job.unroll,
-    )
-    student = new_eagle(
-        shape,
-        teacher,
-        draft_ids=vocabulary.ids,
-        scale=feature_scale(teacher(sample.ids), sample),
-        dtype=dtype,
-        seed=job.seed,
-        packing=job.packing,
-    )
+    start = begin(job, model, sets[TRAIN], device=world.device)
+    if start.coverage is not None:
+        say(f"draft vocabulary: {job.draft_vocab} tokens, {start.coverage:.2%} of the answers")
     progress = Progress(settings=_settings(job, world))
-    return Lesson(job, world, say, plan, sets, teacher, student, vocabulary.coverage, progress)
+    return Lesson(job, world, say, plan, sets, start.teacher, start.student, start.coverage, progress)
 
 
 def _settings(job: Job, world: World) -> dict[str, object]:
     """What must not change between two runs of one training."""
-    names = ("kind", "draft_vocab", "unroll", "intermediate", "batch_tokens", "learning_rate", "max_steps", "seed")
-    return {name: getattr(job, name) for name in names} | {"processes": world.size}
+    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers")
+    course = ("batch_tokens", "learning_rate", "max_steps", "seed")
+    return {name: getattr(job, name) for name in shape + course} | {"processes": world.size}
 
 
 def _trainer(lesson: Lesson) -> Trainer:
@@ -208,6 +183,7 @@ def _trainer(lesson: Lesson) -> Trainer:
         learning_rate=job.learning_rate,
         seed=job.seed,
         evaluations=job.evaluations,
+        draft=job.draft,
     )
     groups: dict[str, dict[str, torch.Tensor]] = {}
     if path.exists():
@@ -244,21 +220,39 @@ def _finish(lesson: Lesson, trainer: Trainer) -> dict[str, Score]:
     """Measure the best weights on every set, and write the drafter with its card."""
     if trainer.best:
         _put(lesson.student, trainer.best, lesson.student.constants)
-    scores = {}
-    for name, exchanges in lesson.sets.items():
-        if name != TRAIN:
-            score = evaluate(
-                lesson.student,
-                lesson.teacher,
-                exchanges,
-                draft=trainer.course.draft,
-                tokens=trainer.course.batch_tokens,
-                device=lesson.world.device,
-            )
-            scores[name] = (len(exchanges), score)
-            lesson.say(f"{name}: {score.tokens_per_round:.3f} tokens per round over {len(exchanges)} prompts")
+    sets = {name: exchanges for name, exchanges in lesson.sets.items() if name != TRAIN}
+    scores = _measure(lesson.student, lesson.teacher, sets, lesson.job, lesson.world.device, lesson.say)
     lesson.write(scores)
     lesson.say(f"written: {lesson.job.out}")
+    return {name: score for name, (_, score) in scores.items()}
+
+
+def _measure(
+    student: Student, teacher: Teacher, sets: Mapping[str, list[Exchange]], job: Job, device: torch.device, say: Say
+) -> dict[str, tuple[int, Score]]:
+    scores = {}
+    for name, exchanges in sets.items():
+        score = evaluate(student, teacher, exchanges, draft=job.draft, tokens=job.batch_tokens, device=device)
+        scores[name] = (len(exchanges), score)
+        shares = " ".join(f"{share:.3f}" for share in score.by_position)
+        say(
+            f"{name}: {score.tokens_per_round:.3f} tokens per round over {len(exchanges)} prompts, by position {shares}"
+        )
+    return scores
+
+
+def measure(job: Job, drafter: Path, say: Say) -> dict[str, Score]:
+    """A drafter that is there already, on the sets of the job; nothing is kept."""
+    device = torch.device(job.device)
+    with TemporaryDirectory() as place:
+        questions = [Question(name, one.text) for name, path in job.evals.items() for one in read_prompts(path)]
+        store = AnswerStore.create(Path(place) / "answers", job.answers, questions)
+        crew = Crew(device=job.device, batch=job.answer_batch, workers=job.answer_workers, threads=job.threads)
+        answer(store, crew, lambda done, total: None)
+        sets = store.read()
+    model = load_model(job.target, format="bf16" if device.type == "cuda" else "fp32", device=device)
+    there = read_drafter(drafter, model, device=device)
+    scores = _measure(there.student, there.teacher, sets, job, device, say)
     return {name: score for name, (_, score) in scores.items()}
 
 

@@ -6,6 +6,7 @@ is what a drafter knows when a round begins. Its guess at step s of a chain begu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from paceline.train.batches import Texts
 from paceline.train.teacher import Insight, Teacher
+
+ROWS = 4096  # whose logits are made at a time, where only the best of each counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,9 @@ def label_rows(texts: Texts, known: Tensor, *, ahead: int = 2) -> Tensor:
     inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None] - ahead)  # [sequences, length]
     wanted = texts.ids.roll(-ahead, dims=1)
     return (inside & known[wanted]).flatten().nonzero()[:, 0]
+
+
+def best_tokens(hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
+    """The index of the largest logit of each row [rows], never all logits at once."""
+    parts = [hidden[first : first + ROWS] for first in range(0, len(hidden), ROWS)]
+    return torch.cat([logits(part).argmax(dim=-1) for part in parts])

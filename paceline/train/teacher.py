@@ -45,7 +45,8 @@ class Teacher:
         last, kept = self.config.num_layers, list[Tensor]()
         self._decoder.forward(_rows(ids), SideBySide(*ids.shape), taps=[*self._layers, last], kept=kept)
         seen = dict(zip(sorted({*self._layers, last}), kept, strict=True))
-        features = torch.cat([seen[layer] for layer in self._layers], dim=-1)
+        nothing = seen[last][:, :0]
+        features = torch.cat([nothing, *(seen[layer] for layer in self._layers)], dim=-1)
         return Insight(features=features.view(*ids.shape, -1), hidden=seen[last].view(*ids.shape, -1))
 
     @property

@@ -1,0 +1,150 @@
+"""Drafters of every kind: begun for a job, or read back from their directory to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidRequest, UnknownOption
+from paceline.models.files import member, read_json
+from paceline.models.load import LoadedModel
+from paceline.tokenizer import Tokenizer
+from paceline.train.answers import Exchange
+from paceline.train.batches import pad
+from paceline.train.beginnings import draft_vocabulary, eagle_shape, feature_layers, feature_scale, new_eagle
+from paceline.train.eagle import EagleHead, EagleShape
+from paceline.train.job import Job
+from paceline.train.medusa import MedusaHeads, MedusaShape
+from paceline.train.packing import unpacked
+from paceline.train.small import HEAD_DIM, SmallModel, SmallShape
+from paceline.train.storage import read_tensors
+from paceline.train.student import Student
+from paceline.train.teacher import Teacher
+from paceline.train.tokenizer_files import tokenizer_files
+
+KINDS = ("eagle", "medusa", "small")
+SAMPLE = 64  # exchanges that the size of features is measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    student: Student
+    teacher: Teacher
+    coverage: float | None = None  # of a draft vocabulary
+
+
+def begin(job: Job, model: LoadedModel, trained: Sequence[Exchange], *, device: torch.device) -> Beginning:
+    """A drafter that has learnt nothing yet, and a teacher that shows what it needs."""
+    dtype = arithmetic(device)
+    if job.kind == "eagle":
+        return _eagle(job, model, trained, dtype, device)
+    teacher = Teacher(model, layers=(), dtype=dtype, device=device)
+    config = model.config
+    if job.kind == "medusa":
+        shape = MedusaShape(hidden=config.hidden_size, vocab=config.vocab_size, heads=job.heads)
+        return Beginning(MedusaHeads.new(shape, teacher, dtype=dtype, packing=job.packing), teacher)
+    if job.kind != "small":
+        raise UnknownOption("kind of drafter", job.kind, KINDS)
+    small = small_shape(job, model)
+    student = SmallModel.new(small, tokenizer=tokenizer_files(model), dtype=dtype, device=device, seed=job.seed)
+    return Beginning(student, teacher)
+
+
+def arithmetic(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def small_shape(job: Job, model: LoadedModel) -> SmallShape:
+    hidden, dim = job.hidden, min(HEAD_DIM, job.hidden)
+    if hidden % dim or hidden % 32:
+        raise InvalidRequest(f"--hidden must be a multiple of 32, and of {HEAD_DIM} from there on, not {hidden}")
+    config = model.config
+    return SmallShape(
+        hidden=hidden,
+        intermediate=job.intermediate or -(-hidden * 8 // 96) * 32,
+        layers=job.layers,
+        heads=hidden // dim,
+        head_dim=dim,
+        vocab=config.vocab_size,
+        max_context=config.max_context,
+        eos_ids=config.eos_ids,
+        bos_id=config.bos_id,
+    )
+
+
+def read_drafter(folder: Path, model: LoadedModel, *, device: torch.device) -> Beginning:
+    """A trained drafter of this package, by what its config.json says it is."""
+    config, dtype = read_json(member(folder, "config.json")), arithmetic(device)
+    tensors = unpacked(read_tensors(member(folder, "model.safetensors"))[0])
+    if config.get("architectures") == ["LlamaForCausalLMEagle3"]:
+        return _read_eagle(config, tensors, model, dtype, device)
+    teacher = Teacher(model, layers=(), dtype=dtype, device=device)
+    if "medusa_num_heads" in config:
+        medusa = MedusaShape(model.config.hidden_size, model.config.vocab_size, heads=config["medusa_num_heads"])
+        return Beginning(MedusaHeads(medusa, params=tensors, dtype=dtype, device=device), teacher)
+    raise InvalidRequest(
+        f"{folder}: neither an EAGLE-3 head nor Medusa heads; a model is measured with `paceline bench offline`"
+    )
+
+
+def _eagle(
+    job: Job, model: LoadedModel, trained: Sequence[Exchange], dtype: torch.dtype, device: torch.device
+) -> Beginning:
+    config = model.config
+    layers = feature_layers(config.num_layers)
+    teacher = Teacher(model, layers=layers, dtype=dtype, device=device)
+    tokenizer = Tokenizer.from_gguf(model.metadata) if model.kind == "gguf" else Tokenizer.from_directory(model.path)
+    ends = {*config.eos_ids, *tokenizer.eos_ids}
+    vocabulary = draft_vocabulary(trained, size=job.draft_vocab, vocab=config.vocab_size, always=ends)
+    sample = pad(trained[:SAMPLE]).to(device)
+    shape = eagle_shape(
+        config,
+        layers=layers,
+        draft_vocab=len(vocabulary.ids),
+        intermediate=job.intermediate or config.intermediate_size,
+        steps=job.unroll,
+    )
+    head = new_eagle(
+        shape,
+        teacher,
+        draft_ids=vocabulary.ids,
+        scale=feature_scale(teacher(sample.ids), sample),
+        dtype=dtype,
+        seed=job.seed,
+        packing=job.packing,
+    )
+    return Beginning(head, teacher, vocabulary.coverage)
+
+
+def _read_eagle(
+    config: Mapping[str, Any], tensors: dict[str, Tensor], model: LoadedModel, dtype: torch.dtype, device: torch.device
+) -> Beginning:
+    layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    shape = EagleShape(
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        vocab=config["vocab_size"],
+        draft_vocab=config["draft_vocab_size"],
+        layers=layers,
+        eps=config["rms_norm_eps"],
+        theta=config["rope_theta"],
+        max_context=config["max_position_embeddings"],
+        steps=1,
+    )
+    ids = tensors.pop("d2t") + torch.arange(shape.draft_vocab)
+    head = EagleHead(
+        shape,
+        params={name: tensors[name] for name in shape.sizes()},
+        draft_ids=ids,
+        feature_scale=torch.ones(len(layers) * shape.hidden, device=device),
+        dtype=dtype,
+    )
+    return Beginning(head, Teacher(model, layers=layers, dtype=dtype, device=device))
