@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from paceline.chat import ChatTemplate
 from paceline.config import EngineConfig
+from paceline.drafters.registry import shipped_drafters
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
@@ -82,10 +83,13 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """`drafter`: see `paceline.drafters.registry`; the first of several is the default. `device`: cpu, cuda, or
-        auto: a GPU where there is one. `options`: EngineConfig."""
-        words = [] if drafter is None else [drafter] if isinstance(drafter, str) else list(drafter)
+        """`drafter`: see `paceline.drafters.registry`; the first of several is the default, an empty list is none, and
+        None the head that comes with the target, where one does. `device`: cpu, cuda, or auto: a GPU where there is
+        one. `options`: EngineConfig."""
         device = choose_device(device)
+        if drafter is None:
+            drafter = shipped_drafters(target, device=device)
+        words = [drafter] if isinstance(drafter, str) else list(drafter)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(
             target, drafters=words, format=format, device=device, threads=threads, config=config, progress=progress

@@ -79,8 +79,8 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, a model, or none; may be given several times, the first one drafts "
-        "(default: ngram)",
+        help="ngram, ngram:min_ngram=1, a model, eagle:PATH, medusa:PATH, or none; may be given several times, the "
+        "first one drafts (default: the head that comes with the model, then ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(
@@ -117,8 +117,12 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 
 def drafters_of(args: Namespace) -> list[str]:
     """In the words of the command line. `none`, alone: plain decoding."""
-    words: list[str] = args.drafter or ["ngram"]
-    return [] if words == ["none"] else words
+    from paceline.drafters.registry import shipped_drafters
+    from paceline.runner.load import choose_device
+
+    if not args.drafter:
+        return [*shipped_drafters(args.target, device=choose_device(args.device)), "ngram"]
+    return [] if args.drafter == ["none"] else list(args.drafter)
 
 
 def load(args: Namespace, *, drafters: bool = True) -> LLM:

@@ -14,7 +14,9 @@ what lies ahead of the place.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -44,44 +46,41 @@ class Trail:
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
         self._place: int | None = 0  # of the token that should come next; None: lost
+        self._matched = 0  # tokens of the answer that stand before it
         self._parted = 0  # where the answer last followed for sure
-        self._recent: list[int] = []  # the last tokens of the answer
+        self._recent: deque[int] = deque(maxlen=LONGEST)  # tokens of the answer, the latest first
 
     def advance(self, tokens: Sequence[int]) -> None:
         """These tokens were committed."""
         for token in tokens:
-            self._recent = [*self._recent[1 - LONGEST :], token]
-            self._place = self._next(token)
-            if self._place is not None and self._matched(self._place) > 1:
+            self._recent.appendleft(token)
+            if self._place is not None and self.ahead(1) == (token,):
+                self._place, self._matched = self._place + 1, self._matched + 1
+            else:
+                self._place, self._matched = self._find(token)
+            if self._place is not None and self._matched > 1:
                 self._parted = self._place
 
     def ahead(self, count: int) -> tuple[int, ...]:
         """Up to `count` tokens that should come next; none where the answer is lost, or the prediction at its end."""
         return () if self._place is None else self._prediction.tokens[self._place : self._place + count]
 
-    def _next(self, token: int) -> int | None:
-        expected = self.ahead(1)
-        if self._place is not None and expected == (token,):
-            return self._place + 1
-        return self._find(token)
-
-    def _find(self, token: int) -> int | None:
-        """The place after the best match of the last tokens; None: there is none that says enough."""
+    def _find(self, token: int) -> tuple[int | None, int]:
+        """The place after the best match of the last tokens, and how many match; None: none of them says enough."""
         after = self._prediction.after.get(token, [])
         middle = bisect_left(after, self._parted)
-        near = after[max(middle - CANDIDATES, 0) : middle + CANDIDATES]
-        best = max(near, key=lambda place: (self._matched(place), -abs(place - self._parted)), default=None)
-        if best is None or (abs(best - self._parted) > NEAR and self._matched(best) < FAR_MATCH):
-            return None
-        return best
+        places = after[max(middle - CANDIDATES, 0) : middle + CANDIDATES]
+        found = [(self._match(place), -abs(place - self._parted), place) for place in places]
+        matched, distance, place = max(found, default=(0, 0, 0))
+        if not matched or (-distance > NEAR and matched < FAR_MATCH):
+            return None, 0
+        return place, matched
 
-    def _matched(self, place: int) -> int:
-        """How many of the last tokens stand before this place, up to LONGEST."""
-        tokens, recent = self._prediction.tokens, self._recent
-        length = 0
-        while length < min(place, len(recent)) and tokens[place - 1 - length] == recent[-1 - length]:
-            length += 1
-        return length
+    def _match(self, place: int) -> int:
+        """How many of the last tokens stand before this place."""
+        before = reversed(self._prediction.tokens[max(place - LONGEST, 0) : place])
+        pairs = zip(before, self._recent, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class PredictionDrafter:

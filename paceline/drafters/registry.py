@@ -187,9 +187,19 @@ def _head_options(kind: str, options: str) -> tuple[Path, str, dict[str, Any]]:
     return head_directory(name), format, given
 
 
+def shipped_drafters(target: str, *, device: str) -> list[str]:
+    """What drafts for a target that comes with a head, where nobody says otherwise. Not on a GPU: there heads draft
+    with the host in between, which costs a small target more than they bring."""
+    return [f"eagle:{target}"] if device == "cpu" and _is_shipped(target) else []
+
+
+def _is_shipped(name: str) -> bool:
+    return name.isidentifier() and (SHIPPED / name / "config.json").is_file()
+
+
 def head_directory(name: str) -> Path:
     """Of heads that a user names: a directory, a hub id, or the name of one that is shipped with the package."""
-    if name.isidentifier() and (SHIPPED / name / "config.json").is_file():
+    if _is_shipped(name):
         return SHIPPED / name
     path = resolve(name)
     if not path.is_dir():

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from paceline.errors import ModelFileError
 from paceline.kernels.quant import GROUP, Quantised, Weight
-from paceline.models.safetensors import DTYPES, SafetensorsFolder
+from paceline.models.safetensors import DTYPES, SINGLE, SafetensorsFolder
 
 HEAD_DTYPES = DTYPES | {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
 SCALE = "_scale"
+SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 
 
 class HeadFile:
@@ -25,7 +26,8 @@ class HeadFile:
 
     def __init__(self, directory: Path, *, prefixes: Mapping[str, str]) -> None:
         """`prefixes`: how a published name may begin, and what to call that; the first one that fits."""
-        folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES)
+        single = next((name for name in SINGLES if (directory / name).exists()), SINGLE)
+        folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES, single=single)
         self.label = folder.label
         self._folder = folder
         self._shapes = folder.shapes()

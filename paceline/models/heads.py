@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel, VocabularyMismatch
 from paceline.kernels.quant import GROUP, Float8, Quantised, Weight, dequantise, quantise
 from paceline.models.config import ModelConfig
 from paceline.models.fields import Fields
@@ -141,7 +141,7 @@ def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None
             f"{target.hidden_size}; take a head that was trained for this target"
         )
     if config.layer.vocab_size != target.vocab_size:
-        raise InvalidRequest(
+        raise VocabularyMismatch(
             f"{source}: a head for a vocabulary of {config.layer.vocab_size}, the target's has {target.vocab_size}; "
             "take a head that was trained for this target"
         )

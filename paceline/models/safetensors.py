@@ -31,10 +31,11 @@ class SafetensorsFolder:
     dialect: Dialect = HUGGING_FACE
     quantised = False
 
-    def __init__(self, directory: Path, *, dtypes: Mapping[str, torch.dtype] = DTYPES) -> None:
+    def __init__(self, directory: Path, *, dtypes: Mapping[str, torch.dtype] = DTYPES, single: str = SINGLE) -> None:
+        """`single`: the file that may have all of it."""
         self.directory = directory
         self._dtypes = dtypes
-        self._files = {name: _open(path) for name, path in _shards(directory).items()}
+        self._files = {name: _open(path) for name, path in _shards(directory, single).items()}
         self._tensors: dict[str, tuple[str, tuple[int, ...], str]] = {}  # name → file, shape, dtype
         for file, handle in self._files.items():
             self._list(file, handle)
@@ -91,8 +92,8 @@ def _weight_map(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _shards(directory: Path) -> dict[str, Path]:
-    names = [SINGLE] if (directory / SINGLE).exists() else sorted(set(_weight_map(directory).values()))
+def _shards(directory: Path, single: str) -> dict[str, Path]:
+    names = [single] if (directory / single).exists() else sorted(set(_weight_map(directory).values()))
     for name in names:
         if PurePosixPath(name).suffix != ".safetensors":
             raise ModelFileError(f"{directory / INDEX}: {name!r:.200} is not a .safetensors file")
@@ -104,7 +105,7 @@ def _shards(directory: Path) -> dict[str, Path]:
             f"{directory}: weights only as {others[0]}, which can run code when opened; convert them to safetensors "
             "(in transformers: `model.save_pretrained(directory)`)"
         )
-    raise ModelFileError(f"{directory}: neither {SINGLE} nor {INDEX}")
+    raise ModelFileError(f"{directory}: neither {single} nor {INDEX}")
 
 
 def _open(path: Path) -> Any:

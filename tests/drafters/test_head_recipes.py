@@ -1,0 +1,95 @@
+"""Heads by what a user calls them: from directories to engines that draft with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import build_parsers
+from paceline.cli.options import drafters_of
+from paceline.drafters import registry
+from paceline.errors import ModelFileError, ModelNotFound, UnknownOption, UnsupportedModel
+from paceline.llm import LLM
+from paceline.models.load import open_model
+from paceline.models.names import KNOWN
+from paceline.types import OFF, SamplingParams, Speculation
+from tests.cli.tiny_model import write_model
+from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
+
+OPTIONS = {"max_context": 128, "max_sequences": 2, "kv_memory": 1 << 22, "measure_cost": False, "device": "cpu"}
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target, and heads for it."""
+    folder = tmp_path_factory.mktemp("heads")
+    (folder / "target").mkdir()
+    target = write_model(folder / "target")
+    config = open_model(str(target)).config
+    eagle, medusa = random_eagle(config, draft_vocab=60), random_medusa(config)
+    write_head(folder / "eagle", eagle_values(eagle), eagle_tensors(eagle))
+    write_head(folder / "medusa", {"medusa_num_heads": 3}, medusa_tensors(medusa))
+    return {name: str(folder / name) for name in ("target", "eagle", "medusa")}
+
+
+@pytest.mark.parametrize("format", ["int8", "fp32"])
+def test_two_kinds_of_heads_on_one_target(folders: dict[str, str], format: str) -> None:
+    """Each gets the hidden states that it reads, out of those that both do."""
+    words = [f"{kind}:{folders[kind]},min_confidence=0" for kind in ("eagle", "medusa")]
+    llm = LLM(folders["target"], drafter=words, format=format, **OPTIONS)
+    wanted = llm.generate("abc def", PARAMS, speculation=OFF)[0].tokens
+    for kind in ("eagle", "medusa"):
+        answer = llm.generate("abc def", PARAMS, speculation=Speculation(drafter=kind))[0]
+        assert answer.tokens == wanted
+        assert answer.stats.drafted > 0
+        assert llm.engine.drafters[kind].out is None
+    assert len(llm.engine._forward.taps) == 3
+    how = {kind: made.how for kind, made in llm.parts.drafters.items()}
+    assert ("compiled" in how["eagle"]) == ("compiled" in how["medusa"]) == (format == "int8")
+    assert "60 tokens" in how["eagle"]
+
+
+def test_kv_memory_is_shared_with_a_head(folders: dict[str, str]) -> None:
+    pages = [
+        LLM(folders["target"], drafter=words, **OPTIONS).parts.memory.page_bytes
+        for words in ([], [f"eagle:{folders['eagle']}"], [f"medusa:{folders['medusa']}"])
+    ]
+    assert pages[0] < pages[1]
+    assert pages[0] == pages[2]
+
+
+def test_a_target_that_comes_with_a_head(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drafts where nobody says otherwise; on a GPU the device does better alone."""
+    monkeypatch.setattr(registry, "SHIPPED", tmp_path)
+    monkeypatch.setitem(KNOWN, "some", lambda: Path(folders["target"]))
+    args = build_parsers()[0].parse_args(["generate", "some", "p", "--device", "cpu"])
+    assert registry.shipped_drafters("some", device="cpu") == []
+    assert drafters_of(args) == ["ngram"]
+    assert not LLM("some", **OPTIONS).parts.drafters
+    shutil.copytree(folders["eagle"], tmp_path / "some")
+    assert registry.shipped_drafters("some", device="cpu") == ["eagle:some"]
+    assert registry.shipped_drafters("some", device="cuda") == []
+    assert registry.shipped_drafters(folders["target"], device="cpu") == []
+    assert drafters_of(args) == ["eagle:some", "ngram"]
+    assert [*LLM("some", **OPTIONS).parts.drafters] == ["eagle"]
+    assert not LLM("some", drafter=[], **OPTIONS).parts.drafters
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ("eagle:/no/such/place", ModelNotFound, "no model '/no/such/place'"),
+        ("eagle:{target}", UnsupportedModel, "is no EAGLE-3 head"),
+        ("eagle:{eagle},format=fp8", UnknownOption, "format of the eagle drafter 'fp8'"),
+        ("eagle:{eagle},depth=3", UnknownOption, "option of the eagle drafter 'depth'"),
+        ("medusa:{eagle}", ModelFileError, "medusa_num_heads is missing"),
+    ],
+)
+def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LLM(folders["target"], drafter=words.format(**folders), **OPTIONS)

@@ -1,0 +1,44 @@
+"""Hidden states of the decoder of launches, and drafters that read them beside it, with the host in between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.runner.eager import EagerForward
+from tests.kernels.cuda.conftest import ON_GPU
+from tests.kernels.cuda.test_laws import requests
+from tests.kernels.tiny_forward import rows_of
+from tests.rig import RIGS, TARGET, build, cuda_forward, plain, run, tokens_of
+
+TAPS = (0, 1, 2)
+
+
+def test_hidden_states_are_those_of_plain_torch() -> None:
+    batch = rows_of(([3 * i % 90 for i in range(9)], 0, 9, [0]))
+    output = cuda_forward(TARGET, num_pages=4, taps=TAPS)(batch)
+    wanted = EagerForward(TARGET.config, TARGET.weights, num_pages=4, taps=TAPS)(batch)
+    assert output.features is not None
+    assert wanted.features is not None
+    assert output.features.shape == wanted.features.shape
+    error = (output.features.cpu() - wanted.features).norm() / wanted.features.norm()
+    assert error < (0.03 if ON_GPU else 1e-4)
+    assert cuda_forward(TARGET, num_pages=4)(batch).features is None
+
+
+def test_embeddings() -> None:
+    tokens = torch.tensor([0, 5, 96], dtype=torch.int32)
+    got = cuda_forward(TARGET, num_pages=1).embed(tokens).float().cpu()
+    assert torch.allclose(got, TARGET.weights["embed"][tokens.long()], atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"] if ON_GPU else ["eagle"])
+def test_same_text_whoever_drafts(kind: str) -> None:
+    """Steps run on the host, because no device drafts with heads."""
+    asked = requests("sampled")[: None if ON_GPU else 1]
+    rig = build("cuda", {kind: RIGS[kind][kind]}, flown={})
+    rig.engine._admission.default_drafter = kind
+    told = run(rig, asked)
+    assert tokens_of(told) == tokens_of(run(build("cuda", flown={}), plain(asked)))
+    assert rig.engine.drafters[kind].out is None
+    assert rig.engine.stats.drafted > 0

@@ -1,0 +1,252 @@
+"""Hidden states at taps, and heads that read them: the compiled ones against plain torch, and chains against passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE, Batch, Forward
+from paceline.kernels.quant import Weight, dequantise, quantise
+from paceline.models.heads import EagleHead
+from paceline.runner.compiled import CompiledForward
+from paceline.runner.compiled_head import CompiledHead
+from paceline.runner.eager import EagerForward
+from paceline.runner.heads import EagerHead, Wanted
+from paceline.runner.medusa import CompiledMedusa, EagerMedusa
+from tests.heads import random_eagle, random_medusa
+from tests.kernels.tiny_forward import RUNNABLE
+from tests.rig import TARGET
+
+CONFIG = TARGET.config
+PAGES = 12
+TABLES = ((0, 2, 4), (1, 3, 5), (6, 8, 10))  # pages of three sequences
+INTEGERS: dict[str, Weight] = {name: quantise(w) if w.dim() == 2 else w for name, w in TARGET.weights.items()}
+FLOATS = {name: weight if isinstance(weight, Tensor) else dequantise(weight) for name, weight in INTEGERS.items()}
+
+
+def compiled(taps: Sequence[int] = (), threads: int = 2) -> CompiledForward:
+    return CompiledForward(CONFIG, dict(INTEGERS), num_pages=PAGES, threads=threads, taps=taps)
+
+
+def rows(starts: Sequence[int], counts: Sequence[int], tokens: Sequence[int], sequences: Sequence[int]) -> Batch:
+    """`counts` rows of each sequence from its position on, the last of each with logits."""
+    parts = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    slots = [
+        TABLES[sequence][place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE
+        for sequence, part in zip(sequences, parts, strict=True)
+        for place in part
+    ]
+    ends = np.cumsum(counts).tolist()
+
+    def ints(values: object) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    return Batch(
+        tokens=ints(tokens),
+        positions=ints([place for part in parts for place in part]),
+        slots=ints(slots),
+        row_starts=ints([0, *ends]),
+        bases=ints([part.stop for part in parts]),
+        page_table=ints([TABLES[sequence] for sequence in sequences]),
+        logit_rows=ints([end - 1 for end in ends]),
+    )
+
+
+COUNTS = (4, 1, 17)
+TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab_size, sum(COUNTS)).tolist()
+FIRST = rows((0, 0, 0), COUNTS, TOKENS, (0, 1, 2))
+FEATURES = torch.randn((sum(COUNTS), 3 * CONFIG.hidden_size), generator=torch.Generator().manual_seed(1))
+
+
+# ── taps ──
+
+
+@pytest.mark.parametrize("taps", [(0, 1, 2), (1,), (2,)])
+def test_hidden_states_are_those_of_plain_torch(taps: Sequence[int]) -> None:
+    forwards: list[Forward] = [compiled(taps), EagerForward(CONFIG, FLOATS, num_pages=PAGES, taps=taps)]
+    outputs = [forward(FIRST) for forward in forwards]
+    for output in outputs:
+        assert output.features is not None
+        assert tuple(output.features.shape) == (len(TOKENS), len(taps) * CONFIG.hidden_size)
+        assert output.features.dtype == torch.float32
+        expected = outputs[1].features
+        assert expected is not None
+        assert float((output.features - expected).abs().max()) < 0.1 * float(expected.abs().max())
+
+
+def test_each_tap_is_its_own_place() -> None:
+    """The stream that enters a layer, and after the last one the norm of what the head sees."""
+    whole = EagerForward(CONFIG, FLOATS, num_pages=PAGES, taps=(0, 1, 2))
+    output = whole(FIRST)
+    assert output.features is not None
+    entering, _, last = output.features.chunk(3, dim=1)
+    assert torch.equal(entering, whole.embed(FIRST.tokens))
+    logits = torch.nn.functional.linear(last[FIRST.logit_rows.long()], FLOATS["head"])
+    assert torch.allclose(logits, output.logits, atol=1e-5)
+
+
+def test_whoever_keeps_nothing_gets_the_same_bits() -> None:
+    with_taps, without = compiled((0, 2))(FIRST), compiled()(FIRST)
+    assert without.features is None
+    assert torch.equal(with_taps.logits, without.logits)
+
+
+def test_hidden_states_do_not_depend_on_other_rows() -> None:
+    forward = compiled((1, 2))
+    together = forward(FIRST).features
+    assert together is not None
+    together = together.clone()
+    alone = compiled((1, 2), threads=1)(rows((0,), (COUNTS[2],), TOKENS[-COUNTS[2] :], (2,))).features
+    assert alone is not None
+    assert torch.equal(alone, together[-COUNTS[2] :])
+
+
+def test_embeddings() -> None:
+    tokens = torch.tensor([0, 5, 96], dtype=torch.int32)
+    wanted = FLOATS["embed"][tokens.long()]
+    assert torch.allclose(compiled().embed(tokens), wanted, atol=1e-6)
+    assert torch.equal(EagerForward(CONFIG, FLOATS, num_pages=1).embed(tokens), wanted)
+    with pytest.raises(AssertionError, match="rows outside of a matrix of 97"):
+        compiled().embed(torch.tensor([97], dtype=torch.int32))
+
+
+# ── the EAGLE-3 head ──
+
+HEADS = {
+    "plain": random_eagle(CONFIG, draft_vocab=40),
+    "norm first": random_eagle(CONFIG, draft_vocab=40, norm_first=True, seed=1),
+    "own size": random_eagle(CONFIG, draft_vocab=50, hidden=32, seed=2),
+    "whole vocabulary": random_eagle(CONFIG, seed=3),
+}
+
+
+def both(head: EagleHead, format: str = "int8") -> tuple[CompiledHead, EagerHead]:
+    small, target = head.in_format(format), compiled()
+    fast = CompiledHead(small, target, num_pages=PAGES, max_context=48)
+    return fast, EagerHead(small, target, num_pages=PAGES)
+
+
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> None:
+    """Over the target's hidden states, and then on its own output, while one sequence after the other leaves."""
+    heads = both(HEADS[name], format)
+    outputs = [head(FIRST, features=FEATURES) for head in heads]
+    last, positions = [4 - 1, 5 - 1, 22 - 1], [4, 1, 17]
+    for sequences in ([0, 1, 2], [0, 2], [2]):
+        wanted = outputs[1].logits
+        assert float((outputs[0].logits - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
+        carry = [last[sequence] for sequence in sequences]
+        following = rows([positions[s] for s in sequences], [1] * len(sequences), [7 + s for s in sequences], sequences)
+        outputs = [head(following, carry=carry) for head in heads]
+        for row, sequence in enumerate(sequences):
+            last[sequence], positions[sequence] = row, positions[sequence] + 1
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_a_chain_is_pass_after_pass(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    for name, head in HEADS.items():
+        fast, _ = both(head)
+        keys = np.random.default_rng(3).integers(0, 2**32, (6, 2))
+        for wanted in (
+            [Wanted(4, 0.0), Wanted(1, 0.0), Wanted(6, 0.0)],
+            [Wanted(3, 0.03), Wanted(6, 0.0, 1.2, keys), Wanted(5, 0.03, 0.7, keys[:5])],
+            [Wanted(6, 0.0, 1.0, keys), Wanted(6, 0.9), Wanted(2, 0.0)],
+        ):
+            expected = by_passes(fast, wanted)
+            assert fast.chain(FIRST, FEATURES, wanted) == expected, name
+            assert all(1 <= len(tokens) <= each.limit for tokens, each in zip(expected, wanted, strict=True))
+
+
+def by_passes(head: CompiledHead, wanted: Sequence[Wanted]) -> list[list[int]]:
+    drafts: list[list[int]] = [[], [], []]
+    beliefs, going, last = [1.0] * 3, [0, 1, 2], [3, 4, 21]
+    output = head(FIRST, features=FEATURES)
+    while True:
+        for row, s in enumerate(going):
+            place = int(output.argmax[row])
+            if wanted[s].keys is not None:
+                keys = torch.from_numpy(wanted[s].keys[len(drafts[s])])[None]
+                place = int(
+                    head.pick(output.logits[row : row + 1], torch.tensor([wanted[s].inverse_temperature]), keys)
+                )
+            beliefs[s] *= float(output.logits[row].softmax(0)[place])
+            drafts[s].append(int(head.ids[place]))
+            last[s] = last[s] if len(drafts[s]) == 1 else row
+        going = [s for s in going if len(drafts[s]) < wanted[s].limit and beliefs[s] >= wanted[s].least]
+        if not going:
+            return drafts
+        places = [COUNTS[s] + len(drafts[s]) - 1 for s in going]
+        output = head(
+            rows(places, [1] * len(going), [drafts[s][-1] for s in going], going), carry=[last[s] for s in going]
+        )
+
+
+def test_a_long_chain_crosses_pages() -> None:
+    fast, _ = both(HEADS["plain"])
+    wanted = [Wanted(1, 0.0), Wanted(40, 0.0), Wanted(20, 0.0)]
+    assert [len(tokens) for tokens in fast.chain(FIRST, FEATURES, wanted)] == [1, 40, 20]
+
+
+def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
+    fast, _ = both(HEADS["plain"])
+    one = rows((4,), (1,), (7,), (0,))
+    with pytest.raises(AssertionError, match="rows that do not add up"):
+        fast(one, carry=[0])
+    fast(FIRST, features=FEATURES)
+    with pytest.raises(AssertionError, match="rows that do not add up"):
+        fast(one, carry=[len(TOKENS)])
+    with pytest.raises(AssertionError, match="rows that do not add up"):
+        fast(rows((4, 1), (1, 1), (7, 7), (0, 1)), carry=[4, 3])
+    fast(rows((4, 1), (1, 1), (7, 7), (0, 1)), carry=[3, 4])
+
+
+def test_a_chain_that_cannot_go_on_says_so() -> None:
+    fast, _ = both(HEADS["plain"])
+    narrow = replace(FIRST, page_table=FIRST.page_table[:, :2].contiguous())
+    with pytest.raises(AssertionError, match="a KV slot that does not exist"):
+        fast.chain(narrow, FEATURES, [Wanted(40, 0.0)] * 3)
+
+
+def test_features_must_be_those_of_the_rows() -> None:
+    fast, _ = both(HEADS["plain"])
+    with pytest.raises(AssertionError, match="features of 21 rows for 22"):
+        fast(FIRST, features=FEATURES[:21])
+    with pytest.raises(AssertionError, match="side by side"):
+        fast(FIRST, features=torch.cat([FEATURES, FEATURES], dim=1)[:, :192])
+
+
+def test_large_hidden_states_do_not_drown_small_ones() -> None:
+    """One dimension in a hundred that is a thousand times larger: 8 bits would leave nothing of its neighbours."""
+    head = HEADS["plain"].in_format("int8")
+    peaks = FEATURES.clone()
+    peaks[:, ::96] *= 1000
+    weights = dict(head.weights)
+    fc = weights["fc"]
+    assert isinstance(fc, Tensor)
+    weights["fc"] = fc.clone()
+    weights["fc"][:, ::96] /= 1000
+    exact, _ = both(replace(head, weights=weights))
+    plain, _ = both(head)
+    wanted = plain(FIRST, features=FEATURES).logits.clone()
+    assert float((exact(FIRST, features=peaks).logits - wanted).abs().max()) < 0.05 * float(wanted.abs().max())
+
+
+# ── Medusa ──
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_compiled_medusa_heads_are_those_of_plain_torch(layers: int) -> None:
+    heads = [head.in_format("int8") for head in random_medusa(CONFIG, layers=layers)]
+    fast, plain = CompiledMedusa(heads, threads=2), EagerMedusa(heads)
+    for count in (1, 3):
+        states = FEATURES[:count, : CONFIG.hidden_size]
+        wanted = plain(states)
+        assert tuple(wanted.shape) == (3, count, CONFIG.vocab_size)
+        assert float((fast(states) - wanted).abs().max()) < 1e-3 * float(wanted.abs().max())
