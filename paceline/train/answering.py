@@ -21,7 +21,7 @@ from paceline.chat import ChatTemplate
 from paceline.config import EngineConfig
 from paceline.engine.assemble import assemble, read_target
 from paceline.engine.engine import Engine
-from paceline.errors import EngineDead, InvalidRequest
+from paceline.errors import EngineDead, InvalidRequest, PacelineError
 from paceline.tokenizer import Tokenizer
 from paceline.train.answers import SHARD, AnswerStore, Exchange
 from paceline.types import OFF, Finish, Request, SamplingParams
@@ -168,7 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shards", type=int, nargs="*", required=True)
     args = parser.parse_args(argv)
     crew = Crew(device=args.device, batch=args.batch, workers=args.sharing)
-    _work(AnswerStore.open(args.store), args.shards, crew, lambda shard: None)
+    try:
+        _work(AnswerStore.open(args.store), args.shards, crew, lambda shard: None)
+    except PacelineError as error:
+        print(f"paceline: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -26,7 +26,7 @@ from paceline.train.fused import gated, norm, shares, turn
 from paceline.train.labels import Labels, soft_cross_entropy
 from paceline.train.packing import Packing, packed
 from paceline.train.storage import tensors_file
-from paceline.train.student import Losses, best_tokens, label_rows
+from paceline.train.student import Losses, best_tokens, label_rows, leaves
 from paceline.train.teacher import Insight, Teacher
 
 OWN = STEP // 2  # columns of attention for the head's own keys: with them a row stays aligned
@@ -84,9 +84,7 @@ class EagleHead:
         by before `fc` learns from them; the file has it folded into the weights."""
         self.shape = shape
         device = feature_scale.device
-        self.params = {
-            name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()
-        }
+        self.params = leaves(params, device)
         self.constants = {"draft_ids": draft_ids.to(device), "feature_scale": feature_scale}
         self._dtype = dtype
         self._packing: Packing = packing

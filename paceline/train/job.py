@@ -12,7 +12,7 @@ from paceline.errors import InvalidRequest
 from paceline.train.answers import HELD_OUT, TRAIN, AnswerSettings, Question
 from paceline.train.overlap import split
 from paceline.train.packing import Packing
-from paceline.train.prompts import Prompt, read_prompts
+from paceline.train.prompts import Prompt, read_prompts, read_texts
 from paceline.train.storage import same_seed
 
 
@@ -82,10 +82,9 @@ class Curriculum:
 def curriculum(job: Job) -> Curriculum:
     """All questions: sets to measure on first, then held-out prompts, then those to train on in random order."""
     sets = {name: read_prompts(path) for name, path in job.evals.items()}
-    excluded = [prompt for path in job.excludes for prompt in read_prompts(path)]
-    excluded += [prompt for prompts in sets.values() for prompt in prompts]
+    excluded = [text for path in (*job.excludes, *job.evals.values()) for text in read_texts(path)]
     prompts = read_prompts(job.prompts)
-    clean, shared = split([prompt.text for prompt in prompts], [prompt.text for prompt in excluded])
+    clean, shared = split([prompt.text for prompt in prompts], excluded)
     order = [clean[i] for i in torch.randperm(len(clean), generator=same_seed(job.seed, 3)).tolist()]
     order = order[: job.max_prompts]
     if len(order) < job.held_out + 1:

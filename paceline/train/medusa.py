@@ -19,7 +19,7 @@ from paceline.train.batches import Texts
 from paceline.train.labels import Labels, soft_cross_entropy
 from paceline.train.packing import Packing, packed
 from paceline.train.storage import tensors_file
-from paceline.train.student import Losses, best_tokens, label_rows
+from paceline.train.student import Losses, best_tokens, label_rows, leaves
 from paceline.train.teacher import Insight, Teacher
 
 LATER = 0.8  # what a head counts, relative to the one before it
@@ -53,9 +53,7 @@ class MedusaHeads:
         packing: Packing = "bf16",
     ) -> None:
         self.shape = shape
-        self.params = {
-            name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()
-        }
+        self.params = leaves(params, device)
         self.constants: dict[str, Tensor] = {}
         self._dtype = dtype
         self._packing: Packing = packing

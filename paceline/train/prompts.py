@@ -25,6 +25,7 @@ class Prompt:
     text: str
     source: str = "unknown"
     license: str = "unknown"
+    later: tuple[str, ...] = ()  # turns that follow it; never answered
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -32,6 +33,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     if not prompts:
         raise InvalidRequest(f"{path}: holds no prompts; give one JSON object or one text a line")
     return prompts
+
+
+def read_texts(path: Path) -> list[str]:
+    """Every text that a set asks: all turns of its questions."""
+    return [text for prompt in read_prompts(path) for text in (prompt.text, *prompt.later)]
 
 
 def sources(prompts: Iterable[Prompt]) -> list[tuple[str, str, int]]:
@@ -63,7 +69,13 @@ def _prompt(line: str, *, is_json: bool, source: str, where: str) -> Prompt:
             f"{where}: no text under {', '.join(FIELDS)} or turns; found {', '.join(record) or 'nothing'}: "
             "mend or remove the line"
         )
-    return Prompt(text=text, source=str(record.get("source", source)), license=str(record.get("license", "unknown")))
+    turns = record.get("turns")
+    return Prompt(
+        text=text,
+        source=str(record.get("source", source)),
+        license=str(record.get("license", "unknown")),
+        later=tuple(turn for turn in turns[1:] if isinstance(turn, str)) if isinstance(turns, list) else (),
+    )
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

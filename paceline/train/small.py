@@ -19,7 +19,7 @@ from paceline.train.batches import Texts
 from paceline.train.fused import gated, norm, turn
 from paceline.train.labels import Labels, soft_cross_entropy
 from paceline.train.storage import same_seed, tensors_file
-from paceline.train.student import Losses, best_tokens, label_rows
+from paceline.train.student import Losses, best_tokens, label_rows, leaves
 from paceline.train.teacher import Insight, Teacher
 
 SPREAD = 0.02  # standard deviation of first weights
@@ -70,9 +70,7 @@ class SmallModel:
     ) -> None:
         """`tokenizer`: files of the target's, which the directory needs to be a model."""
         self.shape = shape
-        self.params = {
-            name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()
-        }
+        self.params = leaves(params, device)
         self.constants: dict[str, Tensor] = {}
         self._tokenizer = dict(tokenizer)
         self._dtype = dtype

@@ -6,7 +6,7 @@ is what a drafter knows when a round begins. Its guess at step s of a chain begu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,11 @@ class Student(Protocol):
 
     def files(self) -> dict[str, bytes]:
         """What `eagle:PATH`, `medusa:PATH` or `model:PATH` loads."""
+
+
+def leaves(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies that gradients are collected in."""
+    return {name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()}
 
 
 def label_rows(texts: Texts, known: Tensor, *, ahead: int = 2) -> Tensor:

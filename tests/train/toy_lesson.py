@@ -1,32 +1,101 @@
-"""A toy target as a teacher, texts for it, and heads that begin from it."""
+"""A toy target as a teacher or as a directory, texts and prompts for it, and heads that begin from it."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from paceline.models.load import LoadedModel
 from paceline.train.batches import Texts
 from paceline.train.beginnings import eagle_shape, new_eagle
 from paceline.train.eagle import EagleHead
+from paceline.train.job import Job
 from paceline.train.teacher import Teacher
+from tests.cli.tiny_model import write_model
 from tests.rig import Model
 
 TARGET = Model(seed=5)
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "sees",
+    "likes",
+    "big",
+    "small",
+    "red",
+    "runs",
+    "to",
+    "home",
+    "of",
+    "tree",
+    "and",
+    "or",
+]
+LETTERS = range(100, 116)  # what the toy target says
+
+
+def write_target(path: Path) -> Path:
+    """A random model that uses few letters and depends most on the last ones: there is something to learn."""
+    path.mkdir(parents=True)
+    weights = load_file(write_model(path) / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weights[name] = weight * 0.3
+        if "lm_head" in name:
+            weights[name] = torch.zeros_like(weight)
+            weights[name][list(LETTERS)] = weight[list(LETTERS)] * 2
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+def write_prompts(path: Path, *, count: int, seed: int = 0) -> Path:
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choice(WORDS) for _ in range(4)) for _ in range(count)]
+    lines = [json.dumps({"prompt": text, "source": "toy", "license": "CC0-1.0"}) for text in texts]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def toy_job(target: Path, prompts: Path, out: Path, **options: object) -> Job:
+    settings: dict[str, object] = {
+        "kind": "eagle",
+        "held_out": 12,
+        "max_length": 128,
+        "max_new": 40,
+        "answer_batch": 16,
+        "draft_vocab": 40,
+        "batch_tokens": 768,
+        "max_steps": 60,
+        "threads": 1,
+        "learning_rate": 5e-3,
+        "unroll": 3,
+        "sampled": 0.7,
+        "temperature": 1.0,
+        "evaluations": 3,
+    }
+    return Job(target=str(target), prompts=prompts, out=out, **settings | options)  # type: ignore[arg-type]
 
 
 def teacher_for(*, layers: tuple[int, ...], model: Model = TARGET) -> Teacher:
+    return Teacher(loaded(model), layers=layers, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def loaded(model: Model = TARGET) -> LoadedModel:
     weights = {name: weight.clone() for name, weight in model.weights.items()}
-    loaded = LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
-    return Teacher(loaded, layers=layers, dtype=torch.float32, device=torch.device("cpu"))
+    return LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
 
 
 def texts_of(*, lengths: Sequence[int], starts: Sequence[int], vocab: int = 97) -> Texts:
-    random = torch.Generator().manual_seed(sum(lengths))
+    draw = torch.Generator().manual_seed(sum(lengths))
     longest = -(-max(lengths) // 16) * 16
-    ids = torch.randint(0, vocab, (len(lengths), longest), generator=random)
+    ids = torch.randint(0, vocab, (len(lengths), longest), generator=draw)
     return Texts(ids=ids, starts=torch.tensor(starts), ends=torch.tensor(lengths))
 
 

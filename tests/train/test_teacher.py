@@ -1,0 +1,49 @@
+"""The teacher sees what the engine's target computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.runner.batch import Share, build_batch
+from paceline.runner.eager import EagerForward
+from paceline.runner.lanes import Lanes
+from tests.rig import Model
+from tests.train.toy_lesson import teacher_for, texts_of
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_logits_are_those_of_the_engine(window: int) -> None:
+    model = Model(seed=5, window=window)
+    texts = texts_of(lengths=(20, 32), starts=(4, 4))
+    teacher = teacher_for(layers=(0, 1, 1), model=model)
+    insight = teacher(texts.ids)
+    for row, length in enumerate((20, 32)):
+        forward = EagerForward(model.config, model.weights, num_pages=4)
+        expected = one_pass(forward, texts.ids[row, :length].tolist())
+        found = insight.hidden[row, :length] @ teacher.head.T
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+def one_pass(forward: EagerForward, tokens: list[int]) -> torch.Tensor:
+    lanes = Lanes(count=1, max_context=64, max_draft=1)
+    lane = lanes.take()
+    lanes.tokens_np[lane, : len(tokens)] = tokens
+    lanes.pages_np[lane, :4] = range(4)
+    batch = build_batch(lanes, [Share(lane=lane, start=0, count=len(tokens), outs=len(tokens))])
+    return forward(batch).logits.clone()
+
+
+def test_features_are_what_enters_the_layers() -> None:
+    teacher = teacher_for(layers=(0, 1, 1))
+    texts = texts_of(lengths=(16,), starts=(4,))
+    features = teacher(texts.ids).features
+    first, second, third = features.chunk(3, dim=-1)
+    assert torch.equal(first, teacher.embed(texts.ids))
+    assert torch.equal(second, third)
+    assert not torch.allclose(first, second)
+
+
+def test_nobody_who_wants_no_features_gets_any() -> None:
+    texts = texts_of(lengths=(16,), starts=(4,))
+    assert teacher_for(layers=())(texts.ids).features.shape == (1, 16, 0)
