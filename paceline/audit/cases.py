@@ -15,7 +15,7 @@ from paceline.prompts import Prompt
 from paceline.sampling import sample_seed
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
-PENALTIES: Mapping[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+PENALTIES: Mapping[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 1.0, "frequency_penalty": 1.0}
 FILTERS: Mapping[str, Any] = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
 RECORDED = "recorded"
 

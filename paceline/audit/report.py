@@ -62,7 +62,8 @@ def verdict(found: Findings) -> str:
         return f"NOTHING SHOWN: {counted}, but no token was drafted"
     if answers["near_tie"]:
         return f"EXACT BUT FOR NEAR-TIES: {counted}; {answers['near_tie']} differ where arithmetic decides"
-    return f"EXACT: {counted}" + (f"; {len(found.tests)} distribution tests pass" if found.tests else "")
+    shown = [test for test in found.tests if test.proves]
+    return f"EXACT: {counted}" + (f"; {len(shown)} distribution tests pass" if shown else "")
 
 
 def _answers(found: Findings) -> Record:

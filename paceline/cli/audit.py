@@ -86,6 +86,8 @@ def run(args: Namespace) -> int:
     from paceline.audit.run import audit
 
     prompts = _prompts(args)
+    if args.html is not None:
+        _write(args.html, "")  # what cannot be written is said before the work, not after it
     llm = load(_unhurried(args))
     kept, tokens = _encoded(llm, prompts, raw=args.raw)
     found = audit(
