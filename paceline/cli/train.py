@@ -100,7 +100,7 @@ def _add_answers(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser, kind: str) -> None:
     group = parser.add_argument_group("drafter")
     if kind == "eagle":
-        group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 8192)")
+        group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384)")
         group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
         group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
     elif kind == "medusa":
@@ -118,8 +118,8 @@ def _add_course(parser: ArgumentParser) -> None:
     group.add_argument("--minutes", type=float, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
-    group.add_argument("--batch-tokens", type=count, default=32768, metavar="N", help="a step (default: 32768)")
-    group.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="its peak (default: 0.001)")
+    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="a step (default: 16384)")
+    group.add_argument("--learning-rate", type=float, default=4e-3, metavar="R", help="its peak (default: 0.004)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
 
 

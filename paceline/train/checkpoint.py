@@ -11,13 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest
+from paceline.train.optimiser import Optimiser
 from paceline.train.storage import read_tensors, write_tensors
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(slots=True)
@@ -43,15 +41,12 @@ def save(
     params: Mapping[str, Tensor],
     best: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
-    optimiser: torch.optim.Optimizer,
+    optimiser: Optimiser,
 ) -> None:
     tensors = {f"param.{name}": tensor for name, tensor in params.items()}
     tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
     tensors |= {f"constant.{name}": tensor for name, tensor in constants.items()}
-    for name, tensor in params.items():
-        for moment in MOMENTS:
-            if moment in optimiser.state.get(tensor, {}):
-                tensors[f"{moment}.{name}"] = optimiser.state[tensor][moment]
+    tensors |= optimiser.memory()
     write_tensors(path, tensors, note=json.dumps(asdict(progress)))
 
 
@@ -70,11 +65,3 @@ def load(path: Path, settings: Mapping[str, Any]) -> tuple[Progress, dict[str, d
         group, _, rest = name.partition(".")
         groups.setdefault(group, {})[rest] = tensor
     return progress, groups
-
-
-def restore(
-    optimiser: torch.optim.Optimizer, params: Mapping[str, Tensor], groups: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    for name, tensor in params.items():
-        found = {moment: groups[moment][name] for moment in MOMENTS if name in groups.get(moment, {})}
-        optimiser.state[tensor] = {moment: value.to(tensor.device) for moment, value in found.items()}

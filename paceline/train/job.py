@@ -38,14 +38,14 @@ class Job:
     temperature: float = 0.8
     answer_batch: int = 256
     answer_workers: int = 1
-    draft_vocab: int = 8192
+    draft_vocab: int = 16384
     unroll: int = 5
     intermediate: int | None = None  # None: the target's, or what suits `hidden`
     heads: int = 4  # of Medusa
     hidden: int = 192  # of a small model, as is the next
     layers: int = 4
-    batch_tokens: int = 32768
-    learning_rate: float = 1e-3
+    batch_tokens: int = 16384
+    learning_rate: float = 4e-3
     minutes: float = 15.0
     max_steps: int | None = None
     evaluations: int = 24

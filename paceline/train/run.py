@@ -204,7 +204,7 @@ def _trainer(lesson: Lesson) -> Trainer:
     if groups:
         _put(lesson.student, groups["param"], groups["constant"])
         trainer.best = {name: tensor.to(lesson.world.device) for name, tensor in groups["best"].items()}
-        checkpoint.restore(trainer.optimiser, lesson.student.params, groups)
+        trainer.optimiser.recall(groups)
     return trainer
 
 

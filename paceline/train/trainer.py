@@ -19,12 +19,13 @@ from paceline.train import checkpoint
 from paceline.train.answers import Exchange
 from paceline.train.batches import Texts, epoch_batches, pad
 from paceline.train.checkpoint import Progress
+from paceline.train.insights import Insights, room
+from paceline.train.optimiser import Optimiser
 from paceline.train.parallel import World
 from paceline.train.rounds import Score, evaluate
 from paceline.train.student import Losses, Student
 from paceline.train.teacher import Teacher
 
-BETAS = (0.9, 0.95)
 CLIP = 1.0  # the longest gradient
 WARM_UP = 100  # steps, and at most a tenth of all
 REPORT = 5.0  # seconds between two lines
@@ -70,29 +71,24 @@ class Trainer:
     on_line: Callable[[Line], None]
     on_score: Callable[[Progress, Score, bool], None]  # an evaluation, and whether it is the best so far
     best: dict[str, Tensor] = field(default_factory=dict)
-    optimiser: torch.optim.Optimizer = field(init=False)
+    optimiser: Optimiser = field(init=False)
+    _insights: Insights = field(init=False)
     _began: float = field(init=False, default=0.0)
     _saved: float = field(init=False, default=0.0)
     _recent: list[Losses] = field(init=False, default_factory=list)
     _reported: tuple[float, int] = field(init=False, default=(0.0, 0))
 
     def __post_init__(self) -> None:
-        fused = self.world.device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(
-            list(self.student.params.values()),
-            lr=self.course.learning_rate,
-            betas=BETAS,
-            weight_decay=0.0,
-            fused=fused,
-        )
+        self.optimiser = Optimiser(self.student.params, learning_rate=self.course.learning_rate)
+        self._insights = Insights(self.teacher, self.train, room=room(self.world.device))
 
     def run(self) -> None:
         self._began = time.monotonic() - self.progress.seconds
         self._saved = self.progress.seconds
         self._reported = (self.progress.seconds, self.progress.tokens)
         try:
-            for texts in self._batches():
-                self._step(texts.to(self.world.device))
+            for indices, texts in self._batches():
+                self._step(indices, texts.to(self.world.device))
                 if self._look_around():
                     break
         except torch.OutOfMemoryError as error:
@@ -109,7 +105,7 @@ class Trainer:
             return self.progress.step / self.course.max_steps
         return self.progress.seconds / (60 * self.course.minutes)
 
-    def _batches(self) -> Iterator[Texts]:
+    def _batches(self) -> Iterator[tuple[list[int], Texts]]:
         """This process' batches, epoch after epoch, from where the progress stands. All processes get equally many."""
         world, progress = self.world, self.progress
         while True:
@@ -120,19 +116,16 @@ class Trainer:
             while progress.batch < count:
                 mine = every[(progress.batch * world.size + world.rank) % len(every)]
                 progress.batch += 1
-                yield pad([self.train[index] for index in mine])
+                yield mine, pad([self.train[index] for index in mine])
             progress.epoch, progress.batch = progress.epoch + 1, 0
 
-    def _step(self, texts: Texts) -> None:
+    def _step(self, indices: list[int], texts: Texts) -> None:
         params = list(self.student.params.values())
-        losses = self.student.losses(self.teacher, self.teacher(texts.ids), texts)
+        losses = self.student.losses(self.teacher, self._insights(indices, texts), texts)
         losses.total.backward()  # type: ignore[no-untyped-call]
         self.world.average(param.grad for param in params if param.grad is not None)
         torch.nn.utils.clip_grad_norm_(params, CLIP)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.course.learning_rate * self._rate()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.step(self._rate())
         self._recent.append(Losses(losses.total.detach(), losses.by_step, losses.agreement))
         self.progress.step += 1
         self.progress.tokens += texts.ids.numel() * self.world.size
