@@ -24,11 +24,11 @@ EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=
     [
         ({}, True),
         ({"seats": 7, "rows": 35}, True),
-        ({"context": 256}, True),
+        ({"context": 128}, True),
         ({"seats": 9}, False),
         ({"rows": 41}, False),
         ({"context": 1024}, False),
-        ({"context": 64}, False),  # attention would be spread far too wide
+        ({"context": 127}, False),  # attention would be spread far too wide
         ({"draft": 3}, True),
         ({"draft": 5}, False),
         ({"draft": 0, "drafter": None}, False),
@@ -56,17 +56,22 @@ def test_a_shape_of_its_own_only_for_what_lasts() -> None:
     assert [choice.choose(seven, [EIGHT]) for _ in range(PATIENCE)] == [EIGHT] * PATIENCE
     assert choice.choose(seven, [EIGHT]) == seven
     assert choice.choose(seven, [EIGHT, seven]) == seven
+    assert choice.choose(seven, [EIGHT]) == EIGHT, "dropped since: it has to last again"
 
 
 def test_the_closest_that_serves() -> None:
-    seven = replace(EIGHT, seats=7, rows=35)
-    assert Choice().choose(replace(EIGHT, seats=6, rows=30), [EIGHT, seven, replace(seven, context=1024)]) == seven
+    """The fewest rows cost least; then seats, then context."""
+    six, seven = replace(EIGHT, seats=6, rows=30), replace(EIGHT, seats=7, rows=35)
+    assert Choice().choose(six, [EIGHT, replace(seven, context=1024), seven]) == seven
+    assert Choice().choose(six, [replace(seven, seats=6, rows=36), seven]) == seven
+    assert Choice().choose(six, [replace(seven, seats=8), seven]) == seven
 
 
 def test_contexts_are_few_and_wide_enough() -> None:
     bounds = [context_bound(context, most=2010) for context in range(1, 2011)]
     assert all(bound >= context for context, bound in enumerate(bounds, start=1))
     assert sorted({*bounds}) == [LEAST_CONTEXT, 1024, 2010]
+    assert [context_bound(context, most=9999) for context in (512, 513, 1024, 1025)] == [512, 1024, 1024, 2048]
 
 
 def test_seats_rows_and_drafts() -> None:
