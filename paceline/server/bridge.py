@@ -65,6 +65,8 @@ class Stream:
         self.requests = {request.id: request for request in requests}
         self.open = {request.id: set(range(request.sampling.n)) for request in requests}  # samples that have not ended
         self.record = logs.current.get()
+        if self.record is not None:
+            self.record.running += sum(map(len, self.open.values()))
         self._abandon = abandon
         self._events: deque[TokenEvent] = deque()
         self._arrival: asyncio.Future[None] | None = None  # what the reader waits for
@@ -114,7 +116,10 @@ class Stream:
 
     def fail(self, request_id: str, error: PacelineError) -> None:
         """From the bridge: the engine would not have the request after all."""
-        self._end(request_id, set(self.open[request_id]))
+        samples = set(self.open[request_id])
+        self._end(request_id, samples)
+        if self.record is not None:
+            self.record.leave(len(samples))
         self._failure = error
         self._wake()
 
@@ -150,6 +155,7 @@ class Bridge:
         self.state: State = "starting"
         self.dead: str | None = None  # why, in state "dead"; may name internals: for the log, not for clients
         self.listeners: list[Callable[[TokenEvent], None]] = []  # told of every event, read or not, on the loop
+        self.watchers: list[Callable[[Request], None]] = []  # told of every request that is taken, on the loop
         self._clock = clock
         self._places = llm.engine.max_sequences
         self._streams: dict[str, Stream] = {}
@@ -249,6 +255,8 @@ class Bridge:
         self._sequences += request.sampling.n
         self._idle.clear()
         self._order(lambda engine: self._enter(engine, request))
+        for watcher in self.watchers:
+            watcher(request)
 
     def _abandon(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

@@ -198,7 +198,7 @@ class Trace:
             logs.current.reset(token)
             record.status = record.status or 499
             record.seconds = self.clock() - began
-            record.write()
+            record.close()
 
 
 def _request_id(scope: Scope) -> str:

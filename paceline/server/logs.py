@@ -1,7 +1,8 @@
 """The server's log: a line for each request, for people or as JSON. No text of a prompt unless that was asked for.
 
 A `Record` is one HTTP request as the log will tell of it. The guards make it, the bridge adds what the engine did for
-it (whoever submits does so within the request, so the record is found by context), the guards write it at the end.
+it (whoever submits does so within the request, so the record is found by context), the guards close it. Where a client
+left before the engine could stop, the line waits for that, so that each tells how its sequences ended.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Record:
     drafted: int = 0
     accepted: int = 0
     time_to_first: float | None = None  # of the sequence that was first
+    running: int = 0  # sequences that have not ended
+    closed: bool = False  # nothing more goes to the client
     finishes: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
 
@@ -48,8 +51,21 @@ class Record:
             first = stats.time_to_first
             self.time_to_first = first if self.time_to_first is None else min(first, self.time_to_first)
         self.finishes.append(finish)
+        self.leave(1)
 
-    def write(self) -> None:
+    def leave(self, sequences: int) -> None:
+        """So many of its sequences do not run any more."""
+        self.running -= sequences
+        if self.closed and not self.running:
+            self._write()
+
+    def close(self) -> None:
+        """The client has its answer, or has left."""
+        self.closed = True
+        if not self.running:
+            self._write()
+
+    def _write(self) -> None:
         facts: dict[str, Any] = {"status": self.status, "seconds": round(self.seconds, 6)}
         if self.finishes:
             facts |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}

@@ -6,18 +6,15 @@ import asyncio
 import contextlib
 import io
 import json
-import logging
 import os
 import shutil
 import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -26,86 +23,18 @@ from starlette.responses import StreamingResponse
 from paceline.cli.main import main
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
-from paceline.server import guards, logs
+from paceline.server import guards
 from paceline.server import run as run_module
-from paceline.server.bridge import Bridge
-from paceline.server.run import Life, bind, chosen
+from paceline.server.run import bind, chosen
 from paceline.server.settings import Settings
 from tests.cli.tiny_model import write_model
+from tests.server.alive import Alive, scenario, until
 from tests.server.api import tiny_llm
 
 LONG = {"prompt": "abcabc", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
-class Alive:
-    """A running server, and a client of it."""
-
-    def __init__(self, life: Life, port: int) -> None:
-        self.life, self.port = life, port
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
-
-    async def raw(self, data: bytes) -> bytes:
-        """What is answered to these bytes, up to the end of the connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        with contextlib.suppress(ConnectionError):
-            writer.write(data)
-            await writer.drain()
-            answer = await reader.read()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-        return answer
-
-    @property
-    def connections(self) -> int:
-        return len(self.life.server.server_state.connections)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-@asynccontextmanager
-async def alive(llm: LLM, **options: Any) -> AsyncIterator[Alive]:
-    settings = Settings(port=0, **options)
-    listening = asyncio.Event()
-    listener = bind(settings)
-    with listener:
-        life = Life(Bridge(llm, model="tiny"), settings, source=None, announce=listening.set)
-        running = asyncio.create_task(life.run(listener))
-        await listening.wait()
-        server = Alive(life, listener.getsockname()[1])
-        try:
-            yield server
-        finally:
-            await server.http.aclose()
-            life.stop()
-            await running
-            llm.engine.check()
-            assert not llm.engine.has_work
-            assert llm.engine._cache.pool.held == 0
-
-
-def scenario(llm: LLM, play: Callable[[Alive], Awaitable[None]], **options: Any) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(30), alive(llm, **options) as server:
-            await play(server)
-
-    asyncio.run(whole())
-
-
-@pytest.fixture(autouse=True)
-def log() -> Iterator[io.StringIO]:
-    stream = io.StringIO()
-    names = ("paceline", "uvicorn")
-    before = [(logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names]
-    logs.start_log(as_json=True, stream=stream)
-    yield stream
-    for name, (handlers, level) in zip(names, before, strict=True):
-        logging.getLogger(name).handlers = handlers
-        logging.getLogger(name).setLevel(level)
+pytestmark = pytest.mark.usefixtures("log")
 
 
 def test_it_answers(llm: LLM, log: io.StringIO) -> None:
