@@ -99,3 +99,7 @@ class Wire:
     @property
     def status(self) -> int | None:
         return next((message["status"] for message in self.sent if "status" in message), None)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)

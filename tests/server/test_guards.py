@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 
 from paceline.errors import InvalidRequest
 from paceline.server import logs
@@ -121,6 +122,14 @@ def test_paths(path: str, status: int) -> None:
     wire.scope["headers"] = [(b"host", b"server")]
     aio(an_app()(wire.scope, wire.receive, wire.send))
     assert wire.status == status
+    assert (b"taken literally" in wire.body) == (status == 404), "no route had a look at it"
+
+
+def test_an_answer_to_head_has_no_body() -> None:
+    wire = Wire(method="HEAD", path="/v1/models")
+    wire.scope["headers"] = [(b"host", b"server")]
+    aio(an_app(api_keys=(KEY,))(wire.scope, wire.receive, wire.send))
+    assert (wire.status, wire.body) == (401, b"")
 
 
 @pytest.mark.parametrize("host", ["x/?", "", "a b", "evil@server", "[::1", "a:b", "é", "a:123456", "-x"])
@@ -177,6 +186,23 @@ def test_what_nobody_foresaw_is_not_told() -> None:
     response = ask(an_app(), "GET", "/v1/boom")
     assert "secret" not in response.text
     refused(response, 500)
+
+
+def test_what_fails_in_the_middle_of_an_answer_does_not_begin_another() -> None:
+    app = an_app()
+
+    @app.post("/v1/half")
+    async def half() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise RuntimeError("/secret/path")
+
+        return StreamingResponse(parts())
+
+    wire = Wire({"type": "http.request", "body": b"{}", "more_body": False}, path="/v1/half")
+    aio(app(wire.scope, wire.receive, wire.send))
+    assert [message["status"] for message in wire.sent if "status" in message] == [200]
+    assert wire.body == b"one"
 
 
 def test_websockets_are_closed() -> None:

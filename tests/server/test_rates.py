@@ -68,6 +68,17 @@ def test_requests_at_once() -> None:
     aio(scenario())
 
 
+def test_a_request_that_failed_does_not_run_for_ever() -> None:
+    app = an_app(max_concurrency_per_key=1)
+
+    @app.post("/v1/boom")
+    async def boom() -> None:
+        raise RuntimeError("unforeseen")
+
+    for _ in range(2):
+        refused(ask(app, path="/v1/boom", json={}), 500)
+
+
 def test_quiet_callers_are_forgotten() -> None:
     now = 0.0
     rates = Rates(_no_app, Live(Settings(requests_per_minute_per_key=2)), clock=lambda: now)
