@@ -33,6 +33,7 @@ from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.guards import Live
 from paceline.server.problems import error_response
+from paceline.server.record import Recorder
 from paceline.server.settings import Settings, is_local
 
 KEEP_ALIVE = 75  # seconds that an idle connection is kept; longer than most clients and balancers keep theirs
@@ -247,6 +248,8 @@ def serve(
     name = settings.served_name or model or llm.parts.target.name
     settings = replace(settings, port=listener.getsockname()[1])
     bridge = Bridge(llm, model=name, max_waiting=settings.max_waiting)
+    if settings.record is not None:
+        bridge.watchers.append(Recorder(settings.record, share=settings.record_share).take)
     life = Life(bridge, settings, source=source, announce=lambda: _announce(chosen(llm, name, settings), settings))
     with asyncio.Runner(loop_factory=life.server.config.get_loop_factory()) as runner:  # uvloop's where it is installed
         runner.run(life.run(listener))
@@ -268,6 +271,7 @@ def chosen(llm: LLM, name: str, settings: Settings) -> Chosen:
         "kv": f"{_size(kv_bytes)} for {memory.num_pages * PAGE_SIZE} tokens, {memory.max_context} a sequence at most",
         "limits": _limits(llm, settings),
         "access": _access(settings),
+        **_recording(settings),
     }
 
 
@@ -283,6 +287,12 @@ def _access(settings: Settings) -> str:
         return f"{len(settings.api_keys)} API keys, {'an' if settings.admin_key else 'no'} admin key"
     reach = "this machine" if is_local(settings.host) else "THE NETWORK: set api_keys unless that is meant"
     return f"no API keys: open to everybody on {reach}"
+
+
+def _recording(settings: Settings) -> Chosen:
+    if settings.record is None:
+        return {}
+    return {"record": f"{settings.record_share:.0%} of the requests, PROMPTS INCLUDED, are kept in {settings.record}"}
 
 
 def _announce(facts: Chosen, settings: Settings) -> None:

@@ -59,6 +59,8 @@ HELP = {
     "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
     "log_json": "one JSON object a line",
     "log_prompts": "prompts stand in the log",
+    "record": "a file to which requests are added, PROMPTS included, for `paceline audit` to replay (default: none)",
+    "record_share": "of the requests that are recorded: 1 for all",
 }
 
 
@@ -97,6 +99,8 @@ class Settings:
     allowed_drafters: tuple[str, ...] = ()
     log_json: bool = False
     log_prompts: bool = False
+    record: str | None = None
+    record_share: float = 0.01
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -113,6 +117,7 @@ class Settings:
         check_number("drain_timeout", self.drain_timeout, 0, LONGEST)
         check_flag("log_json", self.log_json)
         check_flag("log_prompts", self.log_prompts)
+        check_number("record_share", self.record_share, 0, 1, open_low=True)
         self._check_keys()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
@@ -187,6 +192,8 @@ RELOADABLE = frozenset(HINTS) - {
     "header_timeout",
     "write_timeout",
     "log_json",
+    "record",
+    "record_share",
 }
 
 

@@ -49,6 +49,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "allowed_drafters": ("ngram", ("ngram",)),
     "log_json": ("true", True),
     "log_prompts": ("on", True),
+    "record": ("served.jsonl", "served.jsonl"),
+    "record_share": ("0.5", 0.5),
 }
 NAMES = [field.name for field in fields(Settings)]
 

@@ -1,0 +1,87 @@
+"""Requests that a server keeps are those that an audit replays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidRequest, StorageError
+from paceline.prompts import read_prompts
+from paceline.server.record import Recorder
+from paceline.server.run import _recording
+from paceline.server.settings import Settings
+from paceline.types import Grammar, Request, SamplingParams
+from tests.server.test_bridge import bridged, rig_of
+
+SAMPLING = SamplingParams(
+    temperature=0.5, seed=2**64 - 1, stop=("x", "y"), logit_bias={5: 1.5}, n=2, grammar=Grammar.regex("a+")
+)
+
+
+def a_request(name: str = "r", sampling: SamplingParams = SAMPLING) -> Request:
+    return Request(id=name, prompt=(4, 5, 6), sampling=sampling, cache_salt="of one key")
+
+
+def test_what_is_kept_can_be_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    Recorder(str(path), share=1.0).take(a_request())
+    Recorder(str(path), share=1.0).take(a_request("plain", SamplingParams()))  # as after a restart
+    first, second = read_prompts(str(path))
+    assert (first.id, first.tokens, first.sampling) == ("r", (4, 5, 6), SAMPLING)
+    assert second.sampling == SamplingParams()
+    assert "one key" not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_share_is_kept(tmp_path: Path) -> None:
+    path, draws = tmp_path / "served.jsonl", iter([0.0, 0.49, 0.5, 0.99])
+    recorder = Recorder(str(path), share=0.5, draw=lambda: next(draws))
+    for i in range(4):
+        recorder.take(a_request(str(i)))
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["0", "1"]
+
+
+def test_a_full_disk_costs_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(str(tmp_path / "served.jsonl"), share=1.0)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        recorder.take(a_request())
+    recorder.take(a_request())
+    assert (tmp_path / "served.jsonl").read_text() == ""
+
+
+def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="choose another file"):
+        Recorder(str(tmp_path / "nowhere" / "served.jsonl"), share=1.0)
+    with pytest.raises(InvalidRequest, match="record_share"):
+        Settings(record_share=0.0)
+
+
+def test_the_bridge_tells_of_every_request_it_takes() -> None:
+    told: list[Request] = []
+
+    async def scenario() -> None:
+        async with bridged(rig_of()) as bridge:
+            bridge.watchers.append(told.append)
+            async with bridge.submit(a_request("a", SamplingParams(temperature=0, max_tokens=3))) as stream:
+                async for _ in stream:
+                    pass
+            with pytest.raises(InvalidRequest):
+                bridge.submit(Request(id="b", prompt=(10**6,)))
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
+    assert [request.id for request in told] == ["a"]
+
+
+def test_the_server_says_that_prompts_are_kept() -> None:
+    assert _recording(Settings()) == {}
+    said = _recording(Settings(record="f.jsonl", record_share=0.05))["record"]
+    assert "5% of the requests, PROMPTS INCLUDED, are kept in f.jsonl" in said
