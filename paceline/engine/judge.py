@@ -48,9 +48,9 @@ def _follow(drafted: Sequence[int], drawn: Sequence[int]) -> Verdict:
 
 
 def _rule(work: Work) -> Rule:
-    """The request's; but one that asks for distributions is, without them, the coupled rule."""
+    """The request's; but without a draft, or without distributions where it asks for them, it is the coupled one."""
     wanted = work.sequence.request.speculation.rule
-    return Rule.COUPLED if wanted.wants_probs and work.draft.probs is None else wanted
+    return Rule.COUPLED if not work.draft or (wanted.wants_probs and work.draft.probs is None) else wanted
 
 
 def _judge_coupled(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:

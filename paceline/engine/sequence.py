@@ -74,7 +74,9 @@ class Sequence:
         return self.pace_with(self.drafter)
 
     def pace_with(self, drafter: str | None) -> Pace:
-        return self.paces.setdefault(drafter, Pace())
+        if drafter not in self.paces:
+            self.paces[drafter] = Pace()
+        return self.paces[drafter]
 
     def extend(self, tokens: list[int]) -> None:
         """These tokens were committed."""
