@@ -28,7 +28,7 @@ async def ask(server: Served, path: str, body: dict[str, Any]) -> Answer:
 
 
 async def idle(server: Served) -> None:
-    """Wait until nobody has anything of the engine."""
+    """Wait until nobody has anything of the engine, or say who does."""
     end = time.monotonic() + 120
     while True:
         text = await asyncio.to_thread(server.get, "/v1/speculation", AUTH)
