@@ -137,3 +137,19 @@ def test_errors(api: Api, client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         api.run(ask(model="other"))
     assert missing.value.code == "model_not_found"
+
+
+def test_a_predicted_answer(api: Api, client: openai.AsyncOpenAI) -> None:
+    letters = {"allowed_token_ids": list(range(65, 91))}  # read back as they were written
+
+    async def ask(**fields: Any) -> Any:
+        return await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=40, seed=3, extra_body=letters, **fields
+        )
+
+    plain = api.run(ask())
+    text = plain.choices[0].message.content
+    answer = api.run(ask(prediction={"type": "content", "content": text}))
+    assert answer.choices[0].message.content == text
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 20
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens == 0
