@@ -89,10 +89,12 @@ def _add_answers(parser: ArgumentParser) -> None:
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
     group.add_argument("--format", default="auto", choices=FORMATS, metavar="FORMAT", help="of the answering target")
     group.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
-    group.add_argument("--max-length", type=count, default=1024, metavar="N", help="of prompt and answer, in tokens")
+    group.add_argument(
+        "--max-length", type=count, default=1024, metavar="N", help="tokens of prompt and answer (default: 1024)"
+    )
     group.add_argument("--max-new", type=count, default=320, metavar="N", help="tokens of an answer (default: 320)")
     group.add_argument("--sampled", type=_share, default=0.3, metavar="P", help="share not greedy (default: 0.3)")
-    group.add_argument("--temperature", type=float, default=0.8, metavar="T", help="of those (default: 0.8)")
+    group.add_argument("--temperature", type=_positive, default=0.8, metavar="T", help="of those (default: 0.8)")
     group.add_argument("--answer-batch", type=count, default=256, metavar="N", help="at once, of a worker")
     group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes a GPU (default: 4)")
 
@@ -115,11 +117,11 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
 
 def _add_course(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--minutes", type=float, default=15.0, metavar="M", help="of training (default: 15)")
+    group.add_argument("--minutes", type=_positive, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
     group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="a step (default: 16384)")
-    group.add_argument("--learning-rate", type=float, default=4e-3, metavar="R", help="its peak (default: 0.004)")
+    group.add_argument("--learning-rate", type=_positive, default=4e-3, metavar="R", help="its peak (default: 0.004)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
 
 
@@ -175,6 +177,16 @@ def _share(text: str) -> float:
         value = -1.0
     if not 0 <= value <= 1:
         raise ArgumentTypeError(f"a share from 0 to 1 is needed, not {text!r}")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ArgumentTypeError(f"a number above 0 is needed, not {text!r}")
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,9 +109,26 @@ def test_a_worker_of_its_own_answers_the_same(tmp_path: Path, target: Path) -> N
     assert json.loads((store.path / "plan.json").read_text())["seed"] == 3
 
 
-def test_a_worker_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: object) -> None:
-    """On a GPU answers come from other processes; here they find no device, or no target."""
+def test_a_worker_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = AnswerStore.create(tmp_path / "a", settings_for(Path("no-such-model")), QUESTIONS)
+    words = [str(store.path), "--device", "cpu", "--batch", "3", "--sharing", "1", "--shards", "0"]
+    assert answering.main(words) == 1
+    assert "no model 'no-such-model'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_worker_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """On a GPU answers come from other processes."""
+    store = AnswerStore.create(tmp_path / "a", settings_for(Path("t")), QUESTIONS)
+    codes = iter([f"import time; time.sleep({seconds}); raise SystemExit(7)", "import time; time.sleep(60)"])
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", next(codes)]))
+        return started[-1]
+
+    monkeypatch.setattr(answering, "_start", start)
     monkeypatch.setattr(answering, "LOOK", 0.05)
-    with pytest.raises(EngineDead, match="ended with status 1"):
-        answer(store, replace(CREW, device="cuda"), lambda done, total: None)
+    with pytest.raises(EngineDead, match=r"ended with status 7.*What was answered is kept"):
+        answer(store, replace(CREW, device="cuda", workers=2), lambda done, total: None)
+    assert [process.wait() for process in started] == [7, -9]
