@@ -11,7 +11,7 @@ import pytest
 from paceline.runner.rounds import Lookup
 from paceline.types import Request
 from tests.laws import under_law
-from tests.rig import FLOWN, ON_GPU, SELF, Flown, Key, Model, Told, build, plain, run, tokens_of
+from tests.rig import FLOWN, ON_GPU, RIGS, SELF, Flown, Key, Model, Told, build, plain, run, tokens_of
 
 DRAFTERS: Mapping[str, Flown] = {"ngram": FLOWN["ngram"], "noisy": FLOWN["noisy"], "wide": FLOWN["wide"], **SELF}
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
@@ -52,6 +52,16 @@ def test_same_text_where_few_tokens_exist() -> None:
     told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
     assert tokens_of(spoken) == tokens_of(told)
     assert rigs[1].engine.stats.drafted > 0
+
+
+def test_same_text_with_a_prediction() -> None:
+    """Steps on the host where it is followed, flights where it is silent."""
+    answers = plain_answers("greedy")
+    asked = [replace(one, prediction=tuple(answers[one.id, 0].tokens[:12])) for one in requests("greedy")]
+    rig = build("cuda", RIGS["prediction"], flown={"ngram": FLOWN["ngram"]})
+    told = run(rig, asked)
+    assert tokens_of(told) == tokens_of(answers)
+    assert sum(one.stats.prediction_accepted for one in told.values()) > 0
 
 
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")
