@@ -275,6 +275,30 @@ def test_drafters_take_turns() -> None:
     assert good.rounds < good.steps - 2, "it never went plain"
 
 
+def test_what_is_measured_is_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither prompts, nor chunks that a drafter catches up with, nor a step that somebody left."""
+    rig = build("toy", flown=GOOD, max_draft_batch=2)
+    flights, landings = rig.engine._flights, []
+    land = flights.land
+    monkeypatch.setattr(flights, "land", lambda: landings.append(land()) or landings[-1])
+    run(rig, [ask(str(i), tokens=tokens, text=i) for i, tokens in enumerate((5, 30, 30))])
+    chunks = rounds_of(rig).chunks
+    assert any(not chunk.target for each in chunks for chunk in each), "no drafter had anything to catch up with"
+    assert any(landing.wasted for landing in landings)
+    decoding = [not each and not landing.wasted for each, landing in zip(chunks, landings, strict=True)]
+    assert [landing.decodes for landing in landings] == decoding
+
+
+def test_catching_up_keeps_to_the_rows_of_a_step() -> None:
+    """Two sequences whose drafter is behind share them; the one that must wait drafts later."""
+    rig = build("toy", flown=GOOD, max_draft_batch=2, max_step_tokens=12)
+    told = run(rig, [ask("a", tokens=20), ask("b", tokens=60, text=1), ask("c", tokens=60, text=2)])
+    caught = [[chunk.count for chunk in each if not chunk.target] for each in rounds_of(rig).chunks]
+    assert any(len(each) == 2 for each in caught)
+    assert max(map(sum, caught)) <= 12
+    assert all(told[name, 0].stats.accepted > 0 for name in ("b", "c"))
+
+
 @pytest.mark.parametrize("draft", [1, 3, 8])
 def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
     """A step in the air may bring more than was foreseen: then the next goes beyond the end, but not far."""
