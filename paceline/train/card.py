@@ -31,6 +31,7 @@ class Facts:
     minutes: float
     device: str
     command: str
+    max_new: int  # tokens of an answer
 
 
 def card(facts: Facts) -> bytes:
@@ -53,11 +54,12 @@ def _about(facts: Facts) -> str:
 
 
 def _scores(facts: Facts) -> str:
+    draft = max((score.draft for _, score in facts.scores.values()), default=0)
     lines = [
         "## Measured acceptance\n",
-        "Greedy, on prompts that were not trained on, rounds counted as the engine does.\n",
+        f"Greedy, drafts of {draft} tokens, on prompts that were not trained on, rounds counted as the engine does over "
+        f"answers of up to {facts.max_new} tokens.\n",
     ]
-    draft = max((score.draft for _, score in facts.scores.values()), default=0)
     lines.append("| set | prompts | tokens per round | " + " | ".join(f"position {i + 1}" for i in range(draft)) + " |")
     lines.append("|---|---:|---:|" + "---:|" * draft)
     for name, (prompts, score) in facts.scores.items():

@@ -70,6 +70,7 @@ class Lesson:
             minutes=self.progress.seconds / 60,
             device=_device_name(self.world),
             command=job.command,
+            max_new=job.max_new,
         )
 
     def write(self, scores: Mapping[str, tuple[int, Score]]) -> None:
