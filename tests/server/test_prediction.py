@@ -38,7 +38,7 @@ def test_right_or_wrong_it_changes_nothing(api: Api, sampling: dict[str, Any]) -
     fields = {"max_tokens": 40, **sampling}
     plain = api.chat(**fields, speculation={"enabled": False})
     text = said(plain)
-    for guess in (text, text[: len(text) // 2], text[7:], "something else altogether", text[:9] + "no" + text[9:]):
+    for guess in (text, "something else altogether", text[3:9] + "no" + text[9:30]):
         answer = api.chat(**fields, prediction=predicted(guess))
         assert answer["choices"] == plain["choices"]
         assert "ignored_fields" not in answer
