@@ -18,16 +18,13 @@ from paceline.server.protocol import (
     Answered,
     ChatLogprobs,
     ChatRequest,
-    CompletionDetails,
     CompletionLogprobs,
     CompletionRequest,
-    PromptDetails,
     PromptScore,
     PromptScores,
     SpeculationStats,
     TokenLogprob,
     TopLogprob,
-    Usage,
 )
 from paceline.server.translate import Asked
 from paceline.tokenizer import Tokenizer
@@ -144,18 +141,23 @@ class Tally:
         if self.asked.ignored:
             made.ignored_fields = list(self.asked.ignored)
 
-    def usage(self) -> Usage:
-        """Tokens so far; the details are known when all is over."""
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far, as `Usage` has it; the details are known when all is over."""
         prompt, output = self.prompt_tokens, self.output_tokens
-        usage = Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
+        usage: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+        }
         if self.over:
             stats = [choice.sample.stats for choice in self.choices]
-            cached = sum(each.cached_tokens for each in stats[:: self.samples])
-            usage.prompt_tokens_details = PromptDetails(cached_tokens=cached)
-            usage.completion_tokens_details = CompletionDetails(
-                accepted_prediction_tokens=sum(each.prediction_accepted for each in stats),
-                rejected_prediction_tokens=sum(each.prediction_rejected for each in stats),
-            )
+            usage["prompt_tokens_details"] = {
+                "cached_tokens": sum(each.cached_tokens for each in stats[:: self.samples])
+            }
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(each.prediction_accepted for each in stats),
+                "rejected_prediction_tokens": sum(each.prediction_rejected for each in stats),
+            }
         return usage
 
     def speculation(self) -> SpeculationStats:

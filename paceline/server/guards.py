@@ -178,7 +178,7 @@ class Trace:
             wants_prompts=self.live.settings.log_prompts,
         )
         scope.setdefault("state", {})["request_id"] = record.request_id
-        scope[STRAIGHT] = send
+        scope.setdefault(STRAIGHT, send)
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":

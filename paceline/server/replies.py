@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from paceline.server import sse
 from paceline.server.answers import Choice, Tally, Wanted
 from paceline.server.problems import ErrorDetail
-from paceline.server.protocol import ChatCompletion, Completion
+from paceline.server.protocol import ChatCompletion, Completion, Usage
 from paceline.types import TokenEvent
 
 Fields = dict[str, Any]
@@ -47,7 +47,7 @@ class ChoicesReply:
 
     def whole(self) -> ChatCompletion | Completion:
         made = self._form.whole()
-        made.usage = self._tally.usage()
+        made.usage = Usage.model_validate(self._tally.usage())
         made.speculation = self._tally.speculation()
         self._tally.remark(made)
         return made
@@ -82,7 +82,7 @@ class ChoicesReply:
 
     def end(self) -> Iterator[bytes]:
         if self._wanted.usage:
-            yield sse.chunk(self._head, {"choices": [], "usage": self._usage()})
+            yield sse.chunk(self._head, {"choices": [], "usage": self._tally.usage()})
         yield sse.DONE
 
     def broken(self, error: ErrorDetail) -> list[bytes]:
@@ -90,10 +90,7 @@ class ChoicesReply:
 
     def _chunk(self, fields: Fields) -> bytes:
         if self._wanted.usage_always:
-            fields["usage"] = self._usage()
+            fields["usage"] = self._tally.usage()
         elif self._wanted.usage:
             fields["usage"] = None  # as OpenAI has it: null in all chunks but the last
         return sse.chunk(self._head, fields)
-
-    def _usage(self) -> Fields:
-        return self._tally.usage().model_dump(exclude_unset=True)

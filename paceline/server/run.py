@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 import ssl
@@ -31,7 +32,7 @@ from paceline.llm import LLM
 from paceline.server import logs
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
-from paceline.server.guards import Live
+from paceline.server.guards import STRAIGHT, Live
 from paceline.server.problems import error_response
 from paceline.server.record import Recorder
 from paceline.server.settings import Settings, is_local
@@ -64,8 +65,25 @@ class Wire(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._whole_app = self.app
+        self.app = self._answer
         self._head = Alarm()
         self._write = Alarm()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            scope[STRAIGHT] = functools.partial(self._send_on, send)
+        await self._whole_app(scope, receive, send)
+
+    async def _send_on(self, send: Any, message: Any) -> None:
+        """`send` for a body of unknown length that has begun: a chunk needs no h11 to be one."""
+        if not (message["more_body"] and message["body"]):
+            await send(message)
+            return
+        if self.flow.write_paused and not self.cycle.disconnected:
+            await self.flow.drain()
+        if not self.cycle.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(message["body"]), message["body"]))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

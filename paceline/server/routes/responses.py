@@ -147,15 +147,15 @@ class ResponsesReply:
     def _usage(self) -> ResponsesUsage:
         usage, stats = self._tally.usage(), self._tally.choices[0].sample.stats
         return ResponsesUsage(
-            input_tokens=usage.prompt_tokens,
+            input_tokens=usage["prompt_tokens"],
             input_tokens_details=InputDetails(cached_tokens=stats.cached_tokens),
-            output_tokens=usage.completion_tokens,
+            output_tokens=usage["completion_tokens"],
             output_tokens_details=OutputDetails(
                 reasoning_tokens=0,
                 accepted_prediction_tokens=stats.prediction_accepted,
                 rejected_prediction_tokens=stats.prediction_rejected,
             ),
-            total_tokens=usage.total_tokens,
+            total_tokens=usage["total_tokens"],
         )
 
     def _response(self, status: str, **fields: Any) -> Fields:
