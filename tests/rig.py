@@ -203,9 +203,11 @@ class EagleMade:
     draft_vocab: int = VOCAB
     min_confidence: float = 0.0
     taps: tuple[int, int, int] = (0, 1, 1)
+    vocab_size: int = VOCAB
 
     def __call__(self, setting: Setting, backend: str) -> Drafter:
-        head = random_eagle(TARGET.config, taps=self.taps, draft_vocab=self.draft_vocab)
+        config = replace(TARGET.config, vocab_size=self.vocab_size)
+        head = random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
         return EagleDrafter(
             self.forward(head, setting, backend),
             taps=self.taps,

@@ -13,7 +13,7 @@ accepted draft that is its last token and the bonus; at the beginning the prompt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
+from paceline.drafters.drawing import Drawing, belief
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Forward, Output
 from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.sampling import RowGroup, Stream, sample
+from paceline.sampling import RowGroup, sample
 
 
 @dataclass(slots=True)
@@ -35,33 +36,6 @@ class _State:
     in_step: int  # positions whose keys and values are those of the committed tokens
     ahead: int = 0  # drafted positions computed beyond them
     filled: int = 0  # whole pages entered in `_filled`
-
-
-@dataclass(slots=True)
-class _Drawing:
-    """A draft in the making."""
-
-    ask: Ask
-    floor: float  # of the confidence, below which it ends
-    tokens: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    confidence: float = 1.0  # the drafter's own, that all tokens so far are right
-
-    @property
-    def complete(self) -> bool:
-        return len(self.tokens) == self.ask.max_draft
-
-    @property
-    def over(self) -> bool:
-        return self.complete or self.confidence < self.floor
-
-    @property
-    def position(self) -> int:
-        """Of the token to be drawn next."""
-        return len(self.ask.tokens) + len(self.tokens)
-
-    def finished(self) -> Draft:
-        return Draft(tokens=tuple(self.tokens), probs=torch.stack(self.probs) if self.probs else None)
 
 
 class ModelDrafter:
@@ -125,7 +99,7 @@ class ModelDrafter:
     def stop(self, key: int) -> None:
         del self._states[key]
 
-    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[_Drawing], Output]:
+    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[Drawing], Output]:
         """Compute what is missing of each sequence, as far as the chunk goes; those that are complete can draw."""
         room = self._chunk
         shares, drawings = [], []
@@ -144,8 +118,8 @@ class ModelDrafter:
             self._note_filled(self._states[ask.key])
         return drawings, output
 
-    def _begun(self, ask: Ask) -> _Drawing:
-        return _Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
+    def _begun(self, ask: Ask) -> Drawing:
+        return Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
 
     def _compute(self, shares: Sequence[Share]) -> Output:
         """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
@@ -154,38 +128,27 @@ class ModelDrafter:
             batch = replace(batch, tokens=batch.tokens.clamp(max=self.forward.vocab_size - 1))
         return self.forward(batch)
 
-    def _draw(self, drawings: Sequence[_Drawing], output: Output) -> None:
+    def _draw(self, drawings: Sequence[Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""
         logits, argmax = self._in_target_vocabulary(output)
-        coupled = [not d.ask.rule.wants_probs or d.ask.sampler.greedy for d in drawings]
         groups = [
             RowGroup(d.ask.sampler, slice(i, i + 1), np.array([d.position]), [d.tokens])
             for i, d in enumerate(drawings)
-            if coupled[i]
+            if not d.free
         ]
         tokens = sample(logits, argmax, groups, self.forward.pick).tolist()
         for i, d in enumerate(drawings):
-            token = tokens[i] if coupled[i] else self._draw_freely(d, logits[i : i + 1])
+            token = d.draw_freely(logits[i : i + 1], self.forward.pick) if d.free else tokens[i]
             self._lanes.tokens_np[d.ask.lane, d.position] = token
             if d.floor and not d.complete:
                 d.confidence *= self._belief(d, logits[i], token)
             d.tokens.append(token)
 
-    def _belief(self, d: _Drawing, logits: Tensor, token: int) -> float:
+    def _belief(self, d: Drawing, logits: Tensor, token: int) -> float:
         """In `token`, among those that a grammar allows."""
         if d.ask.sampler.grammar is not None:
             [logits] = d.ask.sampler.edit(logits[None], [d.tokens])
-        return float(torch.exp(logits[token] - torch.logsumexp(logits, dim=0)))
-
-    def _draw_freely(self, d: _Drawing, logits: Tensor) -> int:
-        """With noise of the drafter's own, and the distribution kept for the rejection rule."""
-        edited = d.ask.sampler.edit(logits, [d.tokens])
-        d.probs.append(d.ask.sampler.probs(edited)[0])
-        # Noise of this round alone: tokens drawn beyond a rejection may have decided how long the next draft gets, and
-        # must not be drawn again in it.
-        place = np.array([(len(d.ask.tokens) << 32) + d.position])
-        drawn = d.ask.sampler.draw(edited, place, self.forward.pick, stream=Stream.DRAFT)
-        return int(drawn[0])
+        return belief(logits, token)
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
         """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""

@@ -20,7 +20,7 @@ from paceline.sampling import Sampler, Stream, noise_keys, uniforms
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
-from tests.rig import Made, Model, build, model_drafter, run
+from tests.rig import EagleMade, Made, Model, build, model_drafter, run
 from tests.toy import ToyForward
 
 VOCAB = 5
@@ -143,6 +143,7 @@ DRAFTERS = {
     "good": model_drafter(Model(vocab_size=VOCAB, sharpness=1.0, noise=0.3)),
     "bad": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5)),
     "hesitant": model_drafter(Model(seed=9, vocab_size=VOCAB, sharpness=1.5), min_confidence=0.5),
+    "eagle": EagleMade(vocab_size=VOCAB, draft_vocab=VOCAB - 1),  # there is a token that it never says
 }
 REQUESTS = 5  # of 128 samples each
 PROMPT = (2,)  # of one token, so that the first token is drafted
@@ -166,7 +167,7 @@ def engine_texts(params: SamplingParams, rule: Rule, drafter: Made, *, requests:
     rig = build(
         "toy",
         {"model": drafter},
-        forward=TARGET.forward("toy", num_pages=300),
+        forward=TARGET.forward("toy", num_pages=300, taps=sorted({*getattr(drafter, "taps", ())})),
         max_context=32,
         min_acceptance=0.0,
         prefix_cache=False,
@@ -200,6 +201,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
         (Rule.REJECTION, "plain", "bad"),
         (Rule.REJECTION, "hot, top-k", "hesitant"),
         (Rule.REJECTION, "cold, biased", "good"),
+        (Rule.REJECTION, "plain", "eagle"),
         (Rule.BLOCK, "plain", "bad"),
         (Rule.BLOCK, "cold, biased", "good"),
         (Rule.BLOCK, "hot, top-k", "hesitant"),
