@@ -57,8 +57,8 @@ def _scores(facts: Facts) -> str:
     draft = max((score.draft for _, score in facts.scores.values()), default=0)
     lines = [
         "## Measured acceptance\n",
-        f"Greedy, drafts of {draft} tokens, on prompts that were not trained on, rounds counted as the engine does over "
-        f"answers of up to {facts.max_new} tokens.\n",
+        f"Greedy, drafts of {draft} tokens, on prompts that were not trained on, rounds counted as the engine does "
+        f"over answers of up to {facts.max_new} tokens.\n",
     ]
     lines.append("| set | prompts | tokens per round | " + " | ".join(f"position {i + 1}" for i in range(draft)) + " |")
     lines.append("|---|---:|---:|" + "---:|" * draft)

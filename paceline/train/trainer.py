@@ -140,14 +140,15 @@ class Trainer:
     def _look_around(self) -> bool:
         """Report, evaluate, save, where it is time to. True: training is over."""
         done, progress = self.done(), self.progress
-        if progress.seconds - self._reported[0] >= REPORT or done >= 1:
-            self._report(done)
-        stop = done >= 1
-        if int(done * self.course.evaluations) > len(progress.history) or stop:
-            stop = self._evaluate() or stop
-        elif self.world.first and progress.seconds - self._saved >= SAVE:
+        evaluates = int(done * self.course.evaluations) > len(progress.history) or done >= 1
+        saves = progress.seconds - self._saved >= SAVE
+        if evaluates or saves or progress.seconds - self._reported[0] >= REPORT:
+            self._report(done)  # before anything is kept: weights that are no numbers must not be
+        if evaluates:
+            return self._evaluate() or done >= 1
+        if saves:
             self._save()
-        return stop
+        return False
 
     def _report(self, done: float) -> None:
         progress, recent = self.progress, self._recent
