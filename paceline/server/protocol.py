@@ -1,7 +1,8 @@
 """What clients send and what they get, in OpenAI's words and with the fields that other servers' clients know.
 
 Types of requests are strict: "5" or true is no number. A field that is not listed here never fails a request; it is
-kept, so that the answer can name it (`ignored`). Ranges are not checked here but where the values are used.
+kept, so that the answer can name it (`ignored`). Ranges stand here for the OpenAPI document alone (`within`); they are
+checked where the values are used, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from paceline.types import THRESHOLDS, Rule
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOPS, THRESHOLDS, Rule
 
 MAX_BIASES = 10_000  # entries of logit_bias
+MAX_TOOLS = 128
+MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
 RULES = ", ".join(Rule)
 LOSSY = " and ".join(THRESHOLDS)
 
@@ -22,6 +25,11 @@ class Wire(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+def within(description: str | None = None, **limits: float) -> Any:
+    """An optional field with limits in the words of JSON Schema: documented, not checked."""
+    return Field(None, description=description, json_schema_extra=dict(limits))
 
 
 def ignored(body: Wire, prefix: str = "") -> Iterator[str]:
@@ -59,10 +67,12 @@ class SpeculationOptions(Wire):
 
     enabled: bool | None = None
     drafter: str | None = Field(None, description="the name of a drafter that is loaded; see /v1/speculation")
-    max_draft: int | None = Field(None, description="longest draft in tokens")
+    max_draft: int | None = within("longest draft in tokens", minimum=1, maximum=1024)
     rule: str | None = Field(None, description=f"how drafts are accepted: {RULES}")
-    threshold: float | None = Field(None, description=f"how likely a token must be, of the lossy rules {LOSSY}")
-    p_min: float | None = Field(None, description="a draft ends once its drafter believes less in it")
+    threshold: float | None = within(
+        f"how likely a token must be, of the lossy rules {LOSSY}", exclusiveMinimum=0, maximum=1
+    )
+    p_min: float | None = within("a draft ends once its drafter believes less in it", minimum=0, maximum=1)
 
 
 class ContentPart(Wire):
@@ -95,22 +105,22 @@ class SamplingOptions(Wire):
     """What every endpoint that makes text knows."""
 
     model: str | None = Field(None, description="the model that is served; see /v1/models")
-    temperature: float | None = Field(None, description="0: always the most likely token")
-    top_p: float | None = None
-    top_k: int | None = Field(None, description="0 or -1: off")
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], First()] | None = Field(None, description="token id → bias")
-    allowed_token_ids: Tokens | None = None
-    min_tokens: int | None = None
-    stop: str | Texts | None = None
+    temperature: float | None = within("0: always the most likely token", minimum=0, maximum=100)
+    top_p: float | None = within(exclusiveMinimum=0, maximum=1)
+    top_k: int | None = within("0 or -1: off", minimum=-1, maximum=2**31)
+    min_p: float | None = within(minimum=0, maximum=1)
+    repetition_penalty: float | None = within(minimum=0.01, maximum=100)
+    presence_penalty: float | None = within(minimum=-100, maximum=100)
+    frequency_penalty: float | None = within(minimum=-100, maximum=100)
+    logit_bias: Annotated[dict[str, float], First()] | None = within("token id → bias", maxProperties=MAX_BIASES)
+    allowed_token_ids: Tokens | None = within(minItems=1)
+    min_tokens: int | None = within(minimum=0, maximum=2**31)
+    stop: str | Texts | None = within(minLength=1, maxItems=MAX_STOPS)
     stop_token_ids: Tokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    seed: int | None = Field(None, description="same seed, same text")
-    prompt_logprobs: int | None = None
+    seed: int | None = within("same seed, same text", minimum=0, maximum=2**64 - 1)
+    prompt_logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     stream: bool | None = None
     user: str | None = None
     cache_salt: str | None = Field(None, description="prefixes are shared only within one salt")
@@ -126,26 +136,28 @@ class Message(Wire):
 
 
 class ChatRequest(SamplingOptions):
-    messages: list[Message]
-    max_tokens: int | None = Field(None, description="the old name of max_completion_tokens")
-    max_completion_tokens: int | None = Field(None, description="none: until a stop or the end of the context")
-    n: int | None = None
+    messages: list[Message] = Field(json_schema_extra={"minItems": 1})
+    max_tokens: int | None = within("the old name of max_completion_tokens", minimum=1)
+    max_completion_tokens: int | None = within("none: until a stop or the end of the context", minimum=1)
+    n: int | None = within(minimum=1, maximum=MAX_SAMPLES)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = within(minimum=0, maximum=MAX_TOP_LOGPROBS)
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 
 
 class CompletionRequest(SamplingOptions):
-    prompt: Prompt = Field(description="a text, token ids, or a list of either")
-    max_tokens: int | None = Field(None, description="16 where it is not given")
-    n: int | None = None
+    prompt: Prompt = Field(
+        description="a text, token ids, or a list of either", json_schema_extra={"minLength": 1, "minItems": 1}
+    )
+    max_tokens: int | None = within("16 where it is not given", minimum=1)
+    n: int | None = within(minimum=1, maximum=MAX_SAMPLES)
     best_of: int | None = Field(None, description="as many as n")
-    logprobs: int | None = None
+    logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = None
     suffix: str | None = Field(None, description="refused: text is made forwards only")
     stream_options: StreamOptions | None = None
@@ -169,11 +181,11 @@ class TextOptions(Wire):
 
 
 class ResponsesRequest(SamplingOptions):
-    input: str | list[InputItem]
+    input: str | list[InputItem] = Field(json_schema_extra={"minLength": 1, "minItems": 1})
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = within(minimum=1)
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     previous_response_id: str | None = Field(None, description="refused: nothing is kept; send the whole conversation")
     metadata: dict[str, str] | None = None

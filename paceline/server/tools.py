@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.server.problems import BadField
+from paceline.server.protocol import MAX_TOOLS
 from paceline.server.tool_calls import CLOSE, OPEN, ToolCallParser
 from paceline.types import Grammar
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -18,6 +18,7 @@ from paceline.llm import LLM
 from paceline.server.problems import BadField, TooLong, UnknownModel
 from paceline.server.protocol import (
     MAX_BIASES,
+    MAX_TOP_LOGPROBS,
     ChatRequest,
     CompletionRequest,
     ContentPart,
@@ -37,7 +38,6 @@ from paceline.types import THRESHOLDS, Grammar, Request, Rule, SamplingParams, S
 T = TypeVar("T")
 
 COMPLETION_TOKENS = 16  # of a completion whose length nobody gave: OpenAI's default
-MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
 MAX_PROMPTS = 256  # in one request
 LONG = 20_000  # characters from which tokenising is taken off the event loop
 

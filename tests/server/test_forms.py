@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.llm import LLM
+from paceline.server.tool_calls import Said, ToolCallParser
 from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api, text_of
 
@@ -29,7 +30,7 @@ def dense(llm: LLM) -> dict[str, float]:
     return {str(token): -100.0 for token in llm.tokenizer.encode(" \t\r\n")}
 
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"on": switch}}}}
     for name, switch in (("lamp", {"type": "boolean"}), ("door", {"enum": ["open", "shut"]}))
 ]
@@ -94,6 +95,96 @@ def test_calls_and_their_results_reach_the_model(api: Api, llm: LLM) -> None:
     text = llm.tokenizer.decode(tokens)
     assert '"lamp"' in text
     assert "it shines" in text
+
+
+def test_calls_in_the_form_of_responses(api: Api, dense: dict[str, float]) -> None:
+    """Whole and as a stream, the call that a chat makes: an item of its own, told from its beginning to its end."""
+    fields: dict[str, Any] = {"logit_bias": dense, "temperature": 1, "seed": 3, "tools": TOOLS}
+    expected = api.chat(**fields, tool_choice="required", max_tokens=90)["choices"][0]["message"]["tool_calls"][0]
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body = fields | {"input": HELLO, "tools": flat, "tool_choice": "required", "max_output_tokens": 90}
+    made = api.post("/v1/responses", body).json()
+    [item] = made["output"]
+    assert {"name": item["name"], "arguments": item["arguments"]} == expected["function"]
+    assert (item["type"], item["status"], made["status"]) == ("function_call", "completed", "completed")
+    assert made["tools"] == flat
+    events = stream_of(api, body)
+    assert [event["type"] for event in events][2:-1] == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    assert events[3]["delta"] == events[4]["arguments"] == item["arguments"]
+    [told] = events[-1]["response"]["output"]
+    assert events[5]["item"] == told
+    for changing in ("id", "call_id"):
+        assert told.pop(changing).startswith("fc-" if changing == "id" else "call_")
+        item.pop(changing)
+    assert told == item
+
+
+def test_text_before_a_call_is_a_message_of_its_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And text after it another one; the model's words are put into its mouth."""
+    said = ["Let me ", "see.<tool_", 'call>{"name": "lamp", "arguments": {"on": true}}</tool_call>', "", " Done."]
+    parser = ToolCallParser(["lamp"])
+    read = ToolCallParser.read
+
+    def speak(self: ToolCallParser, text: str, *, ends: bool) -> Said:
+        return read(parser, "".join(said) if ends and len(said) == 5 else said.pop(0) if said else "", ends=ends)
+
+    monkeypatch.setattr(ToolCallParser, "read", speak)
+    body = {"input": "hi", "tools": TOOLS, "max_output_tokens": 8, "temperature": 0, "ignore_eos": True}
+    events = stream_of(api, body | {"speculation": OFF})
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "message"]
+    assert [item["content"][0]["text"] for item in output if "content" in item] == ["Let me see.", "Done."]
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1, 2]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == output
+
+
+def test_calls_and_results_as_items_are_those_of_a_chat(api: Api) -> None:
+    """The same prompt, by its length: calls of one turn are one message."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in ("lamp", "door")
+    ]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "so", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "lamp", "content": "it shines"},
+    ]
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        *({"type": "function_call", "call_id": c["id"], "name": c["id"], "arguments": "{}"} for c in calls),
+        {"type": "function_call_output", "call_id": "lamp", "output": "it shines"},
+    ]
+    expected = api.chat(messages=messages, max_tokens=6, temperature=0)
+    made = api.post("/v1/responses", {"input": items, "max_output_tokens": 6, "temperature": 0}).json()
+    assert made["usage"]["input_tokens"] == expected["usage"]["prompt_tokens"]
+    assert made["output"][0]["content"][0]["text"] == expected["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "function_call", "call_id": "1"},
+        {"type": "function_call", "name": "lamp"},
+        {"type": "function_call_output", "call_id": "1"},
+        {"type": "function_call_output", "output": "x"},
+        {"type": "reasoning", "summary": []},
+    ],
+    ids=str,
+)
+def test_items_that_are_refused(api: Api, item: dict[str, Any]) -> None:
+    assert api.refused("/v1/responses", {"input": [*HELLO, item]})["param"] == "input"
+
+
+def stream_of(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream of /v1/responses."""
+    response = api.post("/v1/responses", body | {"stream": True})
+    return [json.loads(block.partition("data: ")[2]) for block in response.text.split("\n\n")[:-1]]
 
 
 @pytest.mark.parametrize(
