@@ -109,7 +109,7 @@ class Stream:
         if event.finish is not None:
             self._end(event.request_id, {event.sample})
             if self.record is not None and event.stats is not None:
-                self.record.count(event.stats, event.finish.value)
+                self.record.count(self.requests[event.request_id], event)
         if not self._closed:
             self._events.append(event)
             self._wake()

@@ -37,6 +37,7 @@ from paceline.errors import InvalidRequest
 from paceline.server import logs
 from paceline.server.problems import ERRORS, error_response, respond
 from paceline.server.settings import RELOADABLE, Settings
+from paceline.server.traces import Tracer
 
 OPEN = frozenset({"/", "/health", "/ready", "/favicon.ico"})  # without a key
 OPEN_BELOW = "/playground/"
@@ -62,6 +63,7 @@ class Live:
         self.settings = settings
         self.source: Callable[[], Settings] | None = None  # reads them anew
         self.listeners: list[Callable[[Settings], None]] = []
+        self.tracer: Tracer | None = None  # None: no traces
         self._digests = self._digest(settings)
 
     def reload(self) -> dict[str, list[str]]:
@@ -177,6 +179,8 @@ class Trace:
             path=scope["path"][:200],
             wants_prompts=self.live.settings.log_prompts,
         )
+        if self.live.tracer is not None:
+            record.trace = self.live.tracer.begin(scope["headers"])
         scope.setdefault("state", {})["request_id"] = record.request_id
         scope.setdefault(STRAIGHT, send)
 

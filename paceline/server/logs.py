@@ -13,12 +13,20 @@ import sys
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from paceline.types import SequenceStats
+from paceline.types import Request, TokenEvent
 
 logger = logging.getLogger("paceline.server")
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds by machines
+
+
+class Trace(Protocol):
+    """A request as a trace, for those who want one: see `server.traces`."""
+
+    def add(self, request: Request, event: TokenEvent) -> None: ...
+
+    def write(self, record: Record) -> None: ...
 
 
 @dataclass(slots=True)
@@ -40,9 +48,15 @@ class Record:
     closed: bool = False  # nothing more goes to the client
     finishes: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    trace: Trace | None = None
 
-    def count(self, stats: SequenceStats, finish: str) -> None:
-        """A sequence of the request has ended."""
+    def count(self, request: Request, event: TokenEvent) -> None:
+        """A sequence has ended."""
+        finish, stats = event.finish, event.stats
+        assert finish is not None, "only a last event ends a sequence"
+        assert stats is not None, "a last event has statistics"
+        if self.trace is not None:
+            self.trace.add(request, event)
         self.prompt_tokens += stats.prompt_tokens
         self.output_tokens += stats.output_tokens
         self.drafted += stats.drafted
@@ -50,7 +64,7 @@ class Record:
         if stats.output_tokens:
             first = stats.time_to_first
             self.time_to_first = first if self.time_to_first is None else min(first, self.time_to_first)
-        self.finishes.append(finish)
+        self.finishes.append(finish.value)
         self.leave(1)
 
     def leave(self, sequences: int) -> None:
@@ -77,6 +91,8 @@ class Record:
         level = logging.WARNING if self.status >= 500 else logging.INFO
         if self.path in PROBES:
             level = logging.DEBUG
+        if self.trace is not None:
+            self.trace.write(self)
         say("request", level=level, request_id=self.request_id, method=self.method, path=self.path, **facts)
 
 

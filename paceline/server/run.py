@@ -36,6 +36,7 @@ from paceline.server.guards import STRAIGHT, Live
 from paceline.server.problems import error_response
 from paceline.server.record import Recorder
 from paceline.server.settings import Settings, is_local
+from paceline.server.traces import Tracer, toolkit
 
 KEEP_ALIVE = 75  # seconds that an idle connection is kept; longer than most clients and balancers keep theirs
 LAST_WORDS = 5  # seconds for answers to leave after the engine has stopped
@@ -167,6 +168,8 @@ class Life:
         self.live: Live = self.app.state.live
         self.live.source = source
         self.live.listeners.append(self._apply)
+        if settings.otlp_endpoint is not None:
+            self.live.tracer = Tracer(settings.otlp_endpoint, model=bridge.model)
         self.server = Server(_config(self.app, settings), listening=announce)
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,6 +186,8 @@ class Life:
             for number in handlers:
                 loop.remove_signal_handler(number)
             await self.bridge.close()
+            if self.live.tracer is not None:
+                await asyncio.to_thread(self.live.tracer.close)
 
     def stop(self) -> None:
         """Once to drain, twice to abort, three times to leave."""
@@ -231,6 +236,8 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
 def bind(settings: Settings) -> socket.socket:
     """The address is taken before anything slow happens; connections come once the server listens."""
     check_tls(settings)
+    if settings.otlp_endpoint is not None:
+        toolkit()
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

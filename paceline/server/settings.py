@@ -58,6 +58,7 @@ HELP = {
     "allowed_p_min": "lowest p_min a request may ask for",
     "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
     "log_json": "one JSON object a line",
+    "otlp_endpoint": "where OpenTelemetry traces go, such as http://127.0.0.1:4318/v1/traces; none: no traces",
     "log_prompts": "prompts stand in the log",
     "record": "a file to which requests are added, PROMPTS included, for `paceline audit` to replay (default: none)",
     "record_share": "of the requests that are recorded: 1 for all",
@@ -98,6 +99,7 @@ class Settings:
     allowed_p_min: float = 0.0
     allowed_drafters: tuple[str, ...] = ()
     log_json: bool = False
+    otlp_endpoint: str | None = None
     log_prompts: bool = False
     record: str | None = None
     record_share: float = 0.01
@@ -122,6 +124,10 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
         self._check_speculation()
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
+            raise InvalidRequest(
+                f"otlp_endpoint is an address such as http://127.0.0.1:4318/v1/traces, not {self.otlp_endpoint!r}"
+            )
         for origin in self.cors_origins:
             if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
                 raise InvalidRequest(f"a CORS origin is such as https://example.org, not {origin!r}")
@@ -192,6 +198,7 @@ RELOADABLE = frozenset(HINTS) - {
     "header_timeout",
     "write_timeout",
     "log_json",
+    "otlp_endpoint",
     "record",
     "record_share",
 }

@@ -48,6 +48,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "allowed_drafters": ("ngram", ("ngram",)),
     "log_json": ("true", True),
     "log_prompts": ("on", True),
+    "otlp_endpoint": ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
     "record": ("served.jsonl", "served.jsonl"),
     "record_share": ("0.5", 0.5),
 }
@@ -211,6 +212,7 @@ def test_variables_that_kubernetes_sets_are_not_ours() -> None:
         ({"admin_key": "é"}, "a key is"),
         ({"api_keys": ("a",), "admin_key": "a"}, "choose another"),
         ({"log_json": 1}, "log_json"),
+        ({"otlp_endpoint": "collector:4318"}, "otlp_endpoint"),
     ],
 )
 def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
