@@ -22,7 +22,7 @@ from prompts import COMPLETIONS, said
 from served import ROOT, Served, served
 from wire import Answer, get, head, post, send
 
-SLOW = 0.5  # seconds, the server's limits on heads and bodies
+SLOW = 1.0  # seconds, the server's limits on heads and bodies
 CUT_OFF = 2.0  # seconds for a client that reads nothing
 SOON = 1.0
 TRIES = 3
