@@ -48,7 +48,8 @@ def metric_names() -> set[str]:
             off_reason="no drafter",
             time_total=1.0 + i / 9,
         )
-        metrics.observe(TokenEvent(request_id=str(i), sample=0, finish=Finish.STOP, stats=stats))
+        event = TokenEvent(request_id=str(i), sample=0, drafted=2, accepted=1, finish=Finish.STOP, stats=stats)
+        metrics.observe(event)
     return {sample.name for family in metrics.collect() for sample in family.samples} | {
         family.name for family in metrics.collect() if family.type == "gauge"
     }
