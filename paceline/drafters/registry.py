@@ -181,7 +181,7 @@ def _head_options(kind: str, options: str) -> tuple[Path, str, dict[str, Any]]:
     """Where the head lies, the format of its weights where they are integers, and what else was said."""
     name, _, rest = options.partition(",")
     given = _parse(kind, rest, {"format": str, "max_draft": int, "min_confidence": float})
-    format = given.pop("format", "int8")
+    format = given.pop("format", "int4")  # a draft need not be exact, and what it reads is what it costs
     if format not in FORMATS:
         raise UnknownOption(f"format of the {kind} drafter", format, FORMATS)
     return head_directory(name), format, given
