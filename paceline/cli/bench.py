@@ -1,5 +1,6 @@
-"""Bench: measure this machine.
+"""Bench: measure this machine, or a server.
 
+paceline bench serve --url http://127.0.0.1:8000 --prompts spec_bench --compare on,off
 paceline bench engine --target smollm2 --drafter ngram
 paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.cli import bench_serve
+from paceline.cli.bench_shared import counts
 from paceline.cli.options import FORMATS, count
 
 if TYPE_CHECKING:
@@ -35,16 +38,20 @@ SHAPES = "llama-3.1-8b, llama-3.2-1b, qwen3-32b, qwen3-1.7b, smollm2-135m"
 
 def add_arguments(parser: ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="bench", metavar="BENCHMARK", required=True, parser_class=type(parser))
-    engine = kinds.add_parser(
-        "engine",
-        help="decode speed of the engine, by batch size",
-        description=ENGINE,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    engine.set_defaults(parser=engine, measure=_engine)
+    serve = _kind(kinds, "serve", "any OpenAI server under load", bench_serve.SERVE, bench_serve.run)
+    bench_serve.add_arguments(serve)
+    engine = _kind(kinds, "engine", "decode speed of the engine, by batch size", ENGINE, _engine)
     _add_models(engine)
     _add_work(engine)
-    engine.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log: every run as it ends")
+
+
+def _kind(kinds: Any, name: str, help: str, description: str, measure: Callable[[Namespace], int]) -> ArgumentParser:
+    parser: ArgumentParser = kinds.add_parser(
+        name, help=help, description=description, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(parser=parser, measure=measure)
+    parser.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
+    return parser
 
 
 def _add_models(parser: ArgumentParser) -> None:
@@ -71,7 +78,7 @@ def _add_models(parser: ArgumentParser) -> None:
 
 def _add_work(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--batch", type=_counts, default=(1,), metavar="N,N,…", help="requests at once, such as 1,8,32,64 (default: 1)"
+        "--batch", type=counts, default=(1,), metavar="N,N,…", help="requests at once, such as 1,8,32,64 (default: 1)"
     )
     parser.add_argument("--draft", type=count, default=4, metavar="K", help="tokens of every draft (default: 4)")
     parser.add_argument(
@@ -127,10 +134,3 @@ def _setup(args: Namespace) -> Setup:
         off=args.off,
         seed=args.seed,
     )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(count(word) for word in text.split(","))
-    if len(set(counts)) != len(counts):
-        raise ArgumentTypeError(f"a batch size stands twice in {text!r}")
-    return counts

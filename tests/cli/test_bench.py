@@ -102,7 +102,7 @@ def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
         (["--target", "no-such-model"], "no model 'no-such-model'"),
         (["--target", "x", "--off"], "name one with --drafter"),
         (["--target", "x", "--batch", "1,0"], "a whole number from 1 on is needed, not '0'"),
-        (["--target", "x", "--batch", "2,2"], "a batch size stands twice in '2,2'"),
+        (["--target", "x", "--batch", "2,2"], "a number stands twice in '2,2'"),
         (["--target", "x", "--bach", "2"], "unknown option '--bach'; did you mean '--batch'?"),
         (["--target", "x", "--format", "int3"], "invalid choice: 'int3'"),
         ([], "the following arguments are required: --target"),

@@ -1,0 +1,199 @@
+"""What a load on a server came to, as a record for programs and a table for people.
+
+The keys of a run are those of `vllm bench serve`, so that what reads its files reads these: `ttft`, `tpot`, `itl` and
+`e2el` in milliseconds, `itl` between chunks. What Paceline adds stands beside them. One run is a record by itself;
+several stand under `runs`, and pairs of them under `comparisons`. Failed requests are counted, and part of no latency.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.bench.client import Outcome
+from paceline.bench.serve import Plan, Run
+from paceline.bench.statistics import Ratio, paired_ratio, summary
+
+Record = dict[str, Any]
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+DEFINITION = (
+    "ttft: to the first chunk with text; tpot: (last chunk - first chunk) / (tokens - 1); itl: between two chunks, of "
+    "which each may hold several tokens (tokens_per_chunk); e2el: to the last chunk"
+)
+
+
+def record(plan: Plan, runs: Sequence[Run], facts: Mapping[str, Any], *, goodput: Mapping[str, float]) -> Record:
+    """`facts`: what stands above everything, such as the command and the machine. `goodput`: milliseconds at most."""
+    found = [run_record(run, goodput=goodput) for run in runs]
+    above = {"benchmark": "serve", "definition": DEFINITION, **facts, "num_prompts": len(plan.asks)}
+    if len(found) == 1:
+        return above | found[0]
+    pairs = comparisons(runs)
+    return above | {"runs": found} | ({"comparisons": pairs} if pairs else {})
+
+
+def run_record(run: Run, *, goodput: Mapping[str, float]) -> Record:
+    outcomes = run.outcomes
+    good = [outcome for outcome in outcomes if outcome.good]
+    seconds = run.seconds or float("inf")
+    total_in, total_out = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
+    chunks = sum(o.chunks for o in good)
+    return {
+        "arm": run.arm.name,
+        "model_id": run.arm.model,
+        "base_url": run.arm.client.root,
+        "endpoint_type": run.arm.client.kind,
+        "max_concurrency": run.load.at_once,
+        "request_rate": run.load.rate if run.load.rate is not None else "inf",
+        "last_request_rate": run.load.last_rate,
+        "temperature": run.temperature,
+        "duration": run.seconds,
+        "completed": len(good),
+        "failed": len(outcomes) - len(good),
+        "not_sent": run.not_sent,
+        "total_input_tokens": total_in,
+        "total_output_tokens": total_out,
+        "tokens_counted_by": "server" if all(o.counted for o in good) else "chunks",
+        "request_throughput": len(good) / seconds,
+        "request_goodput": sum(_within(o, goodput) for o in good) / seconds if goodput else None,
+        "output_throughput": total_out / seconds,
+        "total_token_throughput": (total_in + total_out) / seconds,
+        "max_concurrent_requests": most_at_once(outcomes),
+        "tokens_per_chunk": total_out / chunks if chunks else None,
+        "tokens_per_chunk_counts": _counts(good),
+        **_latencies(good),
+        **(run.counters.record() if run.counters else {}),
+        "categories": categories(good),
+        **_lists(outcomes),
+        "block_seconds": [block.seconds for block in run.blocks],
+        "block_output_tokens": [sum(o.output_tokens for o in block.outcomes if o.good) for block in run.blocks],
+    }
+
+
+def _within(outcome: Outcome, goodput: Mapping[str, float]) -> bool:
+    had = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
+    return all(1e3 * had[name] <= most for name, most in goodput.items())
+
+
+def _latencies(good: Sequence[Outcome]) -> Record:
+    values = {
+        "ttft": [o.ttft for o in good],
+        "tpot": [o.tpot for o in good if o.tpot is not None],
+        "itl": [gap for o in good for gap in o.gaps],
+        "e2el": [o.latency for o in good],
+    }
+    return {
+        f"{name}_{latency}_ms": value if value is None else 1e3 * value
+        for latency in LATENCIES
+        for name, value in summary(values[latency]).items()
+    }
+
+
+def _counts(good: Sequence[Outcome]) -> Record | None:
+    """How many chunks had so many tokens; None where the server did not say."""
+    counted = Counter(burst for outcome in good for burst in outcome.bursts)
+    return {str(size): counted[size] for size in sorted(counted)} or None
+
+
+def _lists(outcomes: Sequence[Outcome]) -> Record:
+    return {
+        "prompt_ids": [o.ask.id for o in outcomes],
+        "prompt_categories": [o.ask.category for o in outcomes],
+        "input_lens": [o.prompt_tokens for o in outcomes],
+        "output_lens": [o.output_tokens if o.good else 0 for o in outcomes],
+        "ttfts": [o.ttft for o in outcomes],
+        "itls": [o.gaps for o in outcomes],
+        "latencies": [o.latency for o in outcomes],
+        "start_times": [o.started for o in outcomes],
+        "generated_texts": [o.text for o in outcomes],
+        "errors": [o.error or "" for o in outcomes],
+    }
+
+
+def most_at_once(outcomes: Sequence[Outcome]) -> int:
+    """Requests that were open at the same moment."""
+    moments = sorted((t, d) for o in outcomes for t, d in ((o.started, 1), (o.started + o.latency, -1)))
+    most = now = 0
+    for _, change in moments:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def categories(good: Sequence[Outcome]) -> Record:
+    """For each category its speed, and what Paceline says of its drafts where Paceline was asked."""
+    found: Record = {}
+    for name in sorted({o.ask.category for o in good}):
+        mine = [o for o in good if o.ask.category == name]
+        tpots = [o.tpot for o in mine if o.tpot is not None]
+        found[name] = {"completed": len(mine), "mean_tpot_ms": 1e3 * sum(tpots) / len(tpots) if tpots else None}
+        found[name] |= _drafts([o.speculation for o in mine if o.speculation])
+    return found
+
+
+def _drafts(said: Sequence[Mapping[str, Any]]) -> Record:
+    drafts = sum(s.get("num_drafts", 0) for s in said)
+    if not drafts:
+        return {}
+    accepted = sum(s["num_accepted_tokens"] for s in said)
+    places: Counter[int] = Counter()
+    for one in said:
+        places.update(dict(enumerate(one["num_accepted_tokens_per_pos"])))
+    return {
+        "acceptance_rate": 100 * accepted / sum(s["num_draft_tokens"] for s in said),
+        "acceptance_length": 1 + accepted / drafts,
+        "per_position_acceptance_rates": [places[i] / drafts for i in sorted(places)],
+    }
+
+
+def comparisons(runs: Sequence[Run]) -> list[Record]:
+    """Each arm held against the last one, under the same load and temperature."""
+    found = []
+    for key in dict.fromkeys((run.load, run.temperature) for run in runs):
+        *arms, against = [run for run in runs if (run.load, run.temperature) == key]
+        found += [_compared(arm, against) for arm in arms]
+    return found
+
+
+def _compared(arm: Run, against: Run) -> Record:
+    pairs = _pairs(arm, against)
+    ratios: dict[str, Ratio | None] = {"output_throughput": _speed(arm, against)}
+    for name, value in _VALUES.items():
+        kept = [(a, b) for a, b in ((value(x), value(y)) for x, y in pairs) if a is not None and b is not None]
+        ratios[name] = paired_ratio([(a, 1) for a, _ in kept], [(b, 1) for _, b in kept])
+    return {
+        "arm": arm.arm.name,
+        "against": against.arm.name,
+        "max_concurrency": arm.load.at_once,
+        "request_rate": arm.load.rate if arm.load.rate is not None else "inf",
+        "temperature": arm.temperature,
+        "pairs": len(pairs),
+        "identical_texts": sum(x.text == y.text for x, y in pairs),
+        "ratios": {name: ratio.record() for name, ratio in ratios.items() if ratio is not None},
+    }
+
+
+_VALUES: Mapping[str, Callable[[Outcome], float | None]] = {
+    "mean_ttft_ms": lambda outcome: outcome.ttft,
+    "mean_tpot_ms": lambda outcome: outcome.tpot,
+    "mean_e2el_ms": lambda outcome: outcome.latency,
+}
+
+
+def _pairs(arm: Run, against: Run) -> list[tuple[Outcome, Outcome]]:
+    """The same ask in the same block, well answered in both."""
+    pairs = []
+    for mine, theirs in zip(arm.blocks, against.blocks, strict=False):  # an interrupted arm has fewer
+        other = {id(outcome.ask): outcome for outcome in theirs.outcomes if outcome.good}
+        pairs += [(o, other[id(o.ask)]) for o in mine.outcomes if o.good and id(o.ask) in other]
+    return pairs
+
+
+def _speed(arm: Run, against: Run) -> Ratio | None:
+    blocks = [
+        [(sum(o.output_tokens for o in block.outcomes if o.good), block.seconds) for block in run.blocks]
+        for run in (arm, against)
+    ]
+    whole = min(map(len, blocks))
+    return paired_ratio(blocks[0][:whole], blocks[1][:whole])

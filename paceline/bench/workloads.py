@@ -1,0 +1,110 @@
+"""What is asked in a measurement: prompts of a set or a file, or made up to a length.
+
+`random` is words without sense and `sonnet` lines of the sonnets in an order without sense; both have as many words as
+they are told to, and it is for the caller to know how many tokens a word has. Everything else is a source that
+`paceline.prompts` reads. The same arguments give the same asks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import InvalidRequest
+from paceline.prompts import find, read_prompts, spread
+
+SYNTHETIC = ("random", "sonnet")
+COUNT = 40  # prompts where nobody says how many
+VOCABULARY = (
+    "air apple arm back bag ball bank base bed bell bird black boat body book box boy bread bridge brown car case "
+    "cat chair child city class clock cloud coat cold corn cow cup day desk dog door dress drink east egg end eye "
+    "face farm field fire fish floor food foot game garden girl glass gold grass green hair half hand hat head "
+    "heart hill home horse hour house ice iron island key king lake land leaf leg letter light line lip list mark "
+    "market meat milk moon mother mouth name neck night north nose paper park part path pen picture place plant "
+    "plate poet point river road rock room rose salt sand school sea seat seed ship shop side silver sister sky "
+    "sleep smile snow soap son song south star stone street sugar summer sun table tail tea time town train tree "
+    "voice wall war water way west wheel wind window wing winter wood word work year"
+)
+TASKS = {
+    "random": "Write on about the following words for as long as you can.\n\n",
+    "sonnet": "Continue this poem in the same voice.\n\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, whoever is asked."""
+
+    id: str
+    category: str
+    messages: tuple[Mapping[str, str], ...] = ()
+    tokens: tuple[int, ...] = ()  # of a recorded request, which has no messages
+    max_tokens: int = 128
+    seed: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.messages[-1]["content"] if self.messages else ""
+
+
+def asks(
+    sources: Sequence[str],
+    *,
+    data: Path | None,
+    count: int | None,
+    max_tokens: int,
+    seed: int = 0,
+    words: Callable[[str], int] | None = None,
+) -> list[Ask]:
+    """Of all sources together at most `count`. `words`: how many a made-up prompt of a kind has."""
+    found: list[Ask] = []
+    share = None if count is None else -(-count // len(sources))
+    for source in sources:
+        if source in SYNTHETIC:
+            if words is None:
+                raise InvalidRequest(f"how long are prompts of {source!r}? Say it with --input-tokens")
+            found += made_up(source, count=share or COUNT, words=words(source), data=data, seed=seed)
+        else:
+            found += _read(source, data=data, count=share)
+    chosen = spread(found, count=count or COUNT)
+    return [
+        Ask(ask.id, ask.category, messages=ask.messages, tokens=ask.tokens, max_tokens=max_tokens, seed=seed + i)
+        for i, ask in enumerate(chosen)
+    ]
+
+
+def _read(source: str, *, data: Path | None, count: int | None) -> Iterator[Ask]:
+    for prompt in read_prompts(source, data=data, count=count):
+        yield Ask(prompt.id, prompt.category, messages=prompt.messages, tokens=prompt.tokens)
+
+
+def made_up(kind: str, *, count: int, words: int, data: Path | None, seed: int) -> list[Ask]:
+    lines = _lines(kind, data=data)
+    return [
+        Ask(
+            f"{kind}/{i}",
+            kind,
+            messages=({"role": "user", "content": TASKS[kind] + _text(lines, words, random.Random(f"{seed}/{i}"))},),
+        )
+        for i in range(count)
+    ]
+
+
+def _lines(kind: str, *, data: Path | None) -> Sequence[str]:
+    if kind == "random":
+        return VOCABULARY.split()  # one word a line
+    text = find("sonnet", data=data).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _text(lines: Sequence[str], words: int, rng: random.Random) -> str:
+    """Lines, or words, drawn until there are so many words; the last line is cut."""
+    drawn: list[list[str]] = []
+    left = words
+    while left > 0:
+        line = rng.choice(lines).split()[:left]
+        drawn.append(line)
+        left -= len(line)
+    return "\n".join(" ".join(line) for line in drawn)

@@ -1,0 +1,80 @@
+"""Options that benchmarks of prompts share, and where their results go."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.options import count
+from paceline.errors import StorageError
+
+
+def add_prompts(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("prompts")
+    group.add_argument(
+        "--prompts",
+        action="append",
+        required=True,
+        metavar="FILE|SET",
+        help="JSON lines, ShareGPT, one prompt a line, a set such as spec_bench, or made up: random, sonnet; may be "
+        "given several times",
+    )
+    group.add_argument("--data", type=Path, metavar="DIR", help="where sets lie (default: $PACELINE_DATA)")
+    group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 40)")
+    group.add_argument("--max-tokens", type=count, default=128, metavar="N", help="longest answer (default: 128)")
+    group.add_argument(
+        "--input-tokens", type=count, default=256, metavar="N", help="of a made-up prompt (default: 256)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and answers (default: 0)")
+
+
+def add_results(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("results")
+    group.add_argument("--json", action="store_true", help="everything as JSON in the last line")
+    group.add_argument("--save", type=Path, metavar="FILE", help="the same into a file, for `paceline bench compare`")
+    add_pictures(group)
+
+
+def add_pictures(group: Any) -> None:
+    group.add_argument("--html", type=Path, metavar="FILE", help="a report of one file, which needs nothing else")
+    group.add_argument("--plots", type=Path, metavar="DIR", help="its plots as SVG, and PNG where matplotlib is there")
+
+
+def data_of(args: Namespace) -> Path | None:
+    given = os.environ.get("PACELINE_DATA")
+    return args.data or (Path(given) if given else None)
+
+
+def write_results(args: Namespace, found: dict[str, Any]) -> None:
+    if args.save is not None:
+        write(args.save, json.dumps(found, indent=1))
+    if args.json:
+        print(json.dumps(found))
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
+
+
+def counts(text: str) -> tuple[int, ...]:
+    found = tuple(count(word) for word in text.split(","))
+    if len(set(found)) != len(found):
+        raise ArgumentTypeError(f"a number stands twice in {text!r}")
+    return found
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"numbers such as 0,0.7,1 are needed, not {text!r}") from None
+    if not all(0 <= value < float("inf") for value in found):
+        raise ArgumentTypeError(f"numbers from 0 on are needed, not {text!r}")
+    return found
