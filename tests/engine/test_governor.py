@@ -87,6 +87,12 @@ def test_between_what_was_measured_there_is_a_line() -> None:
     assert max(asked[4:]) == 2
 
 
+def test_no_line_promises_rounds_for_nothing() -> None:
+    """Two noisy measurements that fall: longer rounds are taken for half of the least, not for less than no time."""
+    asked, _, _ = fly(lambda batch, draft, drafter: {0: 0.002, 1: 0.001}.get(draft))
+    assert max(asked) == 8
+
+
 def test_fixed_drafts_ask_nobody() -> None:
     def seconds(batch: int, draft: int, drafter: str) -> float:
         raise AssertionError("nobody asks")

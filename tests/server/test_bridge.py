@@ -16,7 +16,7 @@ from paceline.errors import EngineDead, InvalidRequest
 from paceline.server import bridge as bridge_module
 from paceline.server import logs
 from paceline.server.bridge import Bridge, NotReady, QueueFull, Stream
-from paceline.types import Finish, Request, SamplingParams, TokenEvent
+from paceline.types import Finish, Request, SamplingParams, SequenceStats, TokenEvent
 from tests.rig import GREEDY, RIGS, SAMPLED, Rig, Told, build, mixed_requests, prompt, run, tiny_tokenizer
 from tests.rig import Key as SampleKey
 
@@ -162,6 +162,35 @@ def test_leaving_early_aborts() -> None:
     aio(scenario())
 
 
+def test_what_came_before_the_reader_left_is_not_read_after() -> None:
+    async def scenario() -> None:
+        async with bridged(rig_of()) as bridge:
+            stream = bridge.submit(a_request())
+            await stream.__anext__()
+            while not stream._events:
+                await asyncio.sleep(0.001)
+            await stream.aclose()
+            assert [event async for event in stream] == []
+
+    aio(scenario())
+
+
+def test_a_sample_ends_once_whatever_is_said_of_it() -> None:
+    async def scenario() -> None:
+        rig = rig_of()
+        gate = Gate(rig)
+        async with bridged(rig) as bridge:
+            stream = bridge.submit(a_request(sampling=replace(LONG, n=2)))
+            end = TokenEvent(request_id="r", sample=0, finish=Finish.ERROR, error="broken", stats=SequenceStats())
+            bridge._deliver([end, end], None)
+            assert bridge._sequences == 1
+            gate.opened.set()
+            told = await read(stream)
+            assert [each.finish for each in told.values()] == [Finish.ERROR, Finish.LENGTH]
+
+    aio(scenario())
+
+
 def test_a_thousand_submits_and_aborts_leave_nothing_behind() -> None:
     async def scenario() -> None:
         rig = rig_of()
@@ -201,6 +230,18 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     aio(scenario())
 
 
+@pytest.mark.parametrize(("ends", "seconds"), [((), 1), ((5.0,), 1), ((0.0, 1.2, 2.4), 2), ((0.0, 500.0), 60)])
+def test_who_comes_again_finds_a_place(ends: tuple[float, ...], seconds: int) -> None:
+    """After as long as the latest ends took, each; not at once, and not tomorrow."""
+
+    async def scenario() -> None:
+        async with bridged(rig_of()) as bridge:
+            bridge._ended_at.extend(ends)
+            assert bridge._retry_after() == seconds
+
+    aio(scenario())
+
+
 def test_a_reader_that_reads_nothing_holds_up_nobody() -> None:
     async def scenario() -> None:
         async with bridged(rig_of(max_sequences=2)) as bridge:
@@ -222,6 +263,17 @@ def test_draining_lets_requests_end() -> None:
             assert told.finish is Finish.LENGTH
             with pytest.raises(NotReady, match="draining"):
                 bridge.submit(a_request("late"))
+
+    aio(scenario())
+
+
+def test_draining_waits_for_the_last_one() -> None:
+    async def scenario() -> None:
+        async with bridged(rig_of()) as bridge:
+            for name, tokens in (("short", 2), ("long", 120)):
+                bridge.submit(a_request(name, replace(LONG, max_tokens=tokens)))
+            await bridge.drain(20)
+            assert bridge.open_requests == 0
 
     aio(scenario())
 
@@ -341,8 +393,9 @@ def test_what_the_engine_finds_later_is_raised_by_the_stream() -> None:
         async with bridged(rig) as bridge:
             rig.engine.submit = refuse  # type: ignore[method-assign]
             with pytest.raises(InvalidRequest, match="no such grammar"):
-                await read(bridge.submit(a_request()))
+                await read(bridge.submit(a_request(sampling=replace(LONG, n=2))))
             assert bridge.state == "ready"
+            assert bridge._sequences == 0, "both samples leave the queue"
 
     aio(scenario())
 
@@ -390,5 +443,41 @@ def test_the_log_learns_what_a_request_took() -> None:
             assert record.finishes == ["length"] * 2
             assert record.time_to_first is not None
             assert record.prompts == [tiny_tokenizer().decode(prompt(9, seed=1))]
+
+    aio(scenario())
+
+
+def test_several_requests_are_taken_together_or_not_at_all() -> None:
+    async def scenario() -> None:
+        async with bridged(rig_of(max_sequences=2), max_waiting=2) as bridge:
+            with pytest.raises(InvalidRequest):
+                bridge.submit(a_request("good"), Request(id="bad", prompt=(10**6,)))
+            with pytest.raises(QueueFull):
+                bridge.submit(*(a_request(str(i)) for i in range(5)))
+            assert bridge.open_requests == bridge._sequences == 0
+            told = await read(bridge.submit(*(a_request(str(i), replace(LONG, max_tokens=9)) for i in range(4))))
+            assert {id for id, _ in told} == set("0123")
+            assert all(len(each.tokens) == 9 for each in told.values())
+
+    aio(scenario())
+
+
+def test_one_of_several_that_the_engine_refuses_ends_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = rig_of()
+        submit = rig.engine.submit
+
+        def picky(request: Request) -> None:
+            if request.id == "1":
+                raise InvalidRequest("not this one")
+            submit(request)
+
+        monkeypatch.setattr(rig.engine, "submit", picky)
+        async with bridged(rig) as bridge:
+            async with bridge.submit(*(a_request(str(i)) for i in range(3))) as stream:
+                with pytest.raises(InvalidRequest, match="not this one"):
+                    async for _ in stream:
+                        pass
+            await bridge._idle.wait()
 
     aio(scenario())
