@@ -77,7 +77,7 @@ def compared_line(found: Record) -> str:
 
 def ratio_text(ratio: Record) -> str:
     if ratio["interval"] is None:
-        return f"{ratio['ratio']:.3f} (one unit: no interval)"
+        return f"{ratio['ratio']:.3f} (no interval)"
     low, high = ratio["interval"]
     return f"{ratio['ratio']:.3f} [{low:.3f}, {high:.3f}]"
 

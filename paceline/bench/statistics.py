@@ -16,11 +16,12 @@ import numpy as np
 
 PERCENTILES = (90, 95, 99)
 RESAMPLES, SEED, COVERED = 4000, 0, 95
+ENOUGH = 4  # units; of fewer no interval follows
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one arm relates to another. Without bounds where there was one unit, of which no interval follows."""
+    """How one arm relates to another. Without bounds where there were too few units."""
 
     value: float
     low: float | None
@@ -70,7 +71,7 @@ def unpaired_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Ratio | No
     a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     few = min(len(a), len(b))
     means = [x[_drawn(len(x), seed=SEED + i)].mean(axis=1) for i, x in enumerate((a, b))]  # 2 × [resamples]
-    low, high = _bounds(means[0] / means[1]) if few > 1 else (None, None)
+    low, high = _bounds(means[0] / means[1]) if few >= ENOUGH else (None, None)
     return Ratio(float(a.mean() / b.mean()), low, high, few)
 
 
@@ -80,7 +81,7 @@ def _drawn(units: int, *, seed: int = SEED) -> np.ndarray[Any, np.dtype[np.int64
 
 def _ratio(whole: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], units: int) -> Ratio:
     value = (whole[0] / whole[1]) / (whole[2] / whole[3])
-    if units < 2:
+    if units < ENOUGH:
         return Ratio(float(value), None, None, units)
     with np.errstate(divide="ignore", invalid="ignore"):  # a draw of nothing but empty units
         ratios = (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])

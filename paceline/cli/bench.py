@@ -1,6 +1,7 @@
 """Bench: measure this machine, or a server.
 
 paceline bench serve --url http://127.0.0.1:8000 --prompts spec_bench --compare on,off
+paceline bench offline smollm2 --prompts code_edit --count 20
 paceline bench engine --target smollm2 --drafter ngram
 paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
 """
@@ -14,7 +15,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpForm
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_serve
+from paceline.cli import bench_offline, bench_serve
 from paceline.cli.bench_shared import counts
 from paceline.cli.options import FORMATS, count
 
@@ -40,6 +41,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="bench", metavar="BENCHMARK", required=True, parser_class=type(parser))
     serve = _kind(kinds, "serve", "any OpenAI server under load", bench_serve.SERVE, bench_serve.run)
     bench_serve.add_arguments(serve)
+    offline = _kind(
+        kinds, "offline", "prompts on the engine, plain and speculative", bench_offline.OFFLINE, bench_offline.run
+    )
+    bench_offline.add_arguments(offline)
     engine = _kind(kinds, "engine", "decode speed of the engine, by batch size", ENGINE, _engine)
     _add_models(engine)
     _add_work(engine)

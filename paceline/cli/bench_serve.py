@@ -12,9 +12,8 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, counts, data_of, numbers, write_results
+from paceline.cli.bench_shared import add_prompts, add_results, counts, data_of, numbers, say, write_results
 from paceline.cli.options import count
-from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def run(args: Namespace) -> int:
             raise
         interrupted = True
     finally:
-        _say("")
+        say("")
     found = record(plans[0], runs, _facts(args, interrupted=interrupted), goodput=dict(args.goodput))
     print(text(found))
     write_results(args, found)
@@ -216,17 +215,11 @@ def _progress(plan: Plan) -> Callable[[Run], Callable[[Outcome], None]]:
             done, failed, tokens = done + 1, failed + (not outcome.good), tokens + outcome.output_tokens
             speed = tokens / (run.seconds or time.perf_counter() - began)
             bad = f" · {failed} failed" if failed else ""
-            _say(f"{run.load.title} T={run.temperature:g} {run.arm.name}: {done}/{total} · {speed:.0f} tokens/s{bad}")
+            say(f"{run.load.title} T={run.temperature:g} {run.arm.name}: {done}/{total} · {speed:.0f} tokens/s{bad}")
 
         return tick
 
     return begin
-
-
-def _say(line: str) -> None:
-    """On one line of a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
 
 
 def _rates(text: str) -> list[tuple[float, float | None]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import count
+from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import StorageError
 
 
@@ -61,6 +63,12 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
+
+
+def say(line: str) -> None:
+    """How far it is, on one line of a terminal; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -1,0 +1,190 @@
+"""Turns on an engine as a record for programs, and a table for people.
+
+For each cell its speed beside plain decoding of the same prompts, with the interval of the ratio. The seconds of a unit
+are its median over rounds, units are what the interval is drawn over; where there are too few of them it is single
+turns, and the interval then knows the machine's noise, not other prompts. Where answers are degenerate (loops are easy
+to guess) a ratio says nothing about text that anybody wants, and the record says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from paceline.audit.degeneration import degeneration, void
+from paceline.audit.replay import Replay
+from paceline.bench.offline import PARTS, Cell, Turn, Unit
+from paceline.bench.serve_text import number, ratio_text, table
+from paceline.bench.statistics import ENOUGH, Ratio, paired_ratio
+from paceline.types import Finish
+
+Record = dict[str, Any]
+FIRST = ("plain_tok_s", "speculative_tok_s", "ratio", "ratio_interval", "tokens_per_round", "identical", "prompts")
+DEFINITION = (
+    "tok_s: tokens a second after every request of a batch has its first, medians over rounds; ratio: speculative by "
+    "plain, paired by batch, with a 95 % bootstrap interval; tokens_per_round: output tokens a step of a sequence"
+)
+
+
+def record(measured: Sequence[tuple[Sequence[Cell], Sequence[Unit]]], facts: Mapping[str, Any]) -> Record:
+    """What stands above the cells is of the first that speculates."""
+    cells = [cell_record(cell, plain, units) for (plain, *rest), units in measured for cell in rest]
+    first = {name: cells[0][name] for name in FIRST}
+    return {"benchmark": "offline", "definition": DEFINITION, **facts, "cells": cells, **first}
+
+
+def cell_record(cell: Cell, plain: Cell, units: Sequence[Unit]) -> Record:
+    answers = [answer for unit in units for answer in unit.turns[cell][0].answers]
+    reference = [answer for unit in units for answer in unit.turns[plain][0].answers]
+    ratio = _ratio(units, cell, plain)
+    return {
+        "drafter": cell.name,
+        "max_draft": cell.speculation.max_draft,
+        "batch": cell.batch,
+        "temperature": cell.temperature,
+        "rule": str(cell.speculation.rule),
+        "prompts": len(answers),
+        "identical": sum(a.tokens == b.tokens for a, b in zip(answers, reference, strict=True)),
+        "output_tokens": sum(len(answer.tokens) for answer in answers),
+        "plain_tok_s": _speed(units, plain),
+        "speculative_tok_s": _speed(units, cell),
+        "ratio": None if ratio is None else ratio.value,
+        "ratio_interval": None if ratio is None or ratio.low is None else [ratio.low, ratio.high],
+        "units": 0 if ratio is None else ratio.units,
+        "verdict": "unknown" if ratio is None else ratio.verdict,
+        **drafts(answers),
+        "tokens_per_round_counts": round_sizes(answers),
+        "plain_ms_per_step": parts_ms(units, plain),
+        "speculative_ms_per_step": parts_ms(units, cell),
+        "categories": _categories(cell, plain, units),
+        "off_reasons": dict(Counter(a.stats.off_reason for a in answers if a.stats.off_reason).most_common()),
+        **_degenerate(answers),
+        "unit_plain": [_seconds(unit.turns[plain]) for unit in units],
+        "unit_speculative": [_seconds(unit.turns[cell]) for unit in units],
+    }
+
+
+def drafts(answers: Sequence[Replay]) -> Record:
+    stats = [answer.stats for answer in answers]
+    steps, rounds, drafted = (sum(getattr(s, name) for s in stats) for name in ("steps", "rounds", "drafted"))
+    places: Counter[int] = Counter()
+    for one in stats:
+        places.update(dict(enumerate(one.accepted_by_position)))
+    return {
+        "tokens_per_round": sum(s.output_tokens for s in stats) / steps if steps else 0.0,
+        "acceptance": sum(s.accepted for s in stats) / drafted if drafted else None,
+        "acceptance_by_position": [places[i] / rounds for i in sorted(places)],
+        "drafted_per_round": drafted / rounds if rounds else None,
+        "drafted_share_of_steps": rounds / steps if steps else 0.0,
+    }
+
+
+def round_sizes(answers: Sequence[Replay]) -> dict[str, int]:
+    """How many steps gave so many tokens to a sequence."""
+    sizes = Counter(chain.from_iterable(Counter(answer.rounds).values() for answer in answers))
+    return {str(size): sizes[size] for size in sorted(sizes)}
+
+
+def parts_ms(units: Sequence[Unit], cell: Cell) -> Record:
+    turns = [turn for unit in units for turn in unit.turns[cell]]
+    steps = sum(turn.steps for turn in turns)
+    return {part: 1e3 * sum(turn.parts[part] for turn in turns) / steps if steps else None for part in PARTS}
+
+
+def _categories(cell: Cell, plain: Cell, units: Sequence[Unit]) -> Record:
+    """A speed of its own has a category only where batches are of one prompt."""
+    found: Record = {}
+    for name in sorted({ask.category for unit in units for ask in unit.asks}):
+        mine = [
+            answer
+            for unit in units
+            for ask, answer in zip(unit.asks, unit.turns[cell][0].answers, strict=True)
+            if ask.category == name
+        ]
+        alone = [unit for unit in units if cell.batch == 1 and unit.asks[0].category == name]
+        ratio = _ratio(alone, cell, plain) if alone else None
+        found[name] = {"prompts": len(mine), **({} if ratio is None else ratio.record()), **drafts(mine)}
+    return found
+
+
+def _degenerate(answers: Sequence[Replay]) -> Record:
+    signs = [degeneration(a.tokens, stopped=a.finish is Finish.STOP and isinstance(a.stop, int)) for a in answers]
+    count = sum(sign is not None for sign in signs)
+    return {"degenerate": count, "claim_is_void": void(len(answers), count)}
+
+
+def _ratio(units: Sequence[Unit], cell: Cell, plain: Cell) -> Ratio | None:
+    mine, theirs = ([turns for unit in units for turns in _apart(unit.turns[c], units)] for c in (cell, plain))
+    return paired_ratio([_seconds(turns) for turns in mine], [_seconds(turns) for turns in theirs])
+
+
+def _apart(turns: Sequence[Turn], units: Sequence[Unit]) -> list[Sequence[Turn]]:
+    """All together where there are enough units, else each by itself."""
+    return [turns] if len(units) >= ENOUGH else [[turn] for turn in turns]
+
+
+def _seconds(turns: Sequence[Turn]) -> tuple[float, float]:
+    """Tokens of a unit, and its median seconds."""
+    return turns[0].tokens, statistics.median(turn.seconds for turn in turns)
+
+
+def _speed(units: Sequence[Unit], cell: Cell) -> float | None:
+    pairs = [_seconds(unit.turns[cell]) for unit in units]
+    seconds = sum(pair[1] for pair in pairs)
+    return sum(pair[0] for pair in pairs) / seconds if seconds else None
+
+
+HEADER = (
+    "batch", "T", "drafter", "draft", "plain tok/s", "spec tok/s", "ratio", "tok/round", "accepted", "same text",
+    *(f"{part} ms" for part in PARTS),
+)  # fmt: skip
+
+
+def text(found: Record) -> str:
+    machine = found["machine"]
+    facts = f"{machine.get('gpu') or machine['cpu']} · paceline {machine['paceline']} ({machine['commit']})"
+    lines = [
+        f"{found['target']} · {', '.join(found['sources'])} · {facts}",
+        table([HEADER, *map(_row, found["cells"])]),
+    ]
+    lines += [_by_category(cell) for cell in found["cells"] if len(cell["categories"]) > 1]
+    void_cells = [cell for cell in found["cells"] if cell["claim_is_void"]]
+    if void_cells:
+        worst = max(cell["degenerate"] for cell in void_cells)
+        lines.append(f"Up to {worst} answers loop or repeat themselves: no speed of such text means anything.")
+    return "\n\n".join([*lines, found["definition"]])
+
+
+def _row(cell: Record) -> tuple[str, ...]:
+    ratio = {"ratio": cell["ratio"], "interval": cell["ratio_interval"]}
+    return (
+        str(cell["batch"]),
+        f"{cell['temperature']:g}",
+        cell["drafter"],
+        "" if cell["max_draft"] is None else f"≤{cell['max_draft']}",
+        number(cell["plain_tok_s"], ".1f"),
+        number(cell["speculative_tok_s"], ".1f"),
+        "" if cell["ratio"] is None else ratio_text(ratio),
+        f"{cell['tokens_per_round']:.2f}",
+        number(cell["acceptance"], ".0%"),
+        f"{cell['identical']}/{cell['prompts']}",
+        *(number(cell["speculative_ms_per_step"][part], ".2f") for part in PARTS),
+    )
+
+
+def _by_category(cell: Record) -> str:
+    head = f"batch {cell['batch']}, T={cell['temperature']:g}, {cell['drafter']}"
+    rows = [
+        (
+            name,
+            str(each["prompts"]),
+            ratio_text(each) if "ratio" in each else "",
+            f"{each['tokens_per_round']:.2f}",
+            number(each["acceptance"], ".0%"),
+        )
+        for name, each in cell["categories"].items()
+    ]
+    return table([(head, "prompts", "ratio", "tok/round", "accepted"), *rows])

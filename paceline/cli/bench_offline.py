@@ -1,0 +1,152 @@
+"""Options of `paceline bench offline`, and how its model and prompts are loaded."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.bench_shared import add_prompts, add_results, counts, data_of, numbers, say, write_results
+from paceline.cli.options import add_model_options, count, load
+from paceline.config import EngineConfig
+from paceline.errors import InvalidRequest
+from paceline.types import Rule
+
+if TYPE_CHECKING:
+    from paceline.bench.offline import Cell, Grid
+    from paceline.bench.workloads import Ask
+    from paceline.llm import LLM
+
+OFFLINE = """Prompts on the engine itself, plain and speculative in turns: how much faster, and is it the same text.
+
+paceline bench offline smollm2 --prompts code_edit --count 20
+paceline bench offline smollm2 --drafter ngram --drafter eagle:PATH --prompts spec_bench --draft 2,4,8 --batch 1,8
+paceline bench offline MODEL --prompts mt_bench --temperature 0,1 --json --html report.html
+
+Decode speed counts from the moment at which every request of a batch has its first token. With --json the last line has
+plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_round, identical and prompts of the first cell, and
+all cells of the grid under `cells`.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add_model_options(parser)
+    add_prompts(parser)
+    parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
+    group = parser.add_argument_group("over what")
+    group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
+    group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
+    group.add_argument("--temperature", type=numbers, default=(0.0,), metavar="X,X,…", help="(default: 0)")
+    group.add_argument("--rule", choices=list(Rule), default=Rule.COUPLED, help="(default: coupled)")
+    group.add_argument(
+        "--rounds",
+        type=count,
+        default=3,
+        metavar="N",
+        help="turns of everybody, of which the median counts (default: 3)",
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be")
+    add_results(parser)
+
+
+def run(args: Namespace) -> int:
+    from paceline.bench.offline import measure
+    from paceline.bench.offline_record import record, text
+    from paceline.bench.workloads import asks
+
+    chosen = asks(
+        args.prompts,
+        data=data_of(args),
+        count=args.count,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        words=lambda kind: args.input_tokens,
+    )
+    llm = load(_roomy(args))
+    kept, prompts = _encoded(llm, chosen, args)
+    measured = list(measure(llm.engine, kept, prompts, _grid(args, llm), tick=_tick))
+    say("")
+    found = record(measured, _facts(args, llm, left_out=len(chosen) - len(kept)))
+    print(text(found))
+    write_results(args, found)
+    return 0
+
+
+def _roomy(args: Namespace) -> Namespace:
+    """Nobody waits for a seat, and no draft is shorter than asked for."""
+    usual = EngineConfig()
+    wanted = {"max_sequences": max(args.batch), "max_draft": max(args.draft or (1,))}
+    for name, value in wanted.items():
+        if getattr(args, name) is None and value > (getattr(usual, name) or value):
+            setattr(args, name, value)
+    return args
+
+
+def _grid(args: Namespace, llm: LLM) -> Grid:
+    """Every drafter that was named by itself; where none was, what the engine does by default."""
+    from paceline.bench.offline import Grid
+
+    if not llm.parts.drafters:
+        raise InvalidRequest("nothing drafts: name a --drafter, such as ngram")
+    return Grid(
+        drafters=list(llm.parts.drafters) if args.drafter else [None],
+        drafts=args.draft or [None],
+        batches=args.batch,
+        temperatures=args.temperature,
+        rule=Rule(args.rule),
+        rounds=args.rounds,
+        ignore_eos=args.ignore_eos,
+    )
+
+
+def _encoded(llm: LLM, chosen: Sequence[Ask], args: Namespace) -> tuple[list[Ask], list[tuple[int, ...]]]:
+    """Asks and their tokens, without those that leave no room for an answer."""
+    most = llm.parts.memory.max_context - args.max_tokens
+    pairs = [(ask, _tokens(llm, ask, args)) for ask in chosen]
+    kept = [(ask, tokens) for ask, tokens in pairs if len(tokens) <= most]
+    if not kept:
+        raise InvalidRequest(
+            f"no prompt leaves room for an answer of {args.max_tokens} tokens in a context of "
+            f"{llm.parts.memory.max_context}: raise --max-context, or lower --max-tokens"
+        )
+    if len(kept) < len(pairs):
+        out = f"{len(pairs) - len(kept)} of {len(pairs)} prompts are too long for the context: left out"
+        print(f"paceline: {out}", file=sys.stderr)
+    return [ask for ask, _ in kept], [tokens for _, tokens in kept]
+
+
+def _tokens(llm: LLM, ask: Ask, args: Namespace) -> tuple[int, ...]:
+    from paceline.bench.workloads import SYNTHETIC
+
+    if ask.tokens:
+        return ask.tokens
+    if ask.category in SYNTHETIC:
+        return llm.encode(ask.text)[: args.input_tokens]  # exactly as long as asked for
+    if args.raw or llm.tokenizer.chat_template is None:
+        return llm.encode(ask.text)
+    return llm.encode_chat(ask.messages)
+
+
+def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
+    import torch
+
+    from paceline.bench.machine import describe
+
+    return {
+        "target": args.target,
+        "how": llm.parts.target.why,
+        "bitwise": llm.parts.bitwise,
+        "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
+        "sources": args.prompts,
+        "max_tokens": args.max_tokens,
+        "rounds": args.rounds,
+        "left_out": left_out,
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "machine": describe(torch.device(llm.parts.target.device)),
+    }
+
+
+def _tick(cell: Cell, done: int, total: int) -> None:
+    say(f"batch {cell.batch} T={cell.temperature:g}: {done} of {total} batches of prompts")
