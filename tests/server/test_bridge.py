@@ -481,39 +481,3 @@ def test_one_of_several_that_the_engine_refuses_ends_them_all(monkeypatch: pytes
             await bridge._idle.wait()
 
     aio(scenario())
-
-
-def test_several_requests_are_taken_together_or_not_at_all() -> None:
-    async def scenario() -> None:
-        async with bridged(rig_of(max_sequences=2), max_waiting=2) as bridge:
-            with pytest.raises(InvalidRequest):
-                bridge.submit(a_request("good"), Request(id="bad", prompt=(10**6,)))
-            with pytest.raises(QueueFull):
-                bridge.submit(*(a_request(str(i)) for i in range(5)))
-            assert bridge.open_requests == bridge._sequences == 0
-            told = await read(bridge.submit(*(a_request(str(i), replace(LONG, max_tokens=9)) for i in range(4))))
-            assert {id for id, _ in told} == set("0123")
-            assert all(len(each.tokens) == 9 for each in told.values())
-
-    aio(scenario())
-
-
-def test_one_of_several_that_the_engine_refuses_ends_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        rig = rig_of()
-        submit = rig.engine.submit
-
-        def picky(request: Request) -> None:
-            if request.id == "1":
-                raise InvalidRequest("not this one")
-            submit(request)
-
-        monkeypatch.setattr(rig.engine, "submit", picky)
-        async with bridged(rig) as bridge:
-            async with bridge.submit(*(a_request(str(i)) for i in range(3))) as stream:
-                with pytest.raises(InvalidRequest, match="not this one"):
-                    async for _ in stream:
-                        pass
-            await bridge._idle.wait()
-
-    aio(scenario())
