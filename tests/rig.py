@@ -217,7 +217,6 @@ class EagleMade:
             pool=setting.pool,
             vocab_size=setting.vocab_size,
             pick=setting.target.pick,
-            chunk=setting.max_step_tokens,
             min_confidence=self.min_confidence,
         )
 

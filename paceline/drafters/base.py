@@ -62,9 +62,13 @@ class Drafter(Protocol):
 
 class FeatureDrafter(Drafter, Protocol):
     """A drafter that reads the target's hidden states. It is fed all that are computed while it drafts for a sequence;
-    positions that came from the prefix cache, or that a device computed, have none and are left out."""
+    positions that came from the prefix cache have none and are left out."""
 
     taps: Sequence[int]  # where they are taken, see `kernels.base`
 
     def feed(self, seen: Sequence[Seen]) -> None:
         """After a step, once what it brought is committed: at least one more token than positions seen."""
+
+    def knows(self, page: int) -> bool:
+        """Whether it can do without the hidden states of a page of KV memory whose content is known: if not, the target
+        computes it again."""

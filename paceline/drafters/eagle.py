@@ -9,8 +9,8 @@ page ids. Row i of the head belongs to position i, needs the token at i + 1, and
     draft                                           │ L-1  L …  further passes, on the head's own output
 
 Rows of a draft are overwritten with true ones once the target has judged them. Positions that came from the prefix
-cache have no hidden states: where a page still holds the head's keys and values they are used, else zeros stand for the
-states. A sequence that it has not been fed the last row of gets an empty draft.
+cache have no hidden states; their pages still hold the head's keys and values, or `knows` says that they do not, and
+the target computes them again. A sequence that it has not been fed all rows of gets empty drafts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class _State:
     held: Tensor  # [HOLD, width] hidden states of the positions that follow
     count: int = 0  # of them
     filled: int = 0  # whole pages entered in `_filled`
-    blank: int = 0  # positions before this one were read without hidden states, or for another sequence
 
     @property
     def end(self) -> int:
         """The position that is to be fed next."""
         return self.known + self.count
+
+    def share(self, count: int, *, outs: int = 1) -> Share:
+        """The next `count` rows."""
+        return Share(lane=self.lane, start=self.known, count=count, outs=outs)
 
 
 class EagleDrafter:
@@ -65,7 +68,6 @@ class EagleDrafter:
         pool: PagePool,
         vocab_size: int,
         pick: Pick,
-        chunk: int,
         max_draft: int = 8,
         min_confidence: float = 0.3,
     ) -> None:
@@ -85,18 +87,20 @@ class EagleDrafter:
         self._pool = pool
         self._vocab_size = vocab_size
         self._pick = pick
-        self._chunk = chunk
         self._states: dict[int, _State] = {}
         self._filled = [-1] * pool.num_pages  # the epoch in which the whole page was last read with hidden states
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         known = 0
         for page in self._lanes.pages_np[lane, : (len(tokens) - 1) // PAGE_SIZE].tolist():
-            if page < 0 or self._filled[page] != self._pool.epochs[page]:
+            if page < 0 or not self.knows(page):
                 break
             known += 1
         held = torch.empty((HOLD, self._width), device=self._head.device)
         self._states[key] = _State(lane=lane, known=known * PAGE_SIZE, held=held, filled=known)
+
+    def knows(self, page: int) -> bool:
+        return self._filled[page] == self._pool.epochs[page]
 
     def stop(self, key: int) -> None:
         del self._states[key]
@@ -110,7 +114,8 @@ class EagleDrafter:
         long: list[tuple[_State, Tensor]] = []
         for each in seen:
             state = self._states[each.key]
-            self._bridge(state, each.start)
+            if state.end < each.start:
+                continue  # something got lost on the way: nothing more is drafted for it
             features = each.features if state.end == each.start else each.features[state.end - each.start :]
             if state.count + len(features) <= HOLD:
                 self._hold(state, features)
@@ -128,7 +133,7 @@ class EagleDrafter:
             return
         shares, features = [], []
         for state, rows in parts:
-            shares.append(Share(lane=state.lane, start=state.known, count=state.count + len(rows) - 1, outs=0))
+            shares.append(state.share(state.count + len(rows) - 1, outs=0))
             features += [state.held[: state.count], rows[:-1]]
         self._compute(shares, torch.cat([rows.to(self._head.device) for rows in features]))
         for state, rows in parts:
@@ -137,25 +142,15 @@ class EagleDrafter:
             self._hold(state, rows[-1:])
             self._note_filled(state)
 
-    def _bridge(self, state: _State, start: int) -> None:
-        """Up to `start` there are no hidden states to be had."""
-        if state.end >= start:
-            return
-        blank = state.held.new_zeros((start - state.end, self._width))
-        features = torch.cat([state.held[: state.count], blank])
-        for rows in torch.split(features, self._chunk):
-            self._compute([Share(lane=state.lane, start=state.known, count=len(rows), outs=0)], rows.contiguous())
-            state.known += len(rows)
-        state.count, state.blank = 0, start
-
     def _compute(self, shares: Sequence[Share], features: Tensor) -> Output:
         return self._head(build_batch(self._lanes, shares, ahead=1), features=features)
 
     def _note_filled(self, state: _State) -> None:
-        whole, first = state.known // PAGE_SIZE, max(state.filled, -(-state.blank // PAGE_SIZE))
-        for page in self._lanes.pages_np[state.lane, first:whole].tolist():
-            self._filled[page] = self._pool.epochs[page]
-        state.filled = max(state.filled, whole)
+        whole = state.known // PAGE_SIZE
+        if whole > state.filled:
+            for page in self._lanes.pages_np[state.lane, state.filled : whole].tolist():
+                self._filled[page] = self._pool.epochs[page]
+            state.filled = whole
 
     # ── drafting ──
 
@@ -173,7 +168,7 @@ class EagleDrafter:
     def _first_rows(self, asks: Sequence[Ask]) -> tuple[list[Share], Tensor]:
         """The held rows of each sequence, the last of them with logits. They are known from now on."""
         states = [self._states[ask.key] for ask in asks]
-        shares = [Share(lane=state.lane, start=state.known, count=state.count) for state in states]
+        shares = [state.share(state.count) for state in states]
         held = [state.held[: state.count] for state in states]
         for state in states:
             state.known, state.count = state.end, 0

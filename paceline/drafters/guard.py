@@ -55,6 +55,11 @@ class Guard:
         drafter = cast(FeatureDrafter, self._drafter)
         self._call(lambda: drafter.feed(seen))
 
+    def knows(self, page: int) -> bool:
+        """False: hidden states of this page must be computed again; a drafter that is out needs none."""
+        drafter = cast(FeatureDrafter, self._drafter)
+        return self._call(lambda: drafter.knows(page)) is not False
+
     def stop(self, key: int) -> None:
         self._call(lambda: self._drafter.stop(key))
 

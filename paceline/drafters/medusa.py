@@ -54,6 +54,9 @@ class MedusaDrafter:
         for each in seen:
             self._states[each.key] = each.start + len(each.features), each.features[-1:].to(self._heads.device).clone()
 
+    def knows(self, page: int) -> bool:
+        return True  # only the last hidden state counts, and the last token is always computed
+
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         pass
 

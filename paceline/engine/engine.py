@@ -78,7 +78,7 @@ class Engine:
         self._governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, cost=self._governor.cost, clock=self._clock)
         self._flights = self._open_skies(config, rounds)
-        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor)
+        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor, knows=self._host.knows)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 

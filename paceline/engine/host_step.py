@@ -47,6 +47,10 @@ class HostStep:
             if name in self._drafters:
                 self._drafters[name].start(sequence.key, sequence.lane, self._view(sequence))
 
+    def knows(self, sequence: Sequence, page: int) -> bool:
+        """Whether all that draft for the sequence can do without the hidden states of a page that is found again."""
+        return all(self._drafters[name].knows(page) for name in sequence.drafters if name in self._columns)
+
     def stop(self, sequence: Sequence) -> None:
         for name in sequence.drafters:
             self._begun.discard((name, sequence.key))

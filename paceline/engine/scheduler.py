@@ -12,6 +12,7 @@ A sequence that ends in the air keeps its lane and its pages until the last step
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +70,16 @@ class StepPlan:
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, *, lanes: Lanes, cache: KVCache, governor: Governor) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        lanes: Lanes,
+        cache: KVCache,
+        governor: Governor,
+        knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
+    ) -> None:
+        """`knows`: whether a page of the prefix cache will do for a sequence, or has to be computed again."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in the air
@@ -77,6 +87,7 @@ class Scheduler:
         self._lanes = lanes
         self._cache = cache
         self._governor = governor
+        self._knows = knows
         self._turn = 0  # where the row budget starts when it does not reach everybody
 
     def admit(self) -> list[Sequence]:
@@ -118,7 +129,10 @@ class Scheduler:
         tokens = np.asarray(sequence.tokens, dtype=np.int32)
         sequence.lane = self._lanes.take()
         sequence.span = self._cache.open(
-            tokens, salt=sequence.request.cache_salt, reuse=not sequence.wants_prompt_logprobs
+            tokens,
+            salt=sequence.request.cache_salt,
+            reuse=not sequence.wants_prompt_logprobs,
+            wanted=lambda page: self._knows(sequence, page),
         )
         sequence.counters.cached_tokens += sequence.span.committed
         self._lanes.tokens_np[sequence.lane, : len(tokens)] = tokens

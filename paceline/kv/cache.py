@@ -14,7 +14,7 @@ beginning (and the same salt) shares them. A rejected token is never part of a d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,8 +45,11 @@ class KVCache:
         self._share_prefixes = share_prefixes
         self._spans: dict[int, Span] = {}
 
-    def open(self, tokens: np.ndarray, *, salt: str, reuse: bool = True) -> Span:
-        """A span for a sequence of these tokens, starting with the pages of the longest known prefix.
+    def open(
+        self, tokens: np.ndarray, *, salt: str, reuse: bool = True, wanted: Callable[[int], bool] = lambda page: True
+    ) -> Span:
+        """A span for a sequence of these tokens, starting with the pages of the longest known prefix, as far as they
+        are `wanted`: the others are computed again, and remembered instead.
 
         At least one token is left to be computed: without a row there would be no logits.
         """
@@ -54,7 +57,7 @@ class KVCache:
         if reuse and self._share_prefixes:
             for digest in self._digests(span, tokens, (len(tokens) - 1) // PAGE_SIZE):
                 page = self.pool.find(digest)
-                if page is None:
+                if page is None or not wanted(page):
                     break
                 self.pool.share(page)
                 span.pages.append(page)

@@ -62,10 +62,14 @@ class PagePool:
                 self._retire(page)
 
     def remember(self, page: int, digest: bytes) -> None:
-        """The content of a held page is final and known as `digest`; the first page to know it keeps the name."""
-        if digest not in self._page_of and page not in self._digest_of:
-            self._page_of[digest] = page
-            self._digest_of[page] = digest
+        """The content of a held page is final and known as `digest`, from now on by this page: whoever computed again
+        what another page holds had a reason."""
+        if page in self._digest_of:
+            return
+        if digest in self._page_of:
+            self._forget(self._page_of[digest])
+        self._page_of[digest] = page
+        self._digest_of[page] = digest
 
     def check(self, holdings: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless references, states and digests agree with what the holders say they hold."""
@@ -82,6 +86,12 @@ class PagePool:
         assert all(page in self._digest_of for page in cached), "a cached page without a digest"
         assert not free & self._digest_of.keys(), "a free page with a digest"
         assert {digest: page for page, digest in self._digest_of.items()} == self._page_of, "digests disagree"
+
+    def _forget(self, page: int) -> None:
+        del self._page_of[self._digest_of.pop(page)]
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
 
     def _retire(self, page: int) -> None:
         if page in self._digest_of:

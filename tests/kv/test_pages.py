@@ -57,7 +57,8 @@ class PoolMachine(RuleBasedStateMachine):
     def remember(self, which: int, name: bytes) -> None:
         page = self.held[which % len(self.held)][0]
         self.pool.remember(page, name)
-        if name not in self.names and page not in self.names.values():
+        if page not in self.names.values():  # the latest page has the name
+            self.idle = [other for other in self.idle if other != self.names.get(name)]
             self.names[name] = page
 
     @rule(name=st.sampled_from([b"a", b"b", b"c", b"d"]))
