@@ -15,8 +15,9 @@ from paceline.prompts import Prompt
 from paceline.sampling import sample_seed
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
-PENALTIES: Mapping[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 1.0, "frequency_penalty": 1.0}
-FILTERS: Mapping[str, Any] = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
+# Strong on purpose: mild ones change no token that a draft has just said, and a bug in their state would not show.
+PENALTIES: Mapping[str, Any] = {"presence_penalty": 4.0, "frequency_penalty": 1.0}
+FILTERS: Mapping[str, Any] = {"repetition_penalty": 1.05, "top_k": 50, "top_p": 0.95, "min_p": 0.02}
 RECORDED = "recorded"
 
 
