@@ -148,7 +148,7 @@ def text(found: Record) -> str:
     facts = f"{machine.get('gpu') or machine['cpu']} · paceline {machine['paceline']} ({machine['commit']})"
     lines = [
         f"{found['target']} · {', '.join(found['sources'])} · {facts}",
-        table([HEADER, *map(_row, found["cells"])]),
+        table([HEADER, *map(row, found["cells"])]),
     ]
     lines += [_by_category(cell) for cell in found["cells"] if len(cell["categories"]) > 1]
     void_cells = [cell for cell in found["cells"] if cell["claim_is_void"]]
@@ -158,7 +158,7 @@ def text(found: Record) -> str:
     return "\n\n".join([*lines, found["definition"]])
 
 
-def _row(cell: Record) -> tuple[str, ...]:
+def row(cell: Record) -> tuple[str, ...]:
     ratio = {"ratio": cell["ratio"], "interval": cell["ratio_interval"]}
     return (
         str(cell["batch"]),

@@ -8,7 +8,16 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, counts, data_of, numbers, say, write_results
+from paceline.cli.bench_shared import (
+    add_prompts,
+    add_results,
+    check_places,
+    counts,
+    data_of,
+    numbers,
+    say,
+    write_results,
+)
 from paceline.cli.options import add_model_options, count, load
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
@@ -64,13 +73,14 @@ def run(args: Namespace) -> int:
         seed=args.seed,
         words=lambda kind: args.input_tokens,
     )
+    check_places(args)
     llm = load(_roomy(args))
     kept, prompts = _encoded(llm, chosen, args)
     measured = list(measure(llm.engine, kept, prompts, _grid(args, llm), tick=_tick))
     say("")
     found = record(measured, _facts(args, llm, left_out=len(chosen) - len(kept)))
     print(text(found))
-    write_results(args, found)
+    write_results(args, found, title=f"Speculation on {args.target}")
     return 0
 
 

@@ -12,7 +12,16 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, counts, data_of, numbers, say, write_results
+from paceline.cli.bench_shared import (
+    add_prompts,
+    add_results,
+    check_places,
+    counts,
+    data_of,
+    numbers,
+    say,
+    write_results,
+)
 from paceline.cli.options import count
 from paceline.errors import InvalidRequest
 
@@ -92,6 +101,7 @@ def run(args: Namespace) -> int:
     runs: list[Run] = []
     plans: list[Plan] = []
     interrupted = False
+    check_places(args)
     try:
         asyncio.run(_measure(args, runs, plans))
     except KeyboardInterrupt:
@@ -102,7 +112,7 @@ def run(args: Namespace) -> int:
         say("")
     found = record(plans[0], runs, _facts(args, interrupted=interrupted), goodput=dict(args.goodput))
     print(text(found))
-    write_results(args, found)
+    write_results(args, found, title=f"Load on {runs[0].arm.model}" if runs else "Load")
     return 130 if interrupted else 0 if all(run.complete for run in runs) else 1
 
 

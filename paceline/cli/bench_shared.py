@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,33 @@ def data_of(args: Namespace) -> Path | None:
     return args.data or (Path(given) if given else None)
 
 
-def write_results(args: Namespace, found: dict[str, Any]) -> None:
+def check_places(args: Namespace) -> None:
+    """What cannot be written is said before the work, not after it."""
+    for path in (getattr(args, "save", None), args.html):
+        if path is not None:
+            write(path, "")
+
+
+def write_results(args: Namespace, found: dict[str, Any], *, title: str) -> None:
     if args.save is not None:
         write(args.save, json.dumps(found, indent=1))
+    draw(args, found, title=title)
     if args.json:
         print(json.dumps(found))
+
+
+def draw(args: Namespace, found: dict[str, Any], *, title: str, compared: Sequence[dict[str, Any]] = ()) -> None:
+    from paceline.bench.charts import charts
+    from paceline.bench.html import page
+    from paceline.bench.plots import write_plots
+
+    if args.html is not None:
+        write(args.html, page(found, title=title, compared=compared))
+    if args.plots is not None:
+        try:
+            write_plots(charts(found), args.plots)
+        except OSError as error:
+            raise StorageError(f"plots cannot be written to {args.plots} ({error}); choose another place") from error
 
 
 def write(path: Path, text: str) -> None:

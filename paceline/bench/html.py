@@ -1,0 +1,127 @@
+"""Records of `bench serve`, `bench offline` and `bench compare` as one HTML file that needs nothing else.
+
+Everything that came from a file, a server or a command line is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from paceline.audit.page import STYLE
+from paceline.bench import offline_record, serve_text
+from paceline.bench.charts import charts
+from paceline.bench.plots import svg
+from paceline.bench.serve_text import NAMES, load_title, ratio_text, runs_of
+
+Record = dict[str, Any]
+CHARTS = ".charts { display: flex; flex-wrap: wrap; gap: 1.5rem } .charts svg { max-width: 100%; height: auto }"
+
+
+def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
+    """`compared`: what two files say about each other, as `bench.compare.record` has it."""
+    offline = record.get("benchmark") == "offline"
+    sections = [
+        _heading(record, title),
+        _section("Second by first", _compared(compared)) if compared else "",
+        _section("Cells", _cells(record)) if offline else _section("Runs", _runs(record)),
+        "" if offline else _section("Loads and temperatures", _grid(record)),
+        _section("Arms in turns", _arms(record["comparisons"])) if record.get("comparisons") else "",
+        _section("Plots", f'<div class="charts">{"".join(map(svg, charts(record)))}</div>'),
+        f'<p class="note">{escape(record.get("definition", ""))}</p>',
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{CHARTS}</style></head>'
+        f"<body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _heading(record: Record, title: str) -> str:
+    machine: Mapping[str, Any] = record.get("machine") or record.get("client_machine") or {}
+    facts = [machine.get("gpu") or machine.get("cpu"), f"paceline {machine.get('paceline')} ({machine.get('commit')})"]
+    shown = " · ".join(str(fact) for fact in facts if fact) if machine else ""
+    partial = '<p class="verdict bad">Interrupted: a part of the runs.</p>' if record.get("interrupted") else ""
+    return (
+        f'<h1>{escape(title)}</h1><p class="facts">{escape(shown)}<br>'
+        f"<code>{escape(str(record.get('command', '')))}</code></p>{partial}"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{escape(title)}</h2>{body}"
+
+
+def _runs(record: Record) -> str:
+    runs = runs_of(record)
+    failed = "".join(f'<p class="bad">{escape(line)}</p>' for run in runs for line in serve_text.failures(run))
+    return table(serve_text.HEADER, [serve_text.run_row(run) for run in runs], words=3) + failed
+
+
+def _cells(record: Record) -> str:
+    found = table(offline_record.HEADER, [offline_record.row(cell) for cell in record["cells"]])
+    void = [cell for cell in record["cells"] if cell["claim_is_void"]]
+    note = '<p class="bad">Answers loop or repeat themselves: no speed of such text means anything.</p>' if void else ""
+    return found + note
+
+
+def _grid(record: Record) -> str:
+    """Tokens a second by load (rows) and by temperature and arm (columns), with the ratio where arms took turns."""
+    runs = runs_of(record)
+    loads = list(dict.fromkeys(load_title(run) for run in runs))
+    columns = list(dict.fromkeys((run.get("temperature"), str(run.get("arm", ""))) for run in runs))
+    speeds = {(load_title(r), r.get("temperature"), str(r.get("arm", ""))): r["output_throughput"] for r in runs}
+    ratios = {
+        (load_title(c), c["temperature"], c["arm"]): c["ratios"]["output_throughput"]["ratio"]
+        for c in record.get("comparisons", ())
+        if "output_throughput" in c["ratios"]
+    }
+    header = ["tokens a second", *(f"T={0 if t is None else t:g} {arm}".strip() for t, arm in columns)]
+    rows = [[load, *(_speed(speeds.get((load, *c)), ratios.get((load, *c))) for c in columns)] for load in loads]
+    return table(header, rows, words=1)
+
+
+def _speed(speed: float | None, ratio: float | None) -> str:
+    return "" if speed is None else f"{speed:.1f}" + ("" if ratio is None else f" (×{ratio:.2f})")
+
+
+def _arms(comparisons: Sequence[Record]) -> str:
+    header = ["load", "T", "arm", "against", *NAMES.values(), "same texts"]
+    rows = [
+        [
+            load_title(c),
+            f"{c['temperature']:g}",
+            c["arm"],
+            c["against"],
+            *(f"× {ratio_text(c['ratios'][name])}" if name in c["ratios"] else "" for name in NAMES),
+            f"{c['identical_texts']}/{c['pairs']}",
+        ]
+        for c in comparisons
+    ]
+    return table(header, rows, words=4)
+
+
+def _compared(found: Sequence[Record]) -> str:
+    rows = [
+        [
+            each["run"],
+            each["metric"],
+            *("" if each[side] is None else f"{each[side]:.2f}" for side in ("first", "second")),
+            ratio_text(each),
+            each["verdict"],
+        ]
+        for each in found
+    ]
+    return table(["run", "", "first", "second", "ratio", "verdict"], rows, words=2)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
+    """The first `words` columns are read as words, the others as numbers."""
+    lines = [_line("th", header, words), *(_line("td", row, words) for row in rows)]
+    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
+
+
+def _line(tag: str, cells: Sequence[str], words: int) -> str:
+    marked = [f"<{tag}{' class=word' if i < words else ''}>{escape(cell)}</{tag}>" for i, cell in enumerate(cells)]
+    return f"<tr>{''.join(marked)}</tr>"
