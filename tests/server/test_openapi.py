@@ -98,4 +98,5 @@ def test_chunks_are_as_documented(api: Api, fields: dict[str, Any]) -> None:
     for model, chunks in ((ChatChunk, chats), (Completion, texts)):
         for chunk in chunks:
             assert model.model_validate(chunk).model_dump(exclude_unset=True, mode="json") == chunk
+        assert sum("ignored_fields" in chunk for chunk in chunks) == bool(fields)  # once, whichever choice is first
         assert chunks[-1 if not fields else -2]["speculation"]["drafter"] == "ngram"

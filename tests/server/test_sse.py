@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from paceline.llm import LLM
 from paceline.server.bridge import Bridge, Stream
 from paceline.server.guards import STRAIGHT
 from paceline.server.problems import ErrorDetail
 from paceline.server.sse import DONE, EventStream, chunk, chunk_head, error_chunks, event
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
+from tests.server.alive import Alive, scenario
 
 BRIDGE = cast(Bridge, SimpleNamespace(state="ready"))
 FIRST, SECOND, THIRD = (TokenEvent(request_id="r", sample=i, text=text) for i, text in enumerate("abc"))
@@ -88,3 +91,38 @@ def test_chunks_are_json_behind_their_head() -> None:
     body = {"id": "x", "created": 3, "choices": [{"text": 'ü "\n\u2028'}], "usage": None}
     assert json.loads(text.removeprefix("data: ")) == body
     assert event("a.b", {"n": 1}) == b'event: a.b\ndata: {"n":1}\n\n'
+
+
+BODY = {"prompt": "abcabcabc", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_stream_over_a_socket(llm: LLM, version: str) -> None:
+    """Chunks of HTTP/1.1, where they are framed without h11, come together to what they were; 1.0 knows no chunks."""
+
+    async def play(server: Alive) -> None:
+        whole = (await server.http.post("/v1/completions", json=BODY)).json()["choices"][0]["text"]
+        body = json.dumps(BODY | {"stream": True})
+        head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+        top, _, text = (await server.raw(request.encode())).partition(b"\r\n\r\n")
+        assert (b"transfer-encoding: chunked" in top.lower()) == (version == "1.1")
+        said = "".join(unframed(text) if version == "1.1" else [text.decode()])
+        *chunks, done = said.split("\n\n")[:-1]
+        assert done == "data: [DONE]"
+        assert len(chunks) > 1
+        assert "".join(json.loads(c.removeprefix("data: "))["choices"][0]["text"] for c in chunks) == whole
+
+    scenario(llm, play)
+
+
+def unframed(body: bytes) -> Iterator[str]:
+    while True:
+        size, _, rest = body.partition(b"\r\n")
+        length = int(size, 16)
+        if not length:
+            assert rest == b"\r\n"
+            return
+        yield rest[:length].decode()
+        assert rest[length : length + 2] == b"\r\n"
+        body = rest[length + 2 :]
