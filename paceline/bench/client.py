@@ -67,13 +67,16 @@ class Client:
         self.kind = kind
         self._errors: type[Exception] = http.HTTPError
         self._no_connection: tuple[type[Exception], ...] = (http.ConnectError, http.ConnectTimeout)
-        self.http: httpx.AsyncClient = http.AsyncClient(
-            base_url=self.root,
-            headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {}),
-            timeout=http.Timeout(timeout, connect=min(timeout, 10.0)),
-            limits=http.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # a proxy would be measured, too
-        )
+        try:
+            self.http: httpx.AsyncClient = http.AsyncClient(
+                base_url=self.root,
+                headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {}),
+                timeout=http.Timeout(timeout, connect=min(timeout, 10.0)),
+                limits=http.Limits(max_connections=None, max_keepalive_connections=None),
+                trust_env=False,  # a proxy would be measured, too
+            )
+        except http.InvalidURL as error:
+            raise InvalidRequest(f"{url!r} is no address ({error}): give one such as http://127.0.0.1:8000") from error
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -82,19 +85,18 @@ class Client:
         """What the server serves, and whether there is one at all."""
         try:
             answer = await self.http.get("/v1/models")
-            models = answer.json()["data"] if answer.status_code == 200 else []
+            if answer.status_code == 200:
+                return str(answer.json()["data"][0]["id"])
         except self._errors as error:
             raise InvalidRequest(
                 f"no server answers at {self.root} ({_said(error)}): start one there, or give another --url"
             ) from error
-        except (ValueError, KeyError, TypeError):
-            models = []
-        if not models:
-            raise InvalidRequest(
-                f"{self.root}/v1/models answered {answer.status_code} and names no model: give its name with --model, "
-                "or the --url of an OpenAI server"
-            )
-        return str(models[0]["id"])
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise InvalidRequest(
+            f"{self.root}/v1/models answered {answer.status_code} and names no model: give its name with --model, or "
+            "the --url of an OpenAI server"
+        )
 
     async def counters(self) -> Counters | None:
         """None where the server has none, or does not show them."""
@@ -154,7 +156,11 @@ async def _listen(outcome: Outcome, answer: httpx.Response) -> None:
         if not isinstance(chunk, dict) or chunk.get("error"):
             outcome.error = f"the server gave up: {_complaint(data.encode())}"
             return
-        counted = _hear(outcome, chunk, moment - outcome.started, counted)
+        try:
+            counted = _hear(outcome, chunk, moment - outcome.started, counted)
+        except (TypeError, ValueError, AttributeError):
+            outcome.error = f"the stream broke after {outcome.chunks} chunks: {data[:60]!r} is no chunk of OpenAI's"
+            return
     if not done and outcome.finish is None:
         outcome.error = f"the stream ended after {outcome.chunks} chunks without saying that it was finished"
     elif not outcome.ttft:

@@ -104,9 +104,10 @@ def _limit(cell: Record) -> str:
 
 
 def _runs(title: str, first: Record, second: Record) -> list[Compared]:
-    found = [
-        Compared(title, "output_throughput", *_both(first, second, "output_throughput"), _speed(first, second), True)
-    ]
+    found = []
+    speed = _speed(first, second)
+    if speed is not None:
+        found.append(Compared(title, "output_throughput", *_both(first, second, "output_throughput"), speed, True))
     for name, of in LATENCIES.items():
         ratio = _latency(first, second, of)
         if ratio is not None:
@@ -118,7 +119,7 @@ def _both(first: Record, second: Record, name: str) -> tuple[float | None, float
     return first.get(name), second.get(name)
 
 
-def _speed(first: Record, second: Record) -> Ratio:
+def _speed(first: Record, second: Record) -> Ratio | None:
     blocks = [
         list(zip(run.get("block_output_tokens", ()), run.get("block_seconds", ()), strict=False))
         for run in (second, first)
@@ -127,8 +128,8 @@ def _speed(first: Record, second: Record) -> Ratio:
         ratio = paired_ratio(blocks[0], blocks[1])
         if ratio is not None:
             return ratio
-    before = first["output_throughput"]
-    return Ratio(second["output_throughput"] / before if before else float("inf"), None, None, 1)
+    before, after = _both(first, second, "output_throughput")
+    return Ratio(after / before, None, None, 1) if before and after else None
 
 
 def _tpot(run: Record, i: int) -> float | None:

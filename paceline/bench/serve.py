@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.arrivals import Arrivals, Load, times
-from paceline.bench.client import Client, Outcome
+from paceline.bench.client import Client, Outcome, body
 from paceline.bench.counters import Counters
 from paceline.bench.workloads import Ask
 from paceline.errors import InvalidRequest
@@ -95,6 +95,8 @@ class Gone(Exception):
 async def measure(plan: Plan, arms: Sequence[Arm], runs: list[Run], *, tick: Callable[[Run], Tick]) -> None:
     """Fills `runs`, which keeps what there is if this is interrupted. `tick` is told of every outcome of a run."""
     for arm in arms:
+        for ask in plan.asks:
+            body(ask, arm.client.kind, {})  # what cannot be asked is said before anything is
         await _warm_up(plan, arm)
     try:
         for load in plan.loads:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InvalidRequest
 from paceline.prompts import find, read_prompts, spread
 
 SYNTHETIC = ("random", "sonnet")
@@ -56,15 +55,13 @@ def asks(
     count: int | None,
     max_tokens: int,
     seed: int = 0,
-    words: Callable[[str], int] | None = None,
+    words: Callable[[str], int],
 ) -> list[Ask]:
     """Of all sources together at most `count`. `words`: how many a made-up prompt of a kind has."""
     found: list[Ask] = []
     share = None if count is None else -(-count // len(sources))
     for source in sources:
         if source in SYNTHETIC:
-            if words is None:
-                raise InvalidRequest(f"how long are prompts of {source!r}? Say it with --input-tokens")
             found += made_up(source, count=share or COUNT, words=words(source), data=data, seed=seed)
         else:
             found += _read(source, data=data, count=share)

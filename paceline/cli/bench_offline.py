@@ -76,12 +76,20 @@ def run(args: Namespace) -> int:
     check_places(args)
     llm = load(_roomy(args))
     kept, prompts = _encoded(llm, chosen, args)
-    measured = list(measure(llm.engine, kept, prompts, _grid(args, llm), tick=_tick))
+    measured, interrupted = [], False
+    try:
+        for part in measure(llm.engine, kept, prompts, _grid(args, llm), tick=_tick):
+            measured.append(part)  # noqa: PERF402 - what is there when Ctrl-C comes is kept
+    except KeyboardInterrupt:
+        if not measured:
+            raise
+        interrupted = True
     say("")
-    found = record(measured, _facts(args, llm, left_out=len(chosen) - len(kept)))
+    facts = _facts(args, llm, left_out=len(chosen) - len(kept)) | {"interrupted": interrupted}
+    found = record(measured, facts)
     print(text(found))
     write_results(args, found, title=f"Speculation on {args.target}")
-    return 0
+    return 130 if interrupted else 0
 
 
 def _roomy(args: Namespace) -> Namespace:

@@ -20,6 +20,7 @@ from paceline.cli.bench_shared import (
     data_of,
     numbers,
     say,
+    whole,
     write_results,
 )
 from paceline.cli.options import count
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.bench.arrivals import Load
     from paceline.bench.client import Client, Outcome
     from paceline.bench.serve import Arm, Plan, Run
+    from paceline.bench.workloads import Ask
 
 SERVE = """Load on any OpenAI server (Paceline, vLLM, SGLang, llama-server), and how it does.
 
@@ -75,7 +77,7 @@ def _add_load(parser: ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be; not every server")
     group.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="more fields of every request")
     group.add_argument("--rounds", type=count, default=1, metavar="N", help="all of it so often (default: 1)")
-    group.add_argument("--warm-up", type=int, default=1, metavar="N", help="requests that do not count (default: 1)")
+    group.add_argument("--warm-up", type=whole, default=1, metavar="N", help="requests that do not count (default: 1)")
     group.add_argument(
         "--goodput",
         type=_slo,
@@ -97,13 +99,15 @@ def _add_load(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from paceline.bench.serve_record import record
     from paceline.bench.serve_text import text
+    from paceline.bench.workloads import SYNTHETIC
 
     runs: list[Run] = []
     plans: list[Plan] = []
     interrupted = False
     check_places(args)
+    chosen = None if set(args.prompts) & set(SYNTHETIC) else _asks(args, {})  # a bad file is told without a server
     try:
-        asyncio.run(_measure(args, runs, plans))
+        asyncio.run(_measure(args, chosen, runs, plans))
     except KeyboardInterrupt:
         if not runs:
             raise
@@ -116,14 +120,15 @@ def run(args: Namespace) -> int:
     return 130 if interrupted else 0 if all(run.complete for run in runs) else 1
 
 
-async def _measure(args: Namespace, runs: list[Run], plans: list[Plan]) -> None:
-    """What was planned and what came of it goes into the lists, so that it is there when this is interrupted."""
+async def _measure(args: Namespace, chosen: list[Ask] | None, runs: list[Run], plans: list[Plan]) -> None:
+    """`chosen`: None where prompts are made up, for which the server is asked how long its words are. What was planned
+    and what came of it goes into the lists, so that it is there when this is interrupted."""
     from paceline.bench.serve import measure
 
     clients: list[Client] = []
     try:
         arms = await _arms(args, clients)
-        plans.append(await _plan(args, arms[0]))
+        plans.append(_plan(args, chosen or _asks(args, await _lengths(args, arms[0]))))
         await measure(plans[0], arms, runs, tick=_progress(plans[0]))
     finally:
         for client in clients:
@@ -158,14 +163,19 @@ def _speculation(arm: str) -> dict[str, Any]:
     return {"speculation": {"enabled": arm == "on"} if arm in ("on", "off") else {"enabled": True, "drafter": arm}}
 
 
-async def _plan(args: Namespace, arm: Arm) -> Plan:
+async def _lengths(args: Namespace, arm: Arm) -> dict[str, int]:
+    """Words of each kind of made-up prompt."""
     from paceline.bench.calibrate import words_for
-    from paceline.bench.serve import Plan
-    from paceline.bench.workloads import SYNTHETIC, asks
+    from paceline.bench.workloads import SYNTHETIC
 
     kinds = [source for source in args.prompts if source in SYNTHETIC]
-    lengths = {kind: await words_for(arm, kind, tokens=args.input_tokens, data=data_of(args)) for kind in kinds}
-    chosen = asks(
+    return {kind: await words_for(arm, kind, tokens=args.input_tokens, data=data_of(args)) for kind in kinds}
+
+
+def _asks(args: Namespace, lengths: Mapping[str, int]) -> list[Ask]:
+    from paceline.bench.workloads import asks
+
+    return asks(
         args.prompts,
         data=data_of(args),
         count=args.count,
@@ -173,6 +183,11 @@ async def _plan(args: Namespace, arm: Arm) -> Plan:
         seed=args.seed,
         words=lengths.__getitem__,
     )
+
+
+def _plan(args: Namespace, chosen: Sequence[Ask]) -> Plan:
+    from paceline.bench.serve import Plan
+
     return Plan(
         asks=chosen,
         loads=_loads(args),

@@ -52,10 +52,10 @@ def data_of(args: Namespace) -> Path | None:
 
 
 def check_places(args: Namespace) -> None:
-    """What cannot be written is said before the work, not after it."""
-    for path in (getattr(args, "save", None), args.html):
+    """What cannot be written is said before the work, not after it. What is there already stays until then."""
+    for path in (args.save, args.html):
         if path is not None:
-            write(path, "")
+            write(path, "", mode="a")
 
 
 def write_results(args: Namespace, found: dict[str, Any], *, title: str) -> None:
@@ -80,10 +80,11 @@ def draw(args: Namespace, found: dict[str, Any], *, title: str, compared: Sequen
             raise StorageError(f"plots cannot be written to {args.plots} ({error}); choose another place") from error
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, *, mode: str = "w") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
 
@@ -99,6 +100,12 @@ def counts(text: str) -> tuple[int, ...]:
     if len(set(found)) != len(found):
         raise ArgumentTypeError(f"a number stands twice in {text!r}")
     return found
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"a whole number from 0 on is needed, not {text!r}")
+    return int(text)
 
 
 def numbers(text: str) -> tuple[float, ...]:
