@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask
+from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import FAILURES, Guard
+from paceline.drafters.ngram import NgramDrafter
 from paceline.sampling import Sampler
-from paceline.types import SamplingParams
+from paceline.types import Request, SamplingParams
 from tests.odd_drafters import METHODS, Silent, hanging, raising
+from tests.rig import TARGET, always, build, plain, prompt, run, tokens_of
 
 TOKENS = np.arange(4, dtype=np.int32)
 ASK = Ask(
@@ -114,3 +116,35 @@ def test_a_foreign_drafter_runs_on_a_thread_of_its_own() -> None:
     assert seen[0] is seen[1]
     assert seen[0] is not threading.current_thread()
     assert seen[0].daemon
+
+
+class Reading(NgramDrafter):
+    """Reads hidden states, and fails at it."""
+
+    taps = (0, 1)
+
+    def __init__(self, *, fails: str) -> None:
+        super().__init__()
+        self._fails = fails
+
+    def feed(self, seen: Sequence[Seen]) -> None:
+        if self._fails == "feed":
+            raise RuntimeError("fed up")
+
+    def knows(self, page: int) -> bool:
+        if self._fails == "knows":
+            raise RuntimeError("who knows")
+        return self._fails == "nonsense"
+
+
+@pytest.mark.parametrize("fails", ["feed", "knows", "nonsense", ""])
+def test_whoever_fails_at_hidden_states_costs_speed_only(fails: str) -> None:
+    made = always(Reading(fails=fails))
+    rig = build("toy", {"reading": made}, forward=TARGET.forward("toy", num_pages=160, taps=(0, 1)))
+    asked = [
+        Request(str(i), prompt(40, seed=1, repeat=True), SamplingParams(temperature=0, max_tokens=12)) for i in range(3)
+    ]
+    for one in asked:
+        assert tokens_of(run(rig, [one])) == tokens_of(run(build(), plain([one])))
+    assert (rig.engine.drafters["reading"].out is not None) == (fails == "feed")
+    assert (rig.engine.stats.drafted > 0) or fails == "feed"
