@@ -106,6 +106,7 @@ def measure(
 
 
 def _rounds(engine: Engine, cells: Sequence[Cell], unit: Unit, prompts: Sequence[tuple[int, ...]], grid: Grid) -> None:
+    gc.collect()  # now, rather than in the middle
     for number in range(grid.rounds):
         for cell in cells if number % 2 == 0 else reversed(cells):
             turn = _turn(engine, cell, unit, prompts, grid, number=number)
@@ -131,7 +132,6 @@ def _turn(
 def decode(engine: Engine, requests: Sequence[Request]) -> Turn:
     """All requests together, from the moment at which each has its first token."""
     answers = {request.id: Replay() for request in requests}
-    gc.collect()  # now, rather than in the middle
     for request in requests:
         engine.submit(request)
     while engine.has_work and not all(answer.tokens or answer.finish for answer in answers.values()):

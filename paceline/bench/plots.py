@@ -17,7 +17,7 @@ from typing import Any, Literal
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 64
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-LETTER = 6.2  # pixels, about
+LETTER, ROW = 6.2, 14  # pixels: about the width of one, and from line to line
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     parts = [_axes(chart), _legend(chart), _bars(chart) if chart.kind == "bars" else _lines(chart)]
+    height = HEIGHT + _slant(chart) + ROW * (len(_legend_rows(chart)) - 1)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="11" fill="currentColor">'
         f"<title>{escape(chart.title)}</title>"
         f'<text x="{LEFT}" y="14" font-size="13" font-weight="600">{escape(chart.title)}</text>{"".join(parts)}</svg>'
@@ -94,24 +95,50 @@ def _axes(chart: Chart) -> str:
 
 
 def _legend(chart: Chart) -> str:
-    parts, x, y = [], float(LEFT), HEIGHT - 12
-    for i, series in enumerate(chart.series):
-        parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" fill="{_colour(i)}"/>')
-        parts.append(f'<text x="{x + 14:.0f}" y="{y}">{escape(series.name)}</text>')
-        x += 30 + LETTER * len(series.name)
-        if x > WIDTH - 120:
-            x, y = float(LEFT), y - 14
+    parts = []
+    for r, row in enumerate(_legend_rows(chart)):
+        x, y = float(LEFT), HEIGHT - 12 + _slant(chart) + ROW * r
+        for i, name in row:
+            parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" fill="{_colour(i)}"/>')
+            parts.append(f'<text x="{x + 14:.0f}" y="{y}">{escape(name)}</text>')
+            x += _legend_width(name)
     return "".join(parts)
 
 
+def _legend_rows(chart: Chart) -> list[list[tuple[int, str]]]:
+    """Numbers and names of series, as many in a row as there is room for."""
+    rows: list[list[tuple[int, str]]] = [[]]
+    for i, series in enumerate(chart.series):
+        taken = sum(_legend_width(name) for _, name in rows[-1])
+        if rows[-1] and taken + _legend_width(series.name) > WIDTH - LEFT:
+            rows.append([])
+        rows[-1].append((i, series.name))
+    return rows
+
+
+def _legend_width(name: str) -> float:
+    return 30 + LETTER * len(name)
+
+
+def _group(chart: Chart) -> float:
+    return (WIDTH - LEFT - RIGHT) / max(len(chart.names), 1)
+
+
+def _slant(chart: Chart) -> int:
+    """Pixels that names need below the axis if they are too long to stand side by side."""
+    longest = max(map(len, chart.names), default=0)
+    return 0 if LETTER * longest < _group(chart) else min(90, int(0.42 * LETTER * longest))
+
+
 def _bars(chart: Chart) -> str:
-    group = (WIDTH - LEFT - RIGHT) / max(len(chart.names), 1)
+    group = _group(chart)
     width = min(44.0, 0.8 * group / max(len(chart.series), 1))
     parts = []
     for g, name in enumerate(chart.names):
         middle = LEFT + group * (g + 0.5)
-        shown = name if LETTER * len(name) < group else name[: max(3, int(group / LETTER) - 1)] + "…"
-        parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(shown)}</text>')
+        place = f'x="{middle:.1f}" y="{HEIGHT - BOTTOM + 16}"'
+        turned = f' transform="rotate(-25 {middle:.1f} {HEIGHT - BOTTOM + 16})"' if _slant(chart) else ""
+        parts.append(f'<text {place} text-anchor="{"end" if turned else "middle"}"{turned}>{escape(name)}</text>')
         for i, series in enumerate(chart.series):
             x = middle + width * (i - len(chart.series) / 2)
             parts.append(_bar(chart, series, g, x=x, width=width, colour=_colour(i), label=f"{series.name}, {name}"))

@@ -27,15 +27,15 @@ def delta(text: str, **more: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} | more)
 
 
-def good(words: int = 4) -> Answer:
-    """Two tokens a chunk, as the last chunk's usage tells."""
+def good(words: int = 4, *, length: Callable[[Body], int] = lambda body: 7) -> Answer:
+    """Two tokens a chunk, as the last chunk's usage tells. `length`: of the prompt."""
 
     def answer(body: Body, number: int) -> Iterator[bytes]:
         yield STREAM + event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         for i in range(words):
             yield delta(f"w{i} ")
         yield event({"choices": [{"delta": {}, "finish_reason": "length"}]})
-        yield event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2 * words}})
+        yield event({"choices": [], "usage": {"prompt_tokens": length(body), "completion_tokens": 2 * words}})
         yield event(b"[DONE]") + END
 
     return answer
