@@ -67,7 +67,7 @@ def eagle_shapes(layer: ModelConfig, *, target_hidden: int, draft_vocab: int) ->
     queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
     return {
         "fc": (hidden, 3 * target_hidden),
-        **{name: (hidden,) for name in ("embed_norm", "hidden_norm", "mlp_norm", "norm")},
+        **dict.fromkeys(("embed_norm", "hidden_norm", "mlp_norm", "norm"), (hidden,)),
         "q": (queries, 2 * hidden),
         "k": (keys, 2 * hidden),
         "v": (keys, 2 * hidden),
