@@ -2,8 +2,8 @@
 
 Runs are matched by what was asked of them: arm, load and temperature, or drafter, draft, batch and temperature.
 Latencies are paired by prompt where both files name their prompts; else they are compared as two samples. A throughput
-has an interval where both files have it in blocks. Two files are two moments of a machine: what changed between them
-that is not in the files is in the ratio, too.
+has an interval where both files have it in blocks. Two files are two moments of a machine: an interval says what other
+prompts would give, and nothing of what else was different when the second was made. Arms of one run know more.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.bench.client import Outcome
-from paceline.bench.serve import Plan, Run
+from paceline.bench.serve import Block, Plan, Run
 from paceline.bench.statistics import Ratio, paired_ratio, summary
 
 Record = dict[str, Any]
@@ -157,11 +157,12 @@ def comparisons(runs: Sequence[Run]) -> list[Record]:
 
 
 def _compared(arm: Run, against: Run) -> Record:
-    pairs = _pairs(arm, against)
+    """Units are blocks: requests of one block ran side by side, and what slowed one of them slowed the others."""
+    blocks = [_pairs(mine, theirs) for mine, theirs in zip(arm.blocks, against.blocks, strict=False)]
+    pairs = [pair for block in blocks for pair in block]
     ratios: dict[str, Ratio | None] = {"output_throughput": _speed(arm, against)}
     for name, value in _VALUES.items():
-        kept = [(a, b) for a, b in ((value(x), value(y)) for x, y in pairs) if a is not None and b is not None]
-        ratios[name] = paired_ratio([(a, 1) for a, _ in kept], [(b, 1) for _, b in kept])
+        ratios[name] = paired_ratio(*zip(*(_sums(block, value) for block in blocks), strict=True)) if blocks else None
     return {
         "arm": arm.arm.name,
         "against": against.arm.name,
@@ -181,13 +182,18 @@ _VALUES: Mapping[str, Callable[[Outcome], float | None]] = {
 }
 
 
-def _pairs(arm: Run, against: Run) -> list[tuple[Outcome, Outcome]]:
+def _pairs(mine: Block, theirs: Block) -> list[tuple[Outcome, Outcome]]:
     """The same ask in the same block, well answered in both."""
-    pairs = []
-    for mine, theirs in zip(arm.blocks, against.blocks, strict=False):  # an interrupted arm has fewer
-        other = {id(outcome.ask): outcome for outcome in theirs.outcomes if outcome.good}
-        pairs += [(o, other[id(o.ask)]) for o in mine.outcomes if o.good and id(o.ask) in other]
-    return pairs
+    other = {id(outcome.ask): outcome for outcome in theirs.outcomes if outcome.good}
+    return [(outcome, other[id(outcome.ask)]) for outcome in mine.outcomes if outcome.good and id(outcome.ask) in other]
+
+
+def _sums(
+    pairs: Sequence[tuple[Outcome, Outcome]], value: Callable[[Outcome], float | None]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Of each arm the sum over a block, and of how many."""
+    kept = [(a, b) for a, b in ((value(x), value(y)) for x, y in pairs) if a is not None and b is not None]
+    return (sum(a for a, _ in kept), len(kept)), (sum(b for _, b in kept), len(kept))
 
 
 def _speed(arm: Run, against: Run) -> Ratio | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.bench.statistics import ENOUGH
+
 Record = dict[str, Any]
 MOST_ERRORS = 5  # kinds of failure that are shown
 HEADER = (
@@ -30,7 +32,12 @@ def text(record: Record) -> str:
     parts = [table(rows), record["definition"]]
     if any(run.get("tokens_counted_by") == "chunks" for run in runs):
         parts.append("The server does not count tokens: every chunk with text counts as one, so speeds may be too low.")
-    parts += ["\n".join(map(compared_line, record["comparisons"]))] if record.get("comparisons") else []
+    pairs = record.get("comparisons", ())
+    parts += ["\n".join(map(compared_line, pairs))] if pairs else []
+    if any(ratio["interval"] is None for pair in pairs for ratio in pair["ratios"].values()):
+        parts.append(
+            f"An interval needs {ENOUGH} blocks, of two requests or more for each at once: raise --count or --rounds."
+        )
     parts += [line for run in runs for line in failures(run)]
     return "\n\n".join(parts)
 
