@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 TINY = ("--threads", 1, "--device", "cpu", "--max-tokens", 12, "--ignore-eos")
+UNHURRIED = ("--no-measure-cost", "--min-acceptance", 0)  # what is drafted does not depend on the clock
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def offline(cli: Cli, model: str, *argv: object) -> tuple[str, dict[str, Any]]:
 
 
 def test_the_last_line(cli: Cli, tiny: str, asked: str) -> None:
-    argv = ("--drafter", "ngram:min_ngram=1", "--prompts", asked, "--rounds", 2)
+    argv = ("--drafter", "ngram:min_ngram=1", "--prompts", asked, "--rounds", 2, *UNHURRIED)
     text, found = offline(cli, tiny, *argv)
     assert (found["identical"], found["prompts"]) == (5, 5)
     assert found["ratio"] == pytest.approx(found["speculative_tok_s"] / found["plain_tok_s"])
@@ -42,12 +43,13 @@ def test_the_last_line(cli: Cli, tiny: str, asked: str) -> None:
     assert found["tokens_per_round"] == pytest.approx(60 / sum(sizes.values()))
     assert {name: each["prompts"] for name, each in cell["categories"].items()} == {"a": 3, "b": 2}
     assert cell["plain_ms_per_step"]["verify"] > 0
+    assert cell["drafted_per_round"] >= 1
     assert "same text" in text
 
 
 def test_the_grid(cli: Cli, tiny: str, asked: str) -> None:
     grid = ("--batch", "1,3", "--draft", "1,40", "--temperature", "0,1", "--rounds", 1, "--fixed-draft")
-    argv = ("--drafter", "ngram:min_ngram=1", "--prompts", asked, *grid, "--no-measure-cost", "--min-acceptance", 0)
+    argv = ("--drafter", "ngram:min_ngram=1", "--prompts", asked, *grid, *UNHURRIED)
     _, found = offline(cli, tiny, *argv)
     cells = found["cells"]
     assert [(c["batch"], c["temperature"], c["max_draft"]) for c in cells] == [
