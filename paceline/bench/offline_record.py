@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -117,13 +118,11 @@ def _degenerate(answers: Sequence[Replay]) -> Record:
 
 
 def _ratio(units: Sequence[Unit], cell: Cell, plain: Cell) -> Ratio | None:
-    mine, theirs = ([turns for unit in units for turns in _apart(unit.turns[c], units)] for c in (cell, plain))
-    return paired_ratio([_seconds(turns) for turns in mine], [_seconds(turns) for turns in theirs])
-
-
-def _apart(turns: Sequence[Turn], units: Sequence[Unit]) -> list[Sequence[Turn]]:
-    """All together where there are enough units, else each by itself."""
-    return [turns] if len(units) >= ENOUGH else [[turn] for turn in turns]
+    whole = paired_ratio(*([_seconds(unit.turns[c]) for unit in units] for c in (cell, plain)))
+    turns = paired_ratio(*([_seconds([turn]) for unit in units for turn in unit.turns[c]] for c in (cell, plain)))
+    if whole is None or turns is None or len(units) >= ENOUGH:
+        return whole
+    return replace(whole, low=turns.low, high=turns.high, units=turns.units)
 
 
 def _seconds(turns: Sequence[Turn]) -> tuple[float, float]:

@@ -209,6 +209,9 @@ def _png(chart: Chart, path: Path) -> Path:
             width = 0.8 / len(chart.series)
             places = [g + width * (i - (len(chart.series) - 1) / 2) for g in range(len(chart.names))]
             axes.bar(places, [y or 0 for y in series.ys], width, label=series.name, color=_colour(i))
+            for place, bound in zip(places, series.bounds, strict=False):
+                if bound is not None:
+                    axes.vlines(place, *bound, color="black")
     if chart.kind == "bars":
         axes.set_xticks(range(len(chart.names)), chart.names, rotation=20, ha="right")
     axes.set(title=chart.title, ylabel=chart.y, xlabel=chart.x)

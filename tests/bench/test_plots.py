@@ -108,7 +108,9 @@ def test_pngs_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         def savefig(self, path: Path, **options: Any) -> None:
             drawn.append(path.name)
 
-    axes = SimpleNamespace(**{name: lambda *a, **k: None for name in ("plot", "bar", "set_xticks", "set", "legend")})
+    axes = SimpleNamespace(
+        **{name: lambda *a, **k: None for name in ("plot", "bar", "vlines", "set_xticks", "set", "legend")}
+    )
     pyplot = SimpleNamespace(subplots=lambda **k: (Figure(), axes), close=lambda figure: None)
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(use=lambda backend: None))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""What turns on an engine come to; the command is tested in tests/cli."""
+
+from __future__ import annotations
+
+from paceline.audit.replay import Replay
+from paceline.bench.offline import PARTS, Cell, Turn, Unit
+from paceline.bench.offline_record import cell_record, text
+from paceline.bench.workloads import Ask
+from paceline.types import Finish, SequenceStats, Speculation
+
+PLAIN, FAST = Cell(1, 0.0), Cell(1, 0.0, Speculation(), "fast")
+
+
+def turn(seconds: float, *, sizes: tuple[int, ...], same: bool = True) -> Turn:
+    """An answer that came in rounds of these sizes."""
+    tokens = sum(sizes)
+    stats = SequenceStats(
+        output_tokens=tokens,
+        steps=len(sizes),
+        rounds=len(sizes),
+        drafted=4 * len(sizes),
+        accepted=tokens - len(sizes),
+        accepted_by_position=tuple(sum(size > i + 1 for size in sizes) for i in range(max(sizes) - 1)),
+    )
+    said = list(range(tokens)) if same else list(range(1, tokens + 1))
+    answer = Replay(
+        tokens=said,
+        rounds=[i for i, size in enumerate(sizes) for _ in range(size)],
+        finish=Finish.LENGTH,
+        stats=stats,
+    )
+    return Turn(tokens=tokens, seconds=seconds, steps=len(sizes), parts=dict.fromkeys(PARTS, 0.1), answers=[answer])
+
+
+def units(count: int, rounds: int) -> list[Unit]:
+    """Speculation is twice as fast, but for one slow turn of each."""
+    return [
+        Unit(
+            [Ask(str(i), "ab"[i % 2])],
+            {
+                PLAIN: [turn(2.0, sizes=(1,) * 8)] * rounds,
+                FAST: [turn(1.0 if r else 50.0, sizes=(3, 1, 4), same=i > 0) for r in range(rounds)],
+            },
+        )
+        for i in range(count)
+    ]
+
+
+def test_medians_leave_a_slow_turn_out() -> None:
+    found = cell_record(FAST, PLAIN, units(6, rounds=3))
+    assert (found["plain_tok_s"], found["speculative_tok_s"], found["ratio"]) == (4, 8, 2)
+    assert (found["ratio_interval"], found["units"], found["verdict"]) == ([2, 2], 6, "higher")
+    assert (found["identical"], found["prompts"]) == (5, 6)
+
+
+def test_few_prompts_have_the_interval_of_their_turns() -> None:
+    found = cell_record(FAST, PLAIN, units(2, rounds=3))
+    assert (found["ratio"], found["units"], found["verdict"]) == (2, 6, "same")
+    assert found["ratio_interval"][0] < 0.2
+    assert cell_record(FAST, PLAIN, units(1, rounds=3))["ratio_interval"] is None
+
+
+def test_what_drafts_did() -> None:
+    found = cell_record(FAST, PLAIN, units(4, rounds=1))
+    assert found["tokens_per_round_counts"] == {"1": 4, "3": 4, "4": 4}
+    assert found["acceptance_by_position"] == [8 / 12, 8 / 12, 4 / 12]
+    assert found["acceptance"] == 5 / 12
+    assert found["plain_ms_per_step"]["verify"] == 100 / 8
+    assert found["categories"]["a"]["prompts"] == 2
+    assert found["categories"]["a"]["tokens_per_round"] == 8 / 3
+
+
+def test_loops_void_the_claim() -> None:
+    looping = units(4, rounds=3)
+    for unit in looping:
+        for one in unit.turns[FAST]:
+            one.answers[0].tokens = [7] * 200
+    cell = cell_record(FAST, PLAIN, looping)
+    assert (cell["degenerate"], cell["claim_is_void"]) == (4, True)
+    machine = {"cpu": "c", "paceline": "1", "commit": "x"}
+    shown = text({"machine": machine, "target": "t", "sources": ["s"], "cells": [cell], "definition": "d"})
+    assert "no speed of such text means anything" in shown
+    assert not cell_record(FAST, PLAIN, units(4, rounds=3))["claim_is_void"]
