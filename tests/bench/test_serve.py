@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,9 @@ def test_a_key_is_not_in_the_results(bench: Bench, monkeypatch: pytest.MonkeyPat
         status, found = bench(server.url, *words)
     assert status == 0
     assert "secret" not in json.dumps(found)
+
+
+def test_without_httpx_the_command_to_type_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)  # type: ignore[arg-type]
+    assert bench("http://127.0.0.1:9")[0] == 2
+    assert "pip install 'paceline[bench]'" in bench.err
