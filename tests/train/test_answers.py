@@ -64,8 +64,12 @@ def test_only_what_is_missing_is_answered(tmp_path: Path, target: Path) -> None:
     again = AnswerStore.create(tmp_path / "a", settings_for(target), QUESTIONS)
     assert again.missing() == [2]
     answer(AnswerStore.open(again.path), CREW, lambda done, total: None)
-    assert {path.name: path.read_bytes() for path in store.path.iterdir()} == before
+    after = {path.name: path.read_bytes() for path in store.path.iterdir()}
+    redone = store.shard_path(2).name  # its answers may differ: other neighbours round a float otherwise
+    assert after.keys() == before.keys()
+    assert all(after[name] == before[name] for name in after if name != redone)
     assert store.shard_path(0).stat().st_mtime_ns == kept
+    assert again.missing() == []
 
 
 @pytest.mark.usefixtures("small_shards")
