@@ -109,7 +109,7 @@ def answer_offline(args: argparse.Namespace) -> None:
     sys.path.insert(0, str(ROOT))
     from paceline import LLM, SamplingParams
 
-    llm = LLM("smollm2", drafter=None if args.drafter == "none" else args.drafter, kv_memory=512 << 20)
+    llm = LLM("smollm2", drafter=[] if args.drafter == "none" else args.drafter, kv_memory=512 << 20)
     sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     print("ready", flush=True)
     for _ in sys.stdin:

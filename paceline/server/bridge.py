@@ -2,11 +2,13 @@
 
     event loop                                engine thread
     submit, aclose ── orders ──▶ │ take orders, step, │
-    Stream ◀── one call a step ── │ step, … or sleep   │
+    Stream ◀── one call for all ─ │ step, … or sleep   │
 
 The engine is single-threaded by contract: nobody but the thread touches it. Orders wake the thread, so an idle engine
-costs nothing and starts at once. All events of a step cross in one call; a stream keeps its own until they are read, so
-a reader that does not read holds up nobody, and holds no more than its request's max_tokens.
+costs nothing and starts at once. All events of a step cross in one call, and those of steps that follow each other
+within `stream_interval` cross together, because to wake the event loop takes time from a small model's step. Nothing
+waits that ends a sequence. A stream keeps its own until they are read, so a reader that does not read holds up nobody,
+and holds no more than its request's max_tokens.
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
 the engine or the thread. The two broad `except` here see to that.
@@ -147,11 +149,18 @@ class Bridge:
     """Everything that the routes need of the engine. One event loop, from `start` to `close`."""
 
     def __init__(
-        self, llm: LLM, *, model: str, max_waiting: int = 256, clock: Callable[[], float] = time.perf_counter
+        self,
+        llm: LLM,
+        *,
+        model: str,
+        max_waiting: int = 256,
+        stream_interval: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.llm = llm
         self.model = model
         self.max_waiting = max_waiting  # may be changed at any time
+        self.stream_interval = stream_interval  # seconds; likewise
         self.state: State = "starting"
         self.dead: str | None = None  # why, in state "dead"; may name internals: for the log, not for clients
         self.listeners: list[Callable[[TokenEvent], None]] = []  # told of every event, read or not, on the loop
@@ -333,18 +342,20 @@ class Bridge:
             self._tell(self._left.set)
 
     def _serve(self, engine: Engine) -> None:
-        looked = self._clock()
+        looked, posted = self._clock(), -math.inf
+        held: list[TokenEvent] = []  # steps that go by faster than readers need to hear of them
         while self._await_work(engine):
             while self._orders:
                 self._orders.popleft()(engine)
-            if not engine.has_work:
-                continue
-            events = engine.step()
+            if engine.has_work:
+                held += engine.step()
             now = self._clock()
-            if now - looked > SNAPSHOT_SECONDS or any(event.finish for event in events) or not engine.has_work:
+            ended = any(event.finish for event in held) or not engine.has_work
+            if now - looked > SNAPSHOT_SECONDS or ended:
                 self._snapshot, looked = engine.snapshot(), now
-            if events or engine.dead:
-                self._post(events, engine.dead)
+            if engine.dead or (held and (ended or now - posted >= self.stream_interval)):
+                self._post(held, engine.dead)
+                held, posted = [], now
 
     def _await_work(self, engine: Engine) -> bool:
         """Sleep until there is an order or a reason to step. False: it is time to go."""

@@ -213,6 +213,7 @@ class Life:
 
     def _apply(self, settings: Settings) -> None:
         self.bridge.max_waiting = settings.max_waiting
+        self.bridge.stream_interval = settings.stream_interval
 
 
 def _config(app: Any, settings: Settings) -> uvicorn.Config:
@@ -272,7 +273,7 @@ def serve(
     """Until a signal says stop. `model`: the name that clients see, where the settings have none."""
     name = settings.served_name or model or llm.parts.target.name
     settings = replace(settings, port=listener.getsockname()[1])
-    bridge = Bridge(llm, model=name, max_waiting=settings.max_waiting)
+    bridge = Bridge(llm, model=name, max_waiting=settings.max_waiting, stream_interval=settings.stream_interval)
     if settings.record is not None:
         bridge.watchers.append(Recorder(settings.record, share=settings.record_share).take)
     life = Life(bridge, settings, source=source, announce=lambda: _announce(chosen(llm, name, settings), settings))

@@ -45,6 +45,7 @@ HELP = {
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
     "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",
+    "stream_interval": "seconds between two chunks of a stream; steps that are faster travel together. 0: each alone",
     "request_timeout": "seconds a request may take",
     "header_timeout": "seconds for the headers of a request to arrive",
     "read_timeout": "seconds for the body of a request to arrive",
@@ -86,6 +87,7 @@ class Settings:
     max_concurrency_per_key: int = 0
     requests_per_minute_per_key: int = 0
     max_waiting: int = 256
+    stream_interval: float = 0.02
     request_timeout: float = 600.0
     header_timeout: float = 10.0
     read_timeout: float = 30.0
@@ -117,6 +119,7 @@ class Settings:
         for name in ("request_timeout", "header_timeout", "read_timeout", "write_timeout"):
             check_number(name, getattr(self, name), 0, LONGEST, open_low=True)
         check_number("drain_timeout", self.drain_timeout, 0, LONGEST)
+        check_number("stream_interval", self.stream_interval, 0, 1)
         check_flag("log_json", self.log_json)
         check_flag("log_prompts", self.log_prompts)
         check_number("record_share", self.record_share, 0, 1, open_low=True)

@@ -17,7 +17,7 @@ from paceline.server import bridge as bridge_module
 from paceline.server import logs
 from paceline.server.bridge import Bridge, NotReady, QueueFull, Stream
 from paceline.types import Finish, Request, SamplingParams, SequenceStats, TokenEvent
-from tests.rig import GREEDY, RIGS, SAMPLED, Rig, Told, build, mixed_requests, prompt, run, tiny_tokenizer
+from tests.rig import GREEDY, RIGS, SAMPLED, Rig, Told, build, mixed_requests, prompt, run, tiny_tokenizer, tokens_of
 from tests.rig import Key as SampleKey
 
 LONG = SamplingParams(temperature=0, max_tokens=120)
@@ -481,3 +481,26 @@ def test_one_of_several_that_the_engine_refuses_ends_them_all(monkeypatch: pytes
             await bridge._idle.wait()
 
     aio(scenario())
+
+
+@pytest.mark.parametrize(("interval", "most"), [(0.0, None), (1e9, 2)])
+def test_fast_steps_travel_together(monkeypatch: pytest.MonkeyPatch, interval: float, most: int | None) -> None:
+    """The first events and the last ones travel at once, whatever lies between waits for its turn."""
+    crossings: list[int] = []
+
+    async def play() -> None:
+        rig = rig_of()
+        async with bridged(rig, stream_interval=interval) as bridge:
+            deliver = bridge._deliver
+
+            def counted(events: list[TokenEvent], dead: str | None) -> None:
+                crossings.append(len(events))
+                deliver(events, dead)
+
+            monkeypatch.setattr(bridge, "_deliver", counted)
+            told = await read(bridge.submit(a_request()))
+        assert tokens_of(told) == tokens_of(run(rig_of(), [a_request()]))
+
+    aio(play())
+    assert sum(crossings) > 20
+    assert len(crossings) == (most or sum(crossings))
