@@ -112,7 +112,9 @@ def _prompts(args: Namespace) -> list[Prompt]:
 
 def _unhurried(args: Namespace) -> Namespace:
     """Drafts do not depend on the clock, so that an audit can be repeated; and nobody is too many to draft for."""
-    usual, most = EngineConfig(), max(args.at_once)
+    from paceline.audit.distribution import AT_ONCE
+
+    usual, most = EngineConfig(), max(*args.at_once, AT_ONCE)
     defaults: dict[str, Any] = {"measure_cost": False, "min_acceptance": 0.0}
     defaults |= {name: most for name in ("max_sequences", "max_draft_batch") if most > getattr(usual, name)}
     for name, value in defaults.items():
