@@ -12,6 +12,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,8 @@ def trained(lesson: Lesson, tmp_path_factory: pytest.TempPathFactory) -> Trained
 @functools.cache
 def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list[Answer]:
     """The engine's answers to the held-out prompts, every draft as long as it may be."""
-    llm = LLM(target, drafter=drafter, format="fp32", max_context=128, max_draft=4, fixed_draft=True, threads=1)
+    always: dict[str, Any] = {"max_draft": 4, "fixed_draft": True, "max_draft_batch": 64}
+    llm = LLM(target, drafter=drafter, format="fp32", max_context=128, threads=1, **always)
     questions = [one.text for one in AnswerStore.open(work / "answers").questions if one.set == HELD_OUT]
     encoded = [llm.encode_chat([{"role": "user", "content": text}]) for text in questions]
     return llm.generate(encoded, SamplingParams(temperature=temperature, max_tokens=40, seed=3))

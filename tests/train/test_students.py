@@ -91,7 +91,15 @@ def test_a_trained_small_model_is_a_model(lesson: Lesson, target: Path, tmp_path
     job = lesson(tmp_path / "small", kind="small", hidden=32, layers=1, **SHORT)
     scores = train(job, lambda text: None)
     assert scores["held-out"].tokens_per_round > 1.2
-    llm = LLM(str(target), drafter=f"model:{job.out}", format="fp32", max_context=128, fixed_draft=True, threads=1)
+    llm = LLM(
+        str(target),
+        drafter=f"model:{job.out}",
+        format="fp32",
+        max_context=128,
+        fixed_draft=True,
+        max_draft_batch=64,
+        threads=1,
+    )
     plain = LLM(str(target), format="fp32", max_context=128, threads=1)
     sampling = SamplingParams(temperature=0, max_tokens=30)
     drafted = llm.generate(["the cat"], sampling)[0]
