@@ -115,13 +115,13 @@ def _metered(function: Callable[..., Any], *, of_text: bool) -> Callable[..., An
 
 
 class _Instrument(NodeTransformer):
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         size = sum(map(_text_size, node.body))
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_paced", nodes.Const(size))
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         self.generic_visit(node)
         first, *rest = [_filtered(part, "string") for part in node.nodes]
         total: nodes.Expr = first
@@ -129,19 +129,19 @@ class _Instrument(NodeTransformer):
             total = nodes.Add(total, part, lineno=node.lineno)
         return total
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         self.generic_visit(node)
         return _filtered(node, "_weighed")
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         self.generic_visit(node)
         return _filtered(node, "_weighed")
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         self.generic_visit(node)
         return _filtered(node, "_weighed") if node.ctx == "load" else node
 
-    def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:  # noqa: N802
+    def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
         if node.attr.startswith("_"):
             raise SecurityError(f"a chat template cannot set the attribute {node.attr!r}")
         return node
@@ -162,7 +162,7 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 class _GenerationTag(Extension):
     """{% generation %} marks what an assistant wrote, for training; here it only stands around its text."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -217,7 +217,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return made(self.binop_table[operator](left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - Jinja's own: templates may pass a self
         if isinstance(__obj, LoopContext):  # a recursive loop
             args = (Paced(args[0], 0), *args[1:])
         if isinstance(__obj, BuiltinMethodType):

@@ -117,7 +117,7 @@ def _unknown(word: str, parser: Parser) -> InvalidRequest:
 class _Terse(logging.Formatter):
     """Without tracebacks: the last line of an error says enough to a user."""
 
-    def formatException(self, ei: object) -> str:  # noqa: N802
+    def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
         return ""
 
     def format(self, record: logging.LogRecord) -> str:
