@@ -1,10 +1,10 @@
-"""Prompt files as one list of prompts, whatever they look like, for everything that measures or replays.
+"""Prompt files as one list of prompts, whatever they look like, for everything that measures, replays or trains.
 
 A source is a set by name (`humaneval`: its file is looked up under a data directory), or a path: JSON lines (`.jsonl`,
 also `.gz`), a JSON list, or plain text with one prompt a line. A line's prompt stands under `turns` (the first counts),
 `messages`, `conversations`, `prompt`, `question`, `text` or `instruction`; a line with `prompt_tokens` is a recorded
-request with the sampling parameters it had. Nothing is downloaded, and nothing is skipped in silence: a line that
-cannot be used is an error that names file and line.
+request with the sampling parameters it had. What a user says after the first answer is kept, but is no prompt. Nothing
+is downloaded, and nothing is skipped in silence: a line that cannot be used is an error that names file and line.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from paceline.errors import InvalidRequest
 from paceline.types import Grammar, SamplingParams
@@ -47,6 +47,10 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] = ()
     tokens: tuple[int, ...] = ()
     sampling: SamplingParams | None = None  # as recorded; None: the reader chooses
+    later: tuple[str, ...] = ()  # what the user says after the answer
+    source: str = "unknown"  # as the line says; otherwise the name of the file
+    license: str = "unknown"
+    where: str = field(default="", compare=False)  # file and line
 
     @property
     def text(self) -> str:
@@ -56,11 +60,16 @@ class Prompt:
 
 def read_prompts(source: str, *, data: Path | None = None, count: int | None = None) -> list[Prompt]:
     """All prompts of a set or file; with `count` at most so many, evenly spread over it so that every part is met."""
-    path = find(source, data=data)
-    prompts = list(_read(path, name=source if source in SETS else path.name.split(".")[0]))
-    if not prompts:
-        raise InvalidRequest(f"{path} holds no prompts; give one JSON object or one text a line")
+    prompts = read_file(find(source, data=data), name=source if source in SETS else None)
     return prompts if count is None else spread(prompts, count=count)
+
+
+def read_file(path: Path, *, name: str | None = None) -> list[Prompt]:
+    """All prompts of a file. `name`: what those are called that have no id or category of their own."""
+    prompts = list(_read(path, name=name or path.name.split(".")[0]))
+    if not prompts:
+        raise InvalidRequest(f"{path}: holds no prompts; give one JSON object or one text a line")
+    return prompts
 
 
 def find(source: str, *, data: Path | None) -> Path:
@@ -85,7 +94,7 @@ def _read(path: Path, *, name: str) -> Iterator[Prompt]:
     number = 0
     try:
         for number, record in _records(path):
-            yield _prompt(record, name=name, where=f"{path}:{number}", number=number)
+            yield _prompt(record, name=name, path=path, number=number)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidRequest(f"{path}:{number + 1}: cannot be read ({error}); give a whole file in UTF-8") from error
 
@@ -122,38 +131,49 @@ def _object(record: Any, *, where: str) -> Mapping[str, Any]:
     return record
 
 
-def _prompt(record: Mapping[str, Any], *, name: str, where: str, number: int) -> Prompt:
-    id = str(_first(record, ID_FIELDS, default=f"{name}/{number}"))
-    category = str(_first(record, CATEGORY_FIELDS, default=name))
-    if "prompt_tokens" in record:
-        tokens, sampling = _recorded(record, where)
-        return Prompt(id=id, category=category, tokens=tokens, sampling=sampling)
-    messages = _messages(record)
+def _prompt(record: Mapping[str, Any], *, name: str, path: Path, number: int) -> Prompt:
+    where = f"{path}:{number}"
+    asked = _recorded(record, where) if "prompt_tokens" in record else _said(record, where)
+    return Prompt(
+        id=str(_first(record, ID_FIELDS, default=f"{name}/{number}")),
+        category=str(_first(record, CATEGORY_FIELDS, default=name)),
+        source=str(_first(record, ("source",), default=path.name)),
+        license=str(_first(record, ("license",), default="unknown")),
+        where=where,
+        **asked,
+    )
+
+
+def _said(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    turns = _turns(record)
+    messages = _up_to_user(turns)
     if not messages or not messages[-1]["content"].strip():
         names = ", ".join(("turns", "messages", "conversations", *TEXT_FIELDS))
         raise InvalidRequest(
             f"{where}: no text under {names}; found {', '.join(record) or 'nothing'}: mend or remove the line"
         )
-    return Prompt(id=id, category=category, messages=messages)
+    after = [_role_and_text(message) for message in turns[len(messages) :]]
+    return {"messages": messages, "later": tuple(text for role, text in after if role == "user" and text is not None)}
 
 
-def _messages(record: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
+def _turns(record: Mapping[str, Any]) -> Sequence[Any]:
+    """Messages, wherever they stand and whoever says them."""
     turns = record.get("turns")
     if isinstance(turns, list) and turns:
-        return _said_by_user(turns[0])
-    for field in ("messages", "conversations"):
-        if isinstance(record.get(field), list):
-            return _up_to_user(record[field])
+        return [_user(text) for text in turns]
+    for name in ("messages", "conversations"):
+        if isinstance(record.get(name), list):
+            return cast(Sequence[Any], record[name])
     question = record.get("question")
     if isinstance(question, list) and question and isinstance(question[0], list):  # a list of turns of messages
-        return _up_to_user(question[0])
+        return [message for turn in question if isinstance(turn, list) for message in turn]
     if isinstance(record.get("schema"), dict):
-        return _said_by_user(f"Write JSON that follows this schema:\n\n{json.dumps(record['schema'], indent=1)}")
-    return _said_by_user(_first(record, TEXT_FIELDS, default=""))
+        return [_user(f"Write JSON that follows this schema:\n\n{json.dumps(record['schema'], indent=1)}")]
+    return [_user(_first(record, TEXT_FIELDS, default=""))]
 
 
-def _said_by_user(text: Any) -> tuple[Mapping[str, str], ...]:
-    return ({"role": "user", "content": text},) if isinstance(text, str) else ()
+def _user(text: Any) -> Mapping[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def _up_to_user(said: Sequence[Any]) -> tuple[Mapping[str, str], ...]:
@@ -177,7 +197,7 @@ def _role_and_text(message: Any) -> tuple[str, str | None]:
     return ROLES.get(role, role), content if isinstance(content, str) else None
 
 
-def _recorded(record: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], SamplingParams]:
+def _recorded(record: Mapping[str, Any], where: str) -> dict[str, Any]:
     tokens, options = record["prompt_tokens"], dict(record.get("sampling") or {})
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
         raise InvalidRequest(f"{where}: prompt_tokens must be a list of token ids; mend or remove the line")
@@ -185,7 +205,7 @@ def _recorded(record: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], S
         if options.get("grammar") is not None:
             options["grammar"] = Grammar(**options["grammar"])
         options["logit_bias"] = {int(token): bias for token, bias in (options.get("logit_bias") or {}).items()}
-        return tuple(tokens), SamplingParams.of(**options)
+        return {"tokens": tuple(tokens), "sampling": SamplingParams.of(**options)}
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{where}: sampling parameters that no request has ({error}); remove the line") from None
 

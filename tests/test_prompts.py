@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.prompts import SETS, Prompt, read_prompts, spread
+from paceline.prompts import SETS, Prompt, read_file, read_prompts, spread
 from paceline.types import Grammar, SamplingParams
 
 
@@ -47,7 +47,8 @@ SCHEMA = {"name": "s", "split": "Github", "schema": {"type": "object"}, "tests":
 def test_every_named_set_is_read(tmp_path: Path, name: str, record: Any, expected: tuple[str, str, str]) -> None:
     write(tmp_path / SETS[name], record)
     id, category, text = expected
-    assert read_prompts(name, data=tmp_path) == [Prompt(id, category, user(text))]
+    [found] = read_prompts(name, data=tmp_path)
+    assert (found.id, found.category, found.messages) == (id, category, user(text))
 
 
 def test_a_text_file_is_one_prompt_a_line(tmp_path: Path) -> None:
@@ -66,6 +67,28 @@ def test_conversations_end_with_the_first_user(tmp_path: Path) -> None:
     assert first.messages == ({"role": "system", "content": "Be brief."}, *user("Hi"))
     assert second.messages == tuple(messages)
     assert (first.text, second.id) == ("Hi", "sharegpt/2")
+
+
+@pytest.mark.parametrize(
+    ("record", "later"),
+    [
+        ({"turns": ["one", "two", 3, "four"]}, ("two", "four")),
+        ({"messages": [*user("one"), {"role": "assistant", "content": "so"}, *user("two")]}, ("two",)),
+        ({"question": [[*user("one")], [*user("two")]]}, ("two",)),
+        ({"prompt": "one"}, ()),
+    ],
+)
+def test_what_a_user_says_later_is_kept_but_not_asked(tmp_path: Path, record: Any, later: tuple[str, ...]) -> None:
+    [found] = read_file(write(tmp_path / "p.jsonl", record))
+    assert (found.text, found.later) == ("one", later)
+
+
+def test_where_a_prompt_is_from(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", {"prompt": "a", "source": "s", "license": "MIT"}, {"prompt": "b"})
+    first, second = read_file(path)
+    assert first == Prompt("p/1", "p", user("a"), source="s", license="MIT")
+    assert second == Prompt("p/2", "p", user("b"), source="p.jsonl")
+    assert (first.where, second.where) == (f"{path}:1", f"{path}:2")
 
 
 def test_recorded_requests_keep_their_parameters(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from paceline.errors import InvalidRequest
+from paceline.prompts import Prompt
 from paceline.train.answers import HELD_OUT, TRAIN, AnswerSettings, Question
 from paceline.train.overlap import split
 from paceline.train.packing import Packing
-from paceline.train.prompts import Prompt, read_prompts, read_texts
+from paceline.train.prompts import read_prompts, read_texts
 from paceline.train.storage import same_seed
 
 
