@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
@@ -209,18 +209,6 @@ def test_websockets_are_closed() -> None:
     wire = Wire(type="websocket")
     aio(an_app()(wire.scope, wire.receive, wire.send))
     assert wire.sent == [{"type": "websocket.close", "code": 1000}]
-
-
-@pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    stream = io.StringIO()
-    names = ("paceline", "uvicorn")
-    before = [(logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names]
-    logs.start_log(as_json=True, stream=stream)
-    yield stream
-    for name, (handlers, level) in zip(names, before, strict=True):
-        logging.getLogger(name).handlers = handlers
-        logging.getLogger(name).setLevel(level)
 
 
 def test_the_log_has_a_line_for_each_request(log: io.StringIO) -> None:
