@@ -10,19 +10,19 @@ paceline audit ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --prompts spec_bench --co
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import add_model_options, count, load
+from paceline.cli.files import add_data, data_of, write
+from paceline.cli.options import add_model_options, count, counts, load, temperatures, whole
 from paceline.cli.progress import CLEAR_LINE
 from paceline.config import EngineConfig
-from paceline.errors import InvalidRequest, StorageError
-from paceline.types import Rule, check_number
+from paceline.errors import InvalidRequest
+from paceline.types import Rule
 
 if TYPE_CHECKING:
     from paceline.audit.run import Scope
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE|SET",
         help="JSON lines, one prompt a line, requests that a server recorded, or a set such as spec_bench",
     )
-    group.add_argument("--data", type=Path, metavar="DIR", help="where sets lie (default: $PACELINE_DATA)")
+    add_data(group)
     group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 20)")
     group.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
     group.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default: 64)")
@@ -58,9 +58,9 @@ def _add_grid(parser: ArgumentParser) -> None:
         "--rule", action="append", choices=list(Rule), help=f"may be given several times (default: {rules})"
     )
     group.add_argument(
-        "--at-once", type=_counts, default=(1, 8), metavar="N,N,…", help="requests that run side by side (default: 1,8)"
+        "--at-once", type=counts, default=(1, 8), metavar="N,N,…", help="requests that run side by side (default: 1,8)"
     )
-    group.add_argument("--temperature", type=_temperatures, default=(0.0, 1.0), metavar="X,X,…", help="(default: 0,1)")
+    group.add_argument("--temperature", type=temperatures, default=(0.0, 1.0), metavar="X,X,…", help="(default: 0,1)")
     group.add_argument(
         "--edits",
         action=BooleanOptionalAction,
@@ -69,7 +69,7 @@ def _add_grid(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--samples",
-        type=_whole,
+        type=whole,
         default=512,
         metavar="N",
         help="seeds at each place of a test of the distribution, for rules that keep nothing else; 0: no test "
@@ -87,7 +87,7 @@ def run(args: Namespace) -> int:
 
     prompts = _prompts(args)
     if args.html is not None:
-        _write(args.html, "")  # what cannot be written is said before the work, not after it
+        write(args.html, "", mode="a")  # what cannot be written is said before the work, not after it
     llm = load(_unhurried(args))
     kept, tokens = _encoded(llm, prompts, raw=args.raw)
     found = audit(
@@ -96,7 +96,7 @@ def run(args: Namespace) -> int:
     facts = _facts(args, llm, left_out=len(prompts) - len(kept)) | record(found, show=llm.tokenizer.decode)
     print(text(facts))
     if args.html is not None:
-        _write(args.html, page(facts))
+        write(args.html, page(facts))
     if args.json:
         print(json.dumps(facts))
     return 0 if found.passed else 1
@@ -105,9 +105,7 @@ def run(args: Namespace) -> int:
 def _prompts(args: Namespace) -> list[Prompt]:
     from paceline.prompts import read_prompts
 
-    given = os.environ.get("PACELINE_DATA")
-    data = args.data or (Path(given) if given else None)
-    return read_prompts(args.prompts, data=data, count=args.count or 20)
+    return read_prompts(args.prompts, data=data_of(args), count=args.count or 20)
 
 
 def _unhurried(args: Namespace) -> Namespace:
@@ -174,13 +172,6 @@ def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"the report cannot be written to {path} ({error}); choose another place") from error
-
-
 def _progress(stream: Any) -> Callable[[str], Callable[[], None]]:
     """What runs and how far it is, on one line of a terminal; nothing elsewhere."""
 
@@ -196,23 +187,3 @@ def _progress(stream: Any) -> Callable[[str], Callable[[], None]]:
         return tick if stream.isatty() else lambda: None
 
     return say
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(sorted({count(word) for word in text.split(",")}))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"a whole number from 0 on is needed, not {text!r}")
-    return int(text)
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
-        for value in found:
-            check_number("temperature", value, 0, 100)
-    except ValueError as error:
-        raise ArgumentTypeError(f"numbers such as 0,0.7,1 are needed, not {text!r} ({error})") from None
-    return found

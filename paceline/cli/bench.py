@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import bench_compare, bench_offline, bench_serve
-from paceline.cli.bench_shared import counts
-from paceline.cli.options import FORMATS, count
+from paceline.cli.options import FORMATS, count, counts
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup

@@ -7,7 +7,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.bench_shared import add_pictures, draw, numbers
+from paceline.cli.bench_shared import add_pictures, draw
+from paceline.cli.options import numbers
 
 COMPARE = """Two saved results: what is better in the second, by how much, and how sure that is.
 

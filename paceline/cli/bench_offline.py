@@ -8,17 +8,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import (
-    add_prompts,
-    add_results,
-    check_places,
-    counts,
-    data_of,
-    numbers,
-    say,
-    write_results,
-)
-from paceline.cli.options import add_model_options, count, load
+from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
+from paceline.cli.files import data_of
+from paceline.cli.options import add_model_options, count, counts, load, temperatures
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.types import Rule
@@ -47,7 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("over what")
     group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
     group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
-    group.add_argument("--temperature", type=numbers, default=(0.0,), metavar="X,X,…", help="(default: 0)")
+    group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
     group.add_argument("--rule", choices=list(Rule), default=Rule.COUPLED, help="(default: coupled)")
     group.add_argument(
         "--rounds",

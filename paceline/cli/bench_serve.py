@@ -12,18 +12,9 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import (
-    add_prompts,
-    add_results,
-    check_places,
-    counts,
-    data_of,
-    numbers,
-    say,
-    whole,
-    write_results,
-)
-from paceline.cli.options import count
+from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
+from paceline.cli.files import data_of
+from paceline.cli.options import count, counts, numbers, temperatures, whole
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -73,7 +64,7 @@ def _add_load(parser: ArgumentParser) -> None:
     group.add_argument(
         "--arrivals", choices=("poisson", "constant"), default="poisson", help="of --rate (default: poisson)"
     )
-    group.add_argument("--temperature", type=numbers, default=(0.0,), metavar="X,X,…", help="(default: 0)")
+    group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
     group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be; not every server")
     group.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="more fields of every request")
     group.add_argument("--rounds", type=count, default=1, metavar="N", help="all of it so often (default: 1)")

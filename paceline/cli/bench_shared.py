@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.files import add_data, write
 from paceline.cli.options import count
 from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import StorageError
@@ -25,7 +25,7 @@ def add_prompts(parser: ArgumentParser) -> None:
         help="JSON lines, ShareGPT, one prompt a line, a set such as spec_bench, or made up: random, sonnet; may be "
         "given several times",
     )
-    group.add_argument("--data", type=Path, metavar="DIR", help="where sets lie (default: $PACELINE_DATA)")
+    add_data(group)
     group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 40)")
     group.add_argument("--max-tokens", type=count, default=128, metavar="N", help="longest answer (default: 128)")
     group.add_argument(
@@ -44,11 +44,6 @@ def add_results(parser: ArgumentParser) -> None:
 def add_pictures(group: Any) -> None:
     group.add_argument("--html", type=Path, metavar="FILE", help="a report of one file, which needs nothing else")
     group.add_argument("--plots", type=Path, metavar="DIR", help="its plots as SVG, and PNG where matplotlib is there")
-
-
-def data_of(args: Namespace) -> Path | None:
-    given = os.environ.get("PACELINE_DATA")
-    return args.data or (Path(given) if given else None)
 
 
 def check_places(args: Namespace) -> None:
@@ -80,39 +75,7 @@ def draw(args: Namespace, found: dict[str, Any], *, title: str, compared: Sequen
             raise StorageError(f"plots cannot be written to {args.plots} ({error}); choose another place") from error
 
 
-def write(path: Path, text: str, *, mode: str = "w") -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
-
-
 def say(line: str) -> None:
     """How far it is, on one line of a terminal; nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
-
-
-def counts(text: str) -> tuple[int, ...]:
-    found = tuple(count(word) for word in text.split(","))
-    if len(set(found)) != len(found):
-        raise ArgumentTypeError(f"a number stands twice in {text!r}")
-    return found
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"a whole number from 0 on is needed, not {text!r}")
-    return int(text)
-
-
-def numbers(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise ArgumentTypeError(f"numbers such as 0,0.7,1 are needed, not {text!r}") from None
-    if not all(0 <= value < float("inf") for value in found):
-        raise ArgumentTypeError(f"numbers from 0 on are needed, not {text!r}")
-    return found

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
-from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation
+from paceline.errors import InvalidRequest
+from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation, check_number
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -182,6 +183,44 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"a whole number from 1 on is needed, not {text!r}")
     return int(text)
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"a whole number from 0 on is needed, not {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    found = tuple(count(word) for word in text.split(","))
+    _check_repeats(found, text)
+    return found
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"numbers such as 0,0.7,1 are needed, not {text!r}") from None
+    if not all(0 <= value < float("inf") for value in found):
+        raise ArgumentTypeError(f"numbers from 0 on are needed, not {text!r}")
+    return found
+
+
+def temperatures(text: str) -> tuple[float, ...]:
+    found = numbers(text)
+    _check_repeats(found, text)
+    try:
+        for value in found:
+            check_number("temperature", value, 0, 100)
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
+    return found
+
+
+def _check_repeats(found: tuple[float, ...], text: str) -> None:
+    if len(set(found)) != len(found):
+        raise ArgumentTypeError(f"a number stands twice in {text!r}")
 
 
 def _bytes(text: str) -> int:

@@ -83,7 +83,9 @@ def test_float_weights_have_a_bound(auditor: Auditor) -> None:
         (["--prompts", "no-such-file"], "no prompts at no-such-file"),
         (["--prompts", "gsm8k"], "Set PACELINE_DATA or pass --data DIR"),
         (["--temperature", "hot"], "numbers such as 0,0.7,1"),
-        (["--temperature", "-1"], "temperature must be in"),
+        (["--temperature", "-1"], "numbers from 0 on"),
+        (["--temperature", "0,101"], "temperature must be in [0, 100]"),
+        (["--temperature", "1,0,1.0"], "a number stands twice in '1,0,1.0'"),
         (["--at-once", "0"], "a whole number from 1 on"),
         (["--samples", "-3"], "a whole number from 0 on"),
         (["--rule", "strict"], "invalid choice"),
@@ -104,6 +106,7 @@ def test_prompts_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_place_that_cannot_be_written(auditor: Auditor, tmp_path: Path) -> None:
-    told = auditor(*SHORT, "--html", tmp_path / "nowhere" / "audit.html")
+    (tmp_path / "file").write_text("not a directory")
+    told = auditor(*SHORT, "--html", tmp_path / "file" / "audit.html")
     assert told.status == 2
     assert "choose another place" in told.err
