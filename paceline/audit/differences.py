@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.replay import Replay
 from paceline.engine.engine import Engine
-from paceline.engine.probe import Probe, probe
+from paceline.engine.probe import Probe
 from paceline.filters import filter_floor
 from paceline.kernels.noise import gumbel_noise
 from paceline.sampling import Stream, noise_keys
@@ -57,7 +57,7 @@ def compare(engine: Engine, request: Request, plain: Replay, other: Replay, by: 
     position = next((i for i in both if plain.tokens[i] != other.tokens[i]), len(both))
     if position == len(plain.tokens) or position == len(other.tokens):
         return _difference(plain, other, position, None, math.inf, 0.0, _about_the_end(plain, other))
-    found = probe(engine, request, plain.tokens[:position])
+    found = engine.probes.at(request, plain.tokens[:position])
     bound = by.bound(found.logits) * _stretch(request.sampling)
     gap = max(shortfalls(found, [plain.tokens[position], other.tokens[position]], bound=bound))
     return _difference(plain, other, position, found.token, gap, bound, _about_a_token(plain, other, position, found))

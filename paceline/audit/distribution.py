@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.audit import chances
 from paceline.audit.replay import Tick, replay
 from paceline.engine.engine import Engine
-from paceline.engine.probe import Probe, probe
+from paceline.engine.probe import Probe
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
@@ -155,7 +155,7 @@ def _seconds(engine: Engine, place: Place, params: SamplingParams) -> dict[int, 
 
 
 def _probe(engine: Engine, tokens: tuple[int, ...], params: SamplingParams, output: tuple[int, ...]) -> Probe:
-    return probe(engine, Request(id="probe", prompt=tokens, sampling=params, speculation=OFF), output)
+    return engine.probes.at(Request(id="probe", prompt=tokens, sampling=params, speculation=OFF), output)
 
 
 def _probabilities(found: Probe) -> Tensor:

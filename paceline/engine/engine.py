@@ -26,6 +26,7 @@ from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.flight import DEPTH, Flights
 from paceline.engine.governor import Governor
 from paceline.engine.host_step import HostStep
+from paceline.engine.probe import Probes
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, Snapshot
@@ -79,6 +80,7 @@ class Engine:
         self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, cost=self._governor.cost, clock=self._clock)
         self._flights = self._open_skies(config, rounds)
         self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor, knows=self._host.knows)
+        self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 

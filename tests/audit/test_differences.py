@@ -11,7 +11,7 @@ import torch
 from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.differences import Kind, compare, shortfalls
 from paceline.audit.replay import Replay
-from paceline.engine.probe import Probe, logits_after, probe
+from paceline.engine.probe import Probe
 from paceline.types import Finish, Origin, Request, SamplingParams
 from tests.rig import TARGET, build, prompt
 
@@ -20,7 +20,7 @@ REQUEST = Request(id="r", prompt=prompt(12, seed=1), sampling=SamplingParams(tem
 
 def probed(**options: object) -> Probe:
     sampling = replace(REQUEST.sampling, **options)  # type: ignore[arg-type]
-    return probe(build("toy").engine, replace(REQUEST, sampling=sampling), ())
+    return build("toy").engine.probes.at(replace(REQUEST, sampling=sampling), ())
 
 
 def ranked(found: Probe) -> list[int]:
@@ -69,9 +69,9 @@ def replayed(tokens: list[int], finish: Finish = Finish.LENGTH, text: str = "") 
 
 def test_where_a_difference_is() -> None:
     engine, by = build("toy").engine, Arithmetic(bitwise=True)
-    truth = [probe(engine, REQUEST, ()).token]
+    truth = [engine.probes.at(REQUEST, ()).token]
     for _ in range(3):
-        truth.append(probe(engine, REQUEST, truth).token)
+        truth.append(engine.probes.at(REQUEST, truth).token)
     wrong = [*truth[:2], (truth[2] + 1) % 97, 5]
     assert compare(engine, REQUEST, replayed(truth), replayed(truth), by) is None
     found = compare(engine, REQUEST, replayed(truth), replayed(wrong), by)
@@ -85,7 +85,7 @@ def test_where_a_difference_is() -> None:
 
 def test_two_close_tokens_far_from_the_right_one_are_no_tie() -> None:
     engine = build("toy").engine
-    found = probe(engine, REQUEST, ())
+    found = engine.probes.at(REQUEST, ())
     low = ranked(found)[-2:]
     loose = Arithmetic.rounded(torch.float32, layers=2, width=64)
     assert abs(float(found.logits[low[0]] - found.logits[low[1]])) < 1
@@ -118,14 +118,14 @@ def test_the_bound_holds_for_a_model_of_floats() -> None:
     moved = []
     for seed in range(8):
         tokens = prompt(40, seed=seed)
-        alone, together = (logits_after(rig.engine, tokens, chunk=chunk) for chunk in (1, 32))
+        alone, together = (rig.engine.probes.logits_after(tokens, chunk=chunk) for chunk in (1, 32))
         gaps = alone - together
         moved.append(float(gaps.max() - gaps.min()) / bound_by.bound(alone))
     assert 0.005 < max(moved) < 1
 
 
 def test_the_bound_of_coarser_numbers_is_larger() -> None:
-    logits = logits_after(build("toy").engine, prompt(9, seed=2))
+    logits = build("toy").engine.probes.logits_after(prompt(9, seed=2))
     fine, coarse = (Arithmetic.rounded(t, layers=30, width=1536).bound(logits) for t in (torch.float32, torch.bfloat16))
     assert 0 < fine < coarse / 100
     assert Arithmetic(bitwise=True).bound(logits) == 0

@@ -10,7 +10,6 @@ from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.cases import ALONE, Group, items, variants
 from paceline.audit.differences import Kind
 from paceline.audit.run import Findings, Scope, audit
-from paceline.engine.probe import logits_after, probe
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
 from paceline.kv.cache import KVCache
@@ -178,9 +177,17 @@ def test_a_probe_knows_what_comes_next() -> None:
     request = Request(id="r", prompt=TOKENS[2], sampling=SamplingParams(temperature=1, seed=3, max_tokens=8, top_k=9))
     [told] = tokens_of(run(rig, plain([request]))).values()
     for i in range(8):
-        found = probe(rig.engine, request, told[:i])
+        found = rig.engine.probes.at(request, told[:i])
         assert (found.token, found.position) == (told[i], len(TOKENS[2]) + i)
-    whole = logits_after(rig.engine, TOKENS[3])
-    assert torch.equal(whole, logits_after(rig.engine, TOKENS[3], chunk=3))
+    whole = rig.engine.probes.logits_after(TOKENS[3])
+    assert torch.equal(whole, rig.engine.probes.logits_after(TOKENS[3], chunk=3))
     rig.engine.check()
     assert rig.lanes.free == len(rig.lanes.lengths)
+
+
+def test_a_probe_is_refused_while_somebody_runs() -> None:
+    rig = build("toy")
+    rig.engine.submit(Request(id="r", prompt=TOKENS[2], sampling=SamplingParams(max_tokens=8)))
+    rig.engine.step()
+    with pytest.raises(AssertionError, match="idle"):
+        rig.engine.probes.logits_after(TOKENS[3])
