@@ -11,7 +11,7 @@ import torch
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
-from tests.rig import VOCAB
+from tests.tiny_models import VOCAB
 
 
 class Scripted:

@@ -13,7 +13,9 @@ from paceline.audit.differences import Kind, compare, shortfalls
 from paceline.audit.replay import Replay
 from paceline.engine.probe import Probe
 from paceline.types import Finish, Origin, Request, SamplingParams
-from tests.rig import TARGET, build, prompt
+from tests.rig import build
+from tests.runs import prompt
+from tests.tiny_models import TARGET
 
 REQUEST = Request(id="r", prompt=prompt(12, seed=1), sampling=SamplingParams(temperature=0, max_tokens=4))
 

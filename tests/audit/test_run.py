@@ -16,7 +16,8 @@ from paceline.kv.cache import KVCache
 from paceline.prompts import Prompt
 from paceline.types import Request, Rule, SamplingParams
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Rig, always, build, plain, prompt, run, tokens_of
+from tests.rig import RIGS, Rig, always, build
+from tests.runs import plain, prompt, run, tokens_of
 from tests.toy import ToyForward
 
 BITWISE = Arithmetic(bitwise=True)

@@ -19,7 +19,9 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
-from tests.rig import VOCAB, Rig, Run, build, plain, prompt, run, tokens_of
+from tests.rig import Rig, build
+from tests.runs import Run, plain, prompt, run, tokens_of
+from tests.tiny_models import VOCAB
 from tests.toy import HIDDEN, ToyForward, ToyKV
 
 TAPS = (0, 2, 1)  # in another order than the target keeps them

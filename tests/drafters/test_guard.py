@@ -16,7 +16,9 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.sampling import Sampler
 from paceline.types import Request, SamplingParams
 from tests.odd_drafters import METHODS, Silent, hanging, raising
-from tests.rig import TARGET, always, build, plain, prompt, run, tokens_of
+from tests.rig import always, build
+from tests.runs import plain, prompt, run, tokens_of
+from tests.tiny_models import TARGET
 
 TOKENS = np.arange(4, dtype=np.int32)
 ASK = Ask(

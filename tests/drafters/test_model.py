@@ -21,7 +21,8 @@ from paceline.kv.pages import PagePool
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Sampler, Stream, noise_keys
 from paceline.types import Request, Rule, SamplingParams, Speculation
-from tests.rig import Rig, Run, build, prompt, run
+from tests.rig import Rig, build
+from tests.runs import Run, prompt, run
 from tests.toy import ToyForward
 
 

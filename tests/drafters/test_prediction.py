@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.drafters.prediction import FAR_MATCH, NEAR, Prediction, Trail
 from paceline.types import Origin, Request, SamplingParams, Speculation
-from tests.rig import FLOWN, RIGS, build, plain, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, build
+from tests.runs import plain, prompt, run, tokens_of
 
 TEXT = tuple(range(100, 140))  # every token once
 

@@ -12,7 +12,7 @@ from paceline.drafters import registry
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
 from tests.odd_drafters import Silent
-from tests.rig import tiny_tokenizer
+from tests.tiny_models import tiny_tokenizer
 
 
 def a_target(tokenizer: Any, *, compiled: bool = True, decoder: Any = None) -> Any:

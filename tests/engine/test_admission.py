@@ -9,7 +9,9 @@ import pytest
 
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
 from paceline.types import OFF, Request, SamplingParams, Speculation
-from tests.rig import RIGS, VOCAB, Rig, build, run, tiny_tokenizer
+from tests.rig import RIGS, Rig, build
+from tests.runs import run
+from tests.tiny_models import VOCAB, tiny_tokenizer
 
 REQUEST = Request(id="a", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=3))
 

@@ -18,7 +18,8 @@ from paceline.models import shapes
 from paceline.models.load import LoadedModel
 from paceline.runner.load import ReadyModel, ready_shape
 from paceline.types import OFF, Request, SamplingParams
-from tests.rig import NOISY, TARGET, Model, prompt, tiny_tokenizer
+from tests.runs import prompt
+from tests.tiny_models import NOISY, TARGET, Model, tiny_tokenizer
 
 MODELS = {"target": TARGET, "small": NOISY}
 

@@ -8,7 +8,9 @@ from paceline.config import EngineConfig
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
 from paceline.types import OFF, Request, SamplingParams
-from tests.rig import TARGET, Model, build, model_drafter, prompt, run
+from tests.rig import build, model_drafter
+from tests.runs import prompt, run
+from tests.tiny_models import TARGET, Model
 
 CONFIG = EngineConfig()
 

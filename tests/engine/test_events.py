@@ -11,7 +11,9 @@ import torch
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import Origin, Request, SamplingParams
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, VOCAB, Made, Run, Told, always, build, prompt, run, tiny_tokenizer
+from tests.rig import RIGS, Made, always, build
+from tests.runs import Run, Told, prompt, run
+from tests.tiny_models import VOCAB, tiny_tokenizer
 from tests.toy import ToyForward
 
 PROMPT = prompt(40, seed=2)

@@ -16,7 +16,9 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Silent
-from tests.rig import FLOWN, RIGS, TARGET, Key, Rig, Run, Told, always, build, plain, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, Rig, always, build
+from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
+from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds
 
 GOOD = {"good": TARGET}

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import FLOWN, TARGET, Model, Rig, Told, build, prompt, run
+from tests.rig import FLOWN, Rig, build
+from tests.runs import Told, prompt, run
+from tests.tiny_models import TARGET, Model
 from tests.watched_rounds import WatchedRounds
 
 Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)

@@ -7,7 +7,9 @@ import pytest
 
 from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, TARGET, Key, Model, Rig, Told, always, build, model_drafter, run, tiny_tokenizer, tokens_of
+from tests.rig import RIGS, Rig, always, build, model_drafter
+from tests.runs import Key, Told, run, tokens_of
+from tests.tiny_models import TARGET, Model, tiny_tokenizer
 
 LOSSY = [rule for rule in Rule if not rule.lossless]
 

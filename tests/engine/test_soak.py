@@ -12,7 +12,9 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
 from tests.laws.under_law import nearly
 from tests.odd_drafters import Scripted
-from tests.rig import CONTEXT, FLOWN, RIGS, SELF, Key, Made, Rig, Run, always, build, plain, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, SELF, Made, Rig, always, build
+from tests.runs import Key, Run, plain, prompt, run, tokens_of
+from tests.tiny_models import CONTEXT
 
 Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}

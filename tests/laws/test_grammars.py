@@ -15,7 +15,9 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import Key, Made, Model, Rig, Told, always, build, model_drafter, plain, prompt, run, tokens_of
+from tests.rig import Made, Rig, always, build, model_drafter
+from tests.runs import Key, Told, plain, prompt, run, tokens_of
+from tests.tiny_models import Model
 from tests.vocabularies import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

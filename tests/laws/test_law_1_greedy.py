@@ -10,7 +10,9 @@ import pytest
 
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import BACKENDS, FLOWN, RIGS, SELF, Made, Model, Rig, build, model_drafter, run, tokens_of
+from tests.rig import FLOWN, RIGS, SELF, Made, Rig, build, model_drafter
+from tests.runs import run, tokens_of
+from tests.tiny_models import BACKENDS, Model
 
 HARD = {"bad", "narrow", "wide", *RIGS["eagle"], *RIGS["medusa"]}  # drafters that are hardly ever right
 MIXES: Mapping[str, Mapping[str, Any]] = {

@@ -11,7 +11,9 @@ import pytest
 
 from paceline.types import Request, Rule, SamplingParams
 from tests.laws import under_law
-from tests.rig import BACKENDS, FLOWN, RIGS, SELF, build, prompt, run, tokens_of
+from tests.rig import FLOWN, RIGS, SELF, build
+from tests.runs import prompt, run, tokens_of
+from tests.tiny_models import BACKENDS
 
 ON_A_DEVICE = [(name, backend) for name in FLOWN for backend in ("toy", "compiled")]
 ON_A_DEVICE += [("self", "toy"), ("self", "eager")]

@@ -20,7 +20,9 @@ from paceline.sampling import Sampler, Stream, noise_keys, uniforms
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value
-from tests.rig import EagleMade, Made, Model, build, model_drafter, run
+from tests.rig import EagleMade, Made, build, model_drafter
+from tests.runs import run
+from tests.tiny_models import Model
 from tests.toy import ToyForward
 
 VOCAB = 5

@@ -17,7 +17,9 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import BACKENDS, CONTEXT, FLOWN, RIGS, SELF, TARGET, Key, Rig, Run, Told, build, run, tokens_of
+from tests.rig import FLOWN, RIGS, SELF, Rig, build
+from tests.runs import Key, Run, Told, run, tokens_of
+from tests.tiny_models import BACKENDS, CONTEXT, TARGET
 
 WALKS = ("chain", "tree", "bushy-tree", "noisy")
 

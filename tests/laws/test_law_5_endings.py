@@ -14,7 +14,9 @@ import pytest
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
 from paceline.types import OFF, Finish, Request, SamplingParams, Speculation
-from tests.rig import CONTEXT, RIGS, TARGET, Run, Told, build, prompt, run, tiny_tokenizer
+from tests.rig import RIGS, build
+from tests.runs import Run, Told, prompt, run
+from tests.tiny_models import CONTEXT, TARGET, tiny_tokenizer
 from tests.toy import ToyForward
 
 Way = Mapping[str, Any]  # to build an engine

@@ -16,7 +16,8 @@ import pytest
 
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import FLOWN, FLYING, GREEDY, SAMPLED, Key, Made, Rig, build, mixed_requests, plain, run, tokens_of
+from tests.rig import FLOWN, Made, Rig, build
+from tests.runs import FLYING, GREEDY, SAMPLED, Key, mixed_requests, plain, run, tokens_of
 
 COUNT = 8
 NAMES = ("noisy", "ngram", "tree", "chain")

@@ -11,7 +11,9 @@ import pytest
 
 from paceline.types import Grammar, Logprob, Request, Rule, SamplingParams, Speculation
 from tests.laws import under_law
-from tests.rig import BACKENDS, RIGS, Key, Made, Rig, Told, build, plain, prompt, run, tiny_tokenizer
+from tests.rig import RIGS, Made, Rig, build
+from tests.runs import Key, Told, plain, prompt, run
+from tests.tiny_models import BACKENDS, tiny_tokenizer
 
 EOS = (5,)
 BASE = SamplingParams(temperature=1.0, seed=7, max_tokens=22)

@@ -11,7 +11,9 @@ import pytest
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
 from tests.odd_drafters import METHODS, NONSENSE, Nonsense, Silent, hanging, raising
-from tests.rig import RIGS, TARGET, Rig, always, build, run, tokens_of
+from tests.rig import RIGS, Rig, always, build
+from tests.runs import run, tokens_of
+from tests.tiny_models import TARGET
 
 LAW, COUNT = "sampled", 4
 

@@ -13,7 +13,8 @@ from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.accept.checks import CHECKS
 from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
-from tests.rig import RIGS, Key, always, build, plain, prompt, run, tokens_of
+from tests.rig import RIGS, always, build
+from tests.runs import Key, plain, prompt, run, tokens_of
 
 # Mutants that no check can tell from the original, and why.
 EQUIVALENT = {

@@ -13,7 +13,8 @@ from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import REGISTRY
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
-from tests.rig import FLYING, GREEDY, RIGS, SAMPLED, Key, Made, Told, always, build, mixed_requests, plain, run
+from tests.rig import RIGS, Made, always, build
+from tests.runs import FLYING, GREEDY, SAMPLED, Key, Told, mixed_requests, plain, run
 
 KINDS = tuple(REGISTRY)  # Paceline's own, before any test registers one
 REGISTERED: Mapping[str, Made] = {name: made for kind in KINDS for name, made in RIGS.get(kind, {}).items()}

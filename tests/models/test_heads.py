@@ -15,7 +15,7 @@ from paceline.errors import InvalidRequest, ModelFileError, PacelineError, Unsup
 from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise
 from paceline.models.heads import EagleHead, load_eagle, load_medusa
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
-from tests.rig import TARGET
+from tests.tiny_models import TARGET
 
 CONFIG = TARGET.config
 HEAD = random_eagle(CONFIG, draft_vocab=40)

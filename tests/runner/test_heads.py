@@ -20,7 +20,7 @@ from paceline.runner.heads import EagerHead, Wanted
 from paceline.runner.medusa import CompiledMedusa, EagerMedusa
 from tests.heads import random_eagle, random_medusa
 from tests.kernels.tiny_forward import RUNNABLE
-from tests.rig import TARGET
+from tests.tiny_models import TARGET
 
 CONFIG = TARGET.config
 PAGES = 12

@@ -17,7 +17,7 @@ from paceline.runner import load
 from paceline.runner.compiled import CompiledForward
 from paceline.runner.eager import EagerForward
 from paceline.runner.load import choose_device, read_model, ready_shape
-from tests.rig import TARGET
+from tests.tiny_models import TARGET
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Seat, read_landed
 from paceline.sampling import Sampler
 from paceline.types import SamplingParams
-from tests.rig import TARGET, VOCAB, Model, prompt
+from tests.runs import prompt
+from tests.tiny_models import TARGET, VOCAB, Model
 from tests.toy import ToyForward
 
 PAGES = 40

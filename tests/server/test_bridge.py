@@ -17,8 +17,10 @@ from paceline.server import bridge as bridge_module
 from paceline.server import logs
 from paceline.server.bridge import Bridge, NotReady, QueueFull, Stream
 from paceline.types import Finish, Request, SamplingParams, SequenceStats, TokenEvent
-from tests.rig import GREEDY, RIGS, SAMPLED, Rig, Told, build, mixed_requests, prompt, run, tiny_tokenizer, tokens_of
-from tests.rig import Key as SampleKey
+from tests.rig import RIGS, Rig, build
+from tests.runs import GREEDY, SAMPLED, Told, mixed_requests, prompt, run, tokens_of
+from tests.runs import Key as SampleKey
+from tests.tiny_models import tiny_tokenizer
 
 LONG = SamplingParams(temperature=0, max_tokens=120)
 

@@ -21,8 +21,10 @@ from paceline.server.bridge import Bridge
 from paceline.server.metrics import PARTS, REASONS, Histogram, Metrics, SpeedUp, install_metrics, reason_label
 from paceline.server.settings import Settings
 from paceline.types import Finish, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
-from tests import rig
+from tests.rig import RIGS, build
+from tests.runs import prompt
 from tests.server.api import Api
+from tests.tiny_models import tiny_tokenizer
 
 SNAPSHOT = Snapshot(
     engine=EngineStats(steps=9, output_tokens=41, preemptions=2, wasted=3, time_draft=0.5, time_verify=1.5),
@@ -356,8 +358,8 @@ def test_a_scrape_agrees_with_what_the_engine_said() -> None:
 
 
 async def _scrape_a_real_engine() -> None:
-    tokenizer = rig.tiny_tokenizer()
-    engine = rig.build("toy", rig.RIGS["model"], tokenizer=tokenizer).engine
+    tokenizer = tiny_tokenizer()
+    engine = build("toy", RIGS["model"], tokenizer=tokenizer).engine
     bridge = Bridge(cast(Any, SimpleNamespace(engine=engine, tokenizer=tokenizer)), model="tiny")
     app = FastAPI()
     metrics = install_metrics(app, bridge, Settings())
@@ -365,7 +367,7 @@ async def _scrape_a_real_engine() -> None:
     await bridge.start()
     sampling = SamplingParams(temperature=0, max_tokens=12, n=2)
     requests = [
-        Request(id=str(i), prompt=rig.prompt(9, seed=i, repeat=True), sampling=sampling, speculation=Speculation())
+        Request(id=str(i), prompt=prompt(9, seed=i, repeat=True), sampling=sampling, speculation=Speculation())
         for i in range(4)
     ]
     streams = [bridge.submit(request) for request in requests]

@@ -8,7 +8,7 @@ import torch
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.eager import EagerForward
 from paceline.runner.lanes import Lanes
-from tests.rig import Model
+from tests.tiny_models import Model
 from tests.train.toy_lesson import teacher_for, texts_of
 
 

@@ -17,7 +17,7 @@ from paceline.train.eagle import EagleHead
 from paceline.train.job import Job
 from paceline.train.teacher import Teacher
 from tests.cli.tiny_model import write_model
-from tests.rig import Model
+from tests.tiny_models import Model
 
 TARGET = Model(seed=5)
 WORDS = [

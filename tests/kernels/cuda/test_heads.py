@@ -9,7 +9,9 @@ from paceline.runner.eager import EagerForward
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.test_laws import requests
 from tests.kernels.tiny_forward import rows_of
-from tests.rig import RIGS, TARGET, build, cuda_forward, plain, run, tokens_of
+from tests.rig import RIGS, build
+from tests.runs import plain, run, tokens_of
+from tests.tiny_models import TARGET, cuda_forward
 
 TAPS = (0, 1, 2)
 

@@ -11,7 +11,9 @@ import pytest
 from paceline.runner.rounds import Lookup
 from paceline.types import Request
 from tests.laws import under_law
-from tests.rig import FLOWN, ON_GPU, RIGS, SELF, Flown, Key, Model, Told, build, plain, run, tokens_of
+from tests.rig import FLOWN, RIGS, SELF, Flown, build
+from tests.runs import Key, Told, plain, run, tokens_of
+from tests.tiny_models import ON_GPU, Model
 
 DRAFTERS: Mapping[str, Flown] = {"ngram": FLOWN["ngram"], "noisy": FLOWN["noisy"], "wide": FLOWN["wide"], **SELF}
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]

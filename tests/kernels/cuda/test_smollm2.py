@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.types import OFF, SamplingParams, Speculation
-from tests.rig import ON_GPU
+from tests.tiny_models import ON_GPU
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 
