@@ -15,7 +15,7 @@ from paceline.server.record import Recorder
 from paceline.server.run import _recording
 from paceline.server.settings import Settings
 from paceline.types import Grammar, Request, SamplingParams
-from tests.server.test_bridge import bridged, rig_of
+from tests.server.bridged import bridged, rig_of
 
 SAMPLING = SamplingParams(
     temperature=0.5, seed=2**64 - 1, stop=("x", "y"), logit_bias={5: 1.5}, n=2, grammar=Grammar.regex("a+")
