@@ -13,22 +13,11 @@ from paceline.engine.admission import grammars_of
 from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
 from paceline.grammar import Grammar, Grammars, GrammarState
 from paceline.types import Finish, SamplingParams
-from tests.vocabularies import byte_level_tokenizer, sentencepiece_tokenizer, smollm2
+from tests.vocabularies import PERSON, byte_level_tokenizer, sentencepiece_tokenizer, smollm2
 
 TOKENIZER = byte_level_tokenizer()
 SIZE = TOKENIZER.vocab_size + 3  # some models pad their embedding
 EOS = 2
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
-        "kind": {"enum": ["hello world", "hello", "other"]},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-    },
-    "required": ["name", "kind", "age", "tags"],
-    "additionalProperties": False,
-}
 
 
 def grammars(**options: Any) -> Grammars:

@@ -25,6 +25,18 @@ MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwo
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = ["▁", "he", "ll", "o", "llo", "hello", "▁hello", "▁he", "or", "wor", "ld", "world", "▁world", "▁w", "▁▁", "é"]
 LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1) if chr(c) != "o"]
+# A schema some of whose texts are one token of these vocabularies, and some many.
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "kind": {"enum": ["hello world", "hello", "other"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "age", "tags"],
+    "additionalProperties": False,
+}
 
 
 def metadata(**values: Any) -> dict[str, Any]:

@@ -313,10 +313,7 @@ class Metrics:
         return family
 
     def _gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model_name", label])
-        for value, number in values.items():
-            family.add_metric([self._bridge.model, value], number)
-        return family
+        return self._filled(GaugeMetricFamily(name, text, labels=["model_name", label]), values)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])
@@ -324,7 +321,9 @@ class Metrics:
         return family
 
     def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        return self._filled(CounterMetricFamily(name, text, labels=["model_name", label]), values)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
         for value, number in values.items():
             family.add_metric([self._bridge.model, value], number)
         return family

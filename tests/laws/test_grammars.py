@@ -18,32 +18,19 @@ from tests.odd_drafters import Scripted
 from tests.rig import Made, Rig, always, build, model_drafter
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import Model
-from tests.vocabularies import byte_level_tokenizer
+from tests.vocabularies import PERSON, byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 SIZE = TOKENIZER.vocab_size + 3  # as where a model pads its embedding
 TARGET = Model(vocab_size=SIZE)
 EOS = 2
-PERSON = Grammar.json_schema(
-    {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
-            "kind": {"enum": ["hello world", "hello", "other"]},
-            "age": {"type": "integer", "minimum": 0, "maximum": 150},
-            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-        },
-        "required": ["name", "kind", "age", "tags"],
-        "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
-    }
-)
+COMPACT = Grammar.json_schema(PERSON | {"x-guidance": {"whitespace_flexible": False}})
 WORDS = Grammar.regex("hello( world){1,3}(!|[?]+)")
 ENDLESS = Grammar.regex("hello [?]+")
 CHOICE = Grammar.choice(["hello world", "hello there", "goodbye"])
 PARAMS = (
-    SamplingParams(temperature=0, grammar=PERSON),
-    SamplingParams(temperature=1, seed=3, grammar=PERSON, n=2),
+    SamplingParams(temperature=0, grammar=COMPACT),
+    SamplingParams(temperature=1, seed=3, grammar=COMPACT, n=2),
     SamplingParams(temperature=0.8, seed=4, grammar=WORDS, top_k=20, repetition_penalty=1.2),
     SamplingParams(temperature=1.5, seed=5, grammar=CHOICE, frequency_penalty=0.5),
     SamplingParams(temperature=1, seed=6, grammar=ENDLESS, min_tokens=60),
@@ -91,7 +78,7 @@ def assert_fits(params: SamplingParams, told: Told) -> None:
         assert re.fullmatch(r"hello( world){1,3}(!|\?+)", told.text)
     if params.grammar is CHOICE:
         assert told.text in ("hello world", "hello there", "goodbye")
-    if params.grammar is PERSON:
+    if params.grammar is COMPACT:
         person = json.loads(told.text)
         assert list(person) == ["name", "kind", "age", "tags"]
         assert re.fullmatch("[a-z]{1,8}", person["name"])
