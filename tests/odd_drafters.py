@@ -167,26 +167,26 @@ NONSENSE: Mapping[str, Callable[[Sequence[Ask]], Any]] = {
     "too long": _each(lambda ask: Draft(tokens=(1,) * (ask.max_draft + 1))),
     "token too large": _each(lambda ask: Draft(tokens=(VOCAB,))),
     "token negative": _each(lambda ask: Draft(tokens=(-1,))),
-    "token a float": _each(lambda ask: Draft(tokens=(1.5,))),  # type: ignore[arg-type]
+    "token a float": _each(lambda ask: Draft(tokens=(1.5,))),
     "token a bool": _each(lambda ask: Draft(tokens=(True,))),
-    "token of numpy": _each(lambda ask: Draft(tokens=(np.int64(3),))),  # type: ignore[arg-type]
-    "tokens a number": _each(lambda ask: Draft(tokens=5)),  # type: ignore[arg-type]
-    "tokens a text": _each(lambda ask: Draft(tokens="a")),  # type: ignore[arg-type]
-    "tokens none": _each(lambda ask: Draft(tokens=None)),  # type: ignore[arg-type]
-    "tokens a tensor": _each(lambda ask: Draft(tokens=torch.tensor([1]))),  # type: ignore[arg-type]
-    "parents a number": _each(lambda ask: Draft(tokens=(1,), parents=5)),  # type: ignore[arg-type]
+    "token of numpy": _each(lambda ask: Draft(tokens=(np.int64(3),))),
+    "tokens a number": _each(lambda ask: Draft(tokens=5)),
+    "tokens a text": _each(lambda ask: Draft(tokens="a")),
+    "tokens none": _each(lambda ask: Draft(tokens=None)),
+    "tokens a tensor": _each(lambda ask: Draft(tokens=torch.tensor([1]))),
+    "parents a number": _each(lambda ask: Draft(tokens=(1,), parents=5)),
     "parents too many": _each(lambda ask: Draft(tokens=(1,), parents=(-1, 0))),
     "parent of itself": _each(lambda ask: Draft(tokens=(1,), parents=(0,))),
     "parent negative": _each(lambda ask: Draft(tokens=(1,), parents=(-2,))),
-    "parent a float": _each(lambda ask: Draft(tokens=(1,), parents=(-1.0,))),  # type: ignore[arg-type]
+    "parent a float": _each(lambda ask: Draft(tokens=(1,), parents=(-1.0,))),
     "siblings alike": lambda asks: [Draft(tokens=(4, 4), parents=(-1, -1))] * len(asks),
     "probs NaN": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, torch.nan))),
     "probs infinite": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, torch.inf))),
     "probs negative": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, -1.0 / VOCAB))),
     "probs too large": _each(lambda ask: Draft((1,) * ask.max_draft, probs=_probs(ask, 1.0))),
     "probs of another shape": _each(lambda ask: Draft((1,) * ask.max_draft, probs=torch.ones(1, 1))),
-    "probs of numpy": _each(lambda ask: Draft((1,), probs=np.full((1, VOCAB), 1 / VOCAB))),  # type: ignore[arg-type]
-    "probs a text": _each(lambda ask: Draft((1,), probs="likely")),  # type: ignore[arg-type]
+    "probs of numpy": _each(lambda ask: Draft((1,), probs=np.full((1, VOCAB), 1 / VOCAB))),
+    "probs a text": _each(lambda ask: Draft((1,), probs="likely")),
     "probs bool": _each(lambda ask: Draft((1,), probs=torch.eye(VOCAB, dtype=torch.bool)[1:2])),
     "probs against its token": _each(lambda ask: Draft((1,), probs=torch.eye(VOCAB)[2:3])),
     "probs of a tree": lambda asks: [Draft((1, 2), (-1, -1), probs=torch.full((2, VOCAB), 1 / VOCAB))] * len(asks),

@@ -197,7 +197,7 @@ def _rounds(forward: Forward, backend: str, *, config: EngineConfig, **options: 
     if backend == "cuda":
         from paceline.runner.cuda_rounds import CudaRounds
 
-        return CudaRounds(forward, max_draft=config.max_draft, graphs=ON_GPU, **options)  # type: ignore[arg-type]
+        return CudaRounds(forward, max_draft=config.max_draft, graphs=ON_GPU, **options)
     return WatchedRounds(forward, max_draft=config.max_draft, **options)
 
 

@@ -37,8 +37,8 @@ def test_sound_drafts(draft: Draft) -> None:
         (Draft(tokens=(10,)), "outside of the vocabulary of 10"),
         (Draft(tokens=(-1,)), "outside of the vocabulary"),
         (Draft(tokens=(True,)), "outside of the vocabulary"),
-        (Draft(tokens=[1]), "not a tuple"),  # type: ignore[arg-type]
-        (Draft(tokens=(1,), parents=[-1]), "not a tuple"),  # type: ignore[arg-type]
+        (Draft(tokens=[1]), "not a tuple"),
+        (Draft(tokens=(1,), parents=[-1]), "not a tuple"),
         (Draft(tokens=(1, 2), parents=(-1,)), "1 parents for 2 tokens"),
         (Draft(tokens=(1, 2), parents=(-1, 1)), "does not stand before its child"),
         (Draft(tokens=(1, 2), parents=(-2, 0)), "does not stand before its child"),

@@ -34,7 +34,7 @@ def floor_of_a_device(scaled: Tensor, *, min_p: float, top_k: int, top_p: float)
 def same(scaled: Tensor, *, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> np.ndarray:
     """The floor, after a comparison of what it leaves."""
     asked = {"min_p": min_p, "top_k": top_k, "top_p": top_p}
-    mine, other = filter_floor(scaled, **asked), floor_of_a_device(scaled, **asked)  # type: ignore[arg-type]
+    mine, other = filter_floor(scaled, **asked), floor_of_a_device(scaled, **asked)
     lowest = scaled.amin(-1, keepdim=True).numpy()  # below it one floor is as good as another
     assert np.array_equal(np.maximum(mine, lowest), np.maximum(other, lowest)), asked
     return mine

@@ -247,7 +247,7 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
     compiled = grammars(cached=3)
     built: list[str] = []
     matcher = compiled._matcher
-    compiled._matcher = lambda grammar: (built.append(grammar.text), matcher(grammar))[1]  # type: ignore[method-assign]
+    compiled._matcher = lambda grammar: (built.append(grammar.text), matcher(grammar))[1]
     for text in "aabcadea":
         compiled.start(Grammar.regex(text))
         assert len(compiled) <= 3
@@ -283,12 +283,12 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: Grammar.json_schema({"enum": [f"v{i}" for i in range(100_000)]}), "at most 262144 characters"),
         (lambda: Grammar.choice([f"v{i}" for i in range(100_000)]), "at most 65536 characters"),
         (lambda: Grammar.regex("\ud800"), "half a surrogate pair"),
-        (lambda: Grammar.regex(5), "given as a text"),  # type: ignore[arg-type]
+        (lambda: Grammar.regex(5), "given as a text"),
         (lambda: Grammar.choice([]), "non-empty texts"),
         (lambda: Grammar.choice(["a", ""]), "non-empty texts"),
         (lambda: Grammar.choice("ab"), "must be a list"),
-        (lambda: Grammar.json_schema({"a": {1, 2}}), "not JSON"),  # type: ignore[dict-item]
-        (lambda: SamplingParams(grammar="json"), "must be a Grammar"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema({"a": {1, 2}}), "not JSON"),
+        (lambda: SamplingParams(grammar="json"), "must be a Grammar"),
         (lambda: SamplingParams(grammar=Grammar.json_object(), ignore_eos=True), "leave out ignore_eos"),
         (lambda: SamplingParams(grammar=Grammar.json_object(), allowed_tokens=(1,)), "leave out allowed_tokens"),
     ],

@@ -102,7 +102,7 @@ def test_half_surrogates_are_refused(text: str) -> None:
 
 def test_only_strings_are_encoded() -> None:
     with pytest.raises(InvalidRequest, match="must be a string, not int"):
-        byte_level_tokenizer().encode(5)  # type: ignore[arg-type]
+        byte_level_tokenizer().encode(5)
 
 
 @pytest.mark.parametrize("make", [byte_level_tokenizer, sentencepiece_tokenizer])

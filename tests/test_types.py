@@ -90,11 +90,11 @@ def test_what_is_valid_is_taken() -> None:
         presence_penalty=-100,
         frequency_penalty=100.0,
         logit_bias={0: -1000, 2**31: 1000.0},
-        allowed_tokens=[3, 4],  # type: ignore[arg-type]
+        allowed_tokens=[3, 4],
         min_tokens=7,
         max_tokens=7,
-        stop="end",  # type: ignore[arg-type]
-        stop_ids=[1, 2],  # type: ignore[arg-type]
+        stop="end",
+        stop_ids=[1, 2],
         seed=2**64 - 1,
         n=MAX_SAMPLES,
         logprobs=0,
@@ -164,7 +164,7 @@ def test_speculation() -> None:
         with pytest.raises(InvalidRequest, match="p_min must be"):
             Speculation.of(p_min=p_min)
     with pytest.raises(InvalidRequest, match="drafter must be a name"):
-        Speculation(drafter=3)  # type: ignore[arg-type]
+        Speculation(drafter=3)
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], None, np.array([1]), (1.0,), (True,), (np.int64(3),), ("1",), ()])

@@ -21,7 +21,7 @@ REQUEST = Request(id="r", prompt=prompt(12, seed=1), sampling=SamplingParams(tem
 
 
 def probed(**options: object) -> Probe:
-    sampling = replace(REQUEST.sampling, **options)  # type: ignore[arg-type]
+    sampling = replace(REQUEST.sampling, **options)
     return build("toy").engine.probes.at(replace(REQUEST, sampling=sampling), ())
 
 

@@ -32,7 +32,7 @@ def scope(drafter: str, **options: object) -> Scope:
         "at_once": [1],
         "variants": variants((0.0, 1.0), edits=False, max_tokens=16),
     }
-    return Scope(**(given | options))  # type: ignore[arg-type]
+    return Scope(**(given | options))
 
 
 def audited(rig: Rig, asked: Scope, *, arithmetic: Arithmetic = BITWISE) -> Findings:

@@ -112,9 +112,9 @@ def test_pngs_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         **{name: lambda *a, **k: None for name in ("plot", "bar", "vlines", "set_xticks", "set", "legend")}
     )
     pyplot = SimpleNamespace(subplots=lambda **k: (Figure(), axes), close=lambda figure: None)
-    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(use=lambda backend: None))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(use=lambda backend: None))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
     write_plots([BARS, LINES], tmp_path)
     assert drawn == ["b.png", "l.png"]
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert [path.name for path in write_plots([BARS, LINES], tmp_path)] == ["b.svg", "l.svg"]

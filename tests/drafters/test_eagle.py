@@ -213,9 +213,9 @@ def test_steps_that_were_not_fed_end_the_drafting_of_a_sequence() -> None:
     going.submit(requests(1))
     going.step()
     guard = rig.engine.drafters["seeing"]
-    feed, guard.feed = guard.feed, lambda seen: None  # type: ignore[method-assign]
+    feed, guard.feed = guard.feed, lambda seen: None
     going.step()
-    before, guard.feed = rig.engine.stats.drafted, feed  # type: ignore[method-assign]
+    before, guard.feed = rig.engine.stats.drafted, feed
     told = going.finish()["0", 0]
     assert told.tokens == run(build(), plain(requests(1)))["0", 0].tokens
     assert rig.engine.stats.drafted == before > 0

@@ -26,8 +26,8 @@ def mine(options: str, target: Any, progress: Any) -> Recipe:
 
 def test_a_registered_kind_gets_what_stands_after_the_colon() -> None:
     register("mine", mine)
-    assert recipe("mine:a:b", None).name == "mine-a:b"  # type: ignore[arg-type]
-    assert recipe("mine", None).name == "mine-"  # type: ignore[arg-type]
+    assert recipe("mine:a:b", None).name == "mine-a:b"
+    assert recipe("mine", None).name == "mine-"
 
 
 @pytest.mark.parametrize("name", ["ngram", "model"])

@@ -26,7 +26,7 @@ TARGET: Any = a_target(tiny_tokenizer())
 
 def test_ngram_with_options() -> None:
     recipe = registry.recipe("ngram:min_ngram=2,max_ngram=5", TARGET)
-    drafter = recipe.build(None)  # type: ignore[arg-type]
+    drafter = recipe.build(None)
     assert isinstance(drafter, NgramDrafter)
     assert list(drafter._sizes) == [5, 4, 3, 2]
     assert (recipe.name, recipe.page_bytes, recipe.model) == ("ngram", 0, None)

@@ -90,8 +90,8 @@ def test_an_engine_whose_rows_are_dear_stops_drafting_and_says_why() -> None:
     forward = TARGET.forward("toy", num_pages=160)
     slow = type(forward).__call__
 
-    class Charged(type(forward)):  # type: ignore[misc]
-        def __call__(self, batch):  # type: ignore[no-untyped-def]
+    class Charged(type(forward)):
+        def __call__(self, batch):
             now[0] += 0.001 * len(batch.tokens)
             return slow(self, batch)
 

@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("drafters", DRAFTERS.values(), ids=DRAFTERS)
 
 
 def tell(drafters: Mapping[str, Made], **params: object) -> Told:
-    sampling = SamplingParams(**{"max_tokens": 25, "seed": 1, **params})  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 25, "seed": 1, **params})
     rig = build("toy", drafters, tokenizer=tiny_tokenizer())
     return run(rig, [Request(id="a", prompt=PROMPT, sampling=sampling)])["a", 0]
 

@@ -21,7 +21,7 @@ def fly(seconds: Seconds, flown: Model = TARGET, *, count: int = 2, **options: A
     """All draft lengths that were asked for; the engine; and what became of the first sequence."""
     rig = build("toy", flown={"model": flown}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
     assert rig.rounds is not None
-    rig.rounds.round_seconds = seconds  # type: ignore[method-assign]
+    rig.rounds.round_seconds = seconds
     sampling = SamplingParams(temperature=0, max_tokens=80)
     requests = [Request(id=str(i), prompt=prompt(9, seed=i), sampling=sampling) for i in range(count)]
     told = run(rig, requests)
@@ -49,7 +49,7 @@ def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
 
 def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
     """After each pause one, for things may have changed; the next not before it has landed."""
-    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)  # type: ignore[arg-type]
+    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)
     probes = [i for i, length in enumerate(asked) if length]
     assert 2 <= len(probes) <= 6
     assert all(after - before > 5 for before, after in itertools.pairwise(probes))
@@ -70,7 +70,7 @@ def test_bad_drafts_get_shorter() -> None:
         return 0.001 * (1 + 0.3 * draft)
 
     good, _, _ = fly(seconds)
-    bad, _, _ = fly(seconds, FLOWN["bad"], min_acceptance=0.0)  # type: ignore[arg-type]
+    bad, _, _ = fly(seconds, FLOWN["bad"], min_acceptance=0.0)
     assert max(good[20:]) > 4
     assert sum(bad[20:]) < sum(good[20:]) / 2
 
@@ -99,7 +99,7 @@ def test_fixed_drafts_ask_nobody() -> None:
     def seconds(batch: int, draft: int, drafter: str) -> float:
         raise AssertionError("nobody asks")
 
-    asked, _, _ = fly(seconds, FLOWN["bad"], fixed_draft=True)  # type: ignore[arg-type]
+    asked, _, _ = fly(seconds, FLOWN["bad"], fixed_draft=True)
     assert set(asked[:-20]) == {8}
 
 

@@ -34,7 +34,7 @@ def ask(speculation: Speculation, *, temperature: float = 1.0, **more: object) -
 
 def answered(rule: Rule, *, threshold: float | None = None, **more: object) -> tuple[Rig, dict[Key, Told]]:
     rig = build("toy", {"different": DIFFERENT}, min_acceptance=0.0)
-    return rig, run(rig, [ask(Speculation(rule=rule, threshold=threshold), **more)])  # type: ignore[arg-type]
+    return rig, run(rig, [ask(Speculation(rule=rule, threshold=threshold), **more)])
 
 
 def test_which_rules_are_lossy() -> None:

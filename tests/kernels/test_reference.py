@@ -21,7 +21,7 @@ def ints(*values: int) -> Tensor:
 
 
 def filled(**options: object) -> ReferenceKV:
-    kv = ReferenceKV(layers=LAYERS, num_pages=PAGES, kv_heads=KV_HEADS, head_dim=HEAD_DIM, **options)  # type: ignore[arg-type]
+    kv = ReferenceKV(layers=LAYERS, num_pages=PAGES, kv_heads=KV_HEADS, head_dim=HEAD_DIM, **options)
     generator = torch.Generator().manual_seed(3)
     kv.keys.copy_(torch.randn(kv.keys.shape, generator=generator))
     kv.values.copy_(torch.randn(kv.values.shape, generator=generator))

@@ -149,7 +149,7 @@ def test_not_shared(changes: dict[str, object], options: dict[str, bool]) -> Non
     """Another salt, a request that must compute everything, a cache that was told not to."""
     cache = KVCache(ToyKV(8), **options)
     filled(cache, [*range(40)])
-    assert cache.open(np.arange(40), **changes).committed == 0  # type: ignore[arg-type]
+    assert cache.open(np.arange(40), **changes).committed == 0
 
 
 def test_a_prefix_is_found_by_all_its_tokens() -> None:

@@ -57,7 +57,7 @@ def strictly_expected() -> dict[Key, list[int]]:
 class Sometimes(Scripted):
     """Distributions for the rejection rule, but only in greedy requests: there it must agree with plain tokens."""
 
-    def propose(self, asks: Sequence) -> list[Draft]:  # type: ignore[type-arg]
+    def propose(self, asks: Sequence) -> list[Draft]:
         return [
             Draft(draft.tokens) if ask.rule.wants_probs and not ask.sampler.greedy else draft
             for ask, draft in zip(asks, super().propose(asks), strict=True)

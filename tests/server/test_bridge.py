@@ -56,7 +56,7 @@ def test_events_of_a_step_cross_in_one_call() -> None:
             return gated()
 
         async with bridged(rig) as bridge:
-            rig.engine.step = counted  # type: ignore[method-assign]
+            rig.engine.step = counted
             deliver = bridge._deliver
 
             def counting(*args: Any) -> None:
@@ -64,7 +64,7 @@ def test_events_of_a_step_cross_in_one_call() -> None:
                 calls += 1
                 deliver(*args)
 
-            bridge._deliver = counting  # type: ignore[method-assign]
+            bridge._deliver = counting
             streams = [bridge.submit(a_request(str(i), replace(LONG, max_tokens=20))) for i in range(6)]
             gate.opened.set()
             await asyncio.gather(*map(read, streams))
@@ -136,7 +136,7 @@ def test_what_the_engine_finds_later_is_raised_by_the_stream() -> None:
     async def scenario() -> None:
         rig = rig_of()
         async with bridged(rig) as bridge:
-            rig.engine.submit = refuse  # type: ignore[method-assign]
+            rig.engine.submit = refuse
             with pytest.raises(InvalidRequest, match="no such grammar"):
                 await read(bridge.submit(a_request(sampling=replace(LONG, n=2))))
             assert bridge.state == "ready"

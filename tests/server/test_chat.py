@@ -292,7 +292,7 @@ def test_a_full_queue(api: Api) -> None:
 
 def test_an_engine_that_dies(tmp_path: Path) -> None:
     llm = tiny_llm(tmp_path)
-    llm.engine.check = lambda: None  # type: ignore[method-assign]
+    llm.engine.check = lambda: None
     real, steps = llm.engine._step, iter(range(100))
 
     def step() -> None:
@@ -300,7 +300,7 @@ def test_an_engine_that_dies(tmp_path: Path) -> None:
             raise RuntimeError("secret /srv/place")
         real()
 
-    llm.engine._step = step  # type: ignore[method-assign]
+    llm.engine._step = step
     with serving(llm) as api:
         response = api.post("/v1/chat/completions", {"messages": HELLO, "stream": True})
         assert response.status_code == 200

@@ -31,7 +31,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings_for(target: Path, **options: object) -> AnswerSettings:
     settings = AnswerSettings(str(target), "auto", max_length=64, max_new=8, sampled=0.5, temperature=0.8, seed=3)
-    return replace(settings, **options)  # type: ignore[arg-type]
+    return replace(settings, **options)
 
 
 @pytest.mark.usefixtures("small_shards")

@@ -133,7 +133,7 @@ def test_packing_comes_back_close(packing: str) -> None:
         "lm_head.weight": torch.randn(8, 64, generator=random),
         "norm.weight": torch.rand(64, generator=random),
     }
-    file = packed(tensors, packing)  # type: ignore[arg-type]
+    file = packed(tensors, packing)
     assert (file["lm_head.weight"].dtype == torch.int8) == (packing == "int8")
     assert file["fc.weight"].dtype == torch.bfloat16
     back = unpacked(file)

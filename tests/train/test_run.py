@@ -185,7 +185,7 @@ def test_an_interrupted_training_ends_where_one_in_one_piece_does(
     save = checkpoint.save
 
     def stop(path: Path, progress: Progress, *rest: object) -> None:
-        save(path, progress, *rest)  # type: ignore[arg-type]
+        save(path, progress, *rest)
         if progress.step == 3:
             raise _Stopped
 

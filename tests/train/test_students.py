@@ -113,7 +113,7 @@ def test_a_trained_small_model_is_a_model(lesson: Lesson, target: Path, tmp_path
 def test_the_heads_loader_reads_what_is_written(tmp_path: Path, packing: str) -> None:
     teacher = teacher_for(layers=(0, 1, 1))
     head = head_for(teacher, draft_vocab=60, steps=2)
-    head._packing = packing  # type: ignore[assignment]
+    head._packing = packing
     for name, data in head.files().items():
         (tmp_path / name).write_bytes(data)
     found = load_eagle(tmp_path, teacher.config)

@@ -51,7 +51,7 @@ def trainer_of(path: Path, student: Any, **course: Any) -> Trainer:
     exchanges = [Exchange(np.full(8, i, dtype=np.int32), 2) for i in range(10)]
     return Trainer(
         student=student,
-        teacher=_nothing,  # type: ignore[arg-type]
+        teacher=_nothing,
         train=exchanges,
         held_out=exchanges[:1],
         course=Course(**settings | course),

@@ -80,7 +80,7 @@ def toy_job(target: Path, prompts: Path, out: Path, **options: object) -> Job:
         "temperature": 1.0,
         "evaluations": 3,
     }
-    return Job(target=str(target), prompts=prompts, out=out, **settings | options)  # type: ignore[arg-type]
+    return Job(target=str(target), prompts=prompts, out=out, **settings | options)
 
 
 def teacher_for(*, layers: tuple[int, ...], model: Model = TARGET) -> Teacher:

@@ -44,12 +44,12 @@ class Scene:
         self.heads, kv_heads, head_dim = shape
         generator = torch.Generator().manual_seed(sum(shape))
         size = {"layers": 2, "num_pages": PAGES, "kv_heads": kv_heads, "head_dim": head_dim, "device": device}
-        self.kv = CudaKV(**size, dtype=dtype)  # type: ignore[arg-type]
+        self.kv = CudaKV(**size, dtype=dtype)
         slots = torch.arange(PAGES * PAGE_SIZE, device=device)
         for layer in range(2):
             noise = torch.randn((2, len(slots), kv_heads, head_dim), generator=generator).to(device)
             self.kv.store(layer, slots, *noise)
-        self.oracle = ReferenceKV(**size)  # type: ignore[arg-type]
+        self.oracle = ReferenceKV(**size)
         self.oracle.keys, self.oracle.values = self.kv.read(slots)
         self.lanes = Lanes(count=5, max_context=CONTEXT - 9, max_draft=8)
         self.lanes.pages[:] = torch.randperm(PAGES, generator=generator)[:35].view(5, 7)
@@ -260,7 +260,7 @@ def test_pages_are_found_through_lanes(dtype, device):
     lanes = torch.tensor([VERIFY.lane, SHORT.lane], dtype=torch.int32, device=device)
     batch = replace(scene.batch(VERIFY, SHORT), page_table=scene.lanes.pages.to(device))
     queries = scene.rows(VERIFY, SHORT)
-    got = run(attention, scene.kv, batch, queries, torch.empty_like(queries), lanes=lanes)  # type: ignore[arg-type]
+    got = run(attention, scene.kv, batch, queries, torch.empty_like(queries), lanes=lanes)
     assert torch.equal(got, wanted)
 
 

@@ -125,7 +125,7 @@ def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) 
     assert (ready.device, ready.pass_bytes) == (str(decoder.device), decoder.weight_bytes)
     assert forward.kv.keys.nbytes + forward.kv.values.nbytes == 4 * ready.page_bytes
     recipe = registry.recipe("self:int4", ready)
-    assert recipe.build(None) is None  # type: ignore[arg-type]
+    assert recipe.build(None) is None
     assert recipe.page_bytes == 0
     assert recipe.on_device is not None
     drafter = recipe.on_device(None, forward)
