@@ -6,10 +6,12 @@ python clients/with_openai.py --url http://127.0.0.1:8000/v1
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 
 from checks import ASK_PERSON, ASK_WEATHER, KEY, PERSON, QUESTION, WEATHER, Checks, expect, get
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai.types import CompletionUsage
 from pydantic import BaseModel
 
 PLAIN = {"speculation": {"enabled": False}}
@@ -146,15 +148,15 @@ def main() -> None:
     checks.end()
 
 
-def _counts(usage: object) -> tuple[int, int]:
-    return usage.prompt_tokens, usage.completion_tokens  # type: ignore[attr-defined]
+def _counts(usage: CompletionUsage) -> tuple[int, int]:
+    return usage.prompt_tokens, usage.completion_tokens
 
 
-def _fails(kind: type[APIStatusError], call: object) -> None:
+def _fails(kind: type[APIStatusError], call: Callable[[], object]) -> None:
     try:
-        call()  # type: ignore[operator]
+        call()
     except kind as error:
-        expect(error.body and error.body["message"], "an error body")  # type: ignore[index]
+        expect(error.body and error.body["message"], "an error body")
     else:
         raise AssertionError(f"no {kind.__name__}")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import wraps
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -34,6 +34,7 @@ from paceline import chat_budget as bounded
 from paceline.chat_budget import MAX_STEPS, Budget, Paced, TooExpensive, bounded_text, budget, made, weigh
 
 MAX_SOURCE = 1_000_000  # characters of a template
+T = TypeVar("T")
 
 
 class Refused(TemplateError):
@@ -230,13 +231,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return lambda *args, **kwargs: bounded.format_text(value.__self__, *args, **kwargs)
 
 
-def _bounded_method(method: Any) -> Callable[..., Any]:
+def _bounded_method(method: BuiltinMethodType) -> Callable[..., Any]:
     owner, name = method.__self__, method.__name__
     if not isinstance(owner, str | list | tuple | dict | range) or name in _REFUSED_METHODS:
         raise SecurityError(f"a chat template cannot call {name} of a {type(owner).__name__}")
     if isinstance(owner, str) and (function := _BOUNDED_METHODS.get(name)):
         return lambda *args: function(owner, *args)
-    return method  # type: ignore[no-any-return]
+    return method
 
 
 @pass_context
@@ -246,7 +247,7 @@ def _finalize(_: Context, value: object) -> str:
     return text
 
 
-def _weighed(value: Any) -> Any:
+def _weighed(value: T) -> T:
     budget.get().spend(weigh(value))
     return value
 
@@ -259,7 +260,7 @@ def _range(*args: int) -> range:
 
 
 def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return _weighed(dict(*args, **kwargs))  # type: ignore[no-any-return]
+    return _weighed(dict(*args, **kwargs))
 
 
 def _raise_exception(message: object) -> None:

@@ -252,12 +252,12 @@ def _kinds(metadata: Metadata, size: int) -> list[int]:
 
 
 def _token_id(metadata: Metadata, name: str, size: int) -> int | None:
-    token_id = _value(metadata, f"{name}_token_id", int, default=None)
+    token_id: int | None = _value(metadata, f"{name}_token_id", int, default=None)
     if token_id in (-1, 0xFFFFFFFF):  # how some converters write "none"
         return None
     if token_id is not None and not 0 <= token_id < size:
         raise ModelFileError(f"tokenizer.ggml.{name}_token_id is {token_id}; the file has tokens 0 to {size - 1}")
-    return token_id  # type: ignore[no-any-return]
+    return token_id
 
 
 def _chat_template(metadata: Metadata) -> str | None:

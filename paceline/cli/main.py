@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from paceline import __version__
 from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
@@ -52,8 +52,8 @@ COMMANDS: Mapping[str, Command] = {
 class Parser(argparse.ArgumentParser):
     """Raises instead of leaving the process, and takes no abbreviations."""
 
-    def __init__(self, **options: object) -> None:
-        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(f"{message}; see `{self.prog} --help`")

@@ -11,7 +11,7 @@ exactly the names and shapes the config calls for: tensors left over or missing 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def resolve_format(format: str, *, quantised: bool, device: Device = "cpu") -> F
         raise UnknownOption("weight format", format, get_args(Format))
     if format == "auto":
         return "native" if quantised else "fp32" if torch.device(device).type == "cpu" else "bf16"
-    return format  # type: ignore[return-value]
+    return cast(Format, format)
 
 
 def match_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:

@@ -420,7 +420,7 @@ class _Round:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import signal
 import socket
 import ssl
@@ -86,7 +87,7 @@ class Wire(H11Protocol):
         if not self.cycle.disconnected:
             self.transport.write(b"%x\r\n%b\r\n" % (len(message["body"]), message["body"]))
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as uvicorn has it
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
             transport.abort()
@@ -323,7 +324,7 @@ def _recording(settings: Settings) -> Chosen:
 
 def _announce(facts: Chosen, settings: Settings) -> None:
     if settings.log_json:
-        logs.say("serving", url=settings.url, **facts)  # type: ignore[arg-type]
+        logs.say("serving", level=logging.INFO, url=settings.url, **facts)
         return
     lines = [f"Paceline {__version__}", *(f"  {title:<9} {text}" for title, text in facts.items())]
     places = {"": "playground", "/v1": "for OpenAI's clients, as base_url", "/metrics": "for Prometheus"}

@@ -93,7 +93,7 @@ def _work(store: AnswerStore, shards: Sequence[int], crew: Crew, done: Callable[
         max_draft=1,
         kv_memory=_kv_memory(crew),
     )
-    ready = read_target(settings.target, format=settings.format, device=crew.device, config=config)  # type: ignore[arg-type]
+    ready = read_target(settings.target, format=settings.format, device=crew.device, config=config)
     assert ready.tokenizer is not None
     # Text is of no use here, and the time that it takes is.
     engine = assemble(replace(ready, tokenizer=None), config=config, device=crew.device, threads=crew.threads).engine

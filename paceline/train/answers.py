@@ -22,6 +22,7 @@ import torch
 
 from paceline.errors import InvalidRequest
 from paceline.models.files import read_json
+from paceline.models.weights import Format
 from paceline.train.storage import read_tensors, write_bytes, write_json, write_tensors
 
 SHARD = 256  # prompts; some seconds of a GPU's work
@@ -33,7 +34,7 @@ class AnswerSettings:
     """Everything that decides what the answers are."""
 
     target: str
-    format: str
+    format: Format
     max_length: int  # tokens of prompt and answer
     max_new: int  # tokens of an answer
     sampled: float  # share of training prompts whose answer is drawn, not the most likely

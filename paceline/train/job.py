@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import InvalidRequest
+from paceline.models.weights import Format
 from paceline.prompts import Prompt
 from paceline.train.answers import HELD_OUT, TRAIN, AnswerSettings, Question
 from paceline.train.overlap import split
@@ -29,7 +30,7 @@ class Job:
     excludes: Sequence[Path] = ()  # more texts whose like must not be trained on
     license: str = "other"
     device: str = "cpu"
-    format: str = "auto"  # of the target while it answers
+    format: Format = "auto"  # of the target while it answers
     threads: int | None = None
     max_prompts: int | None = None
     held_out: int = 256

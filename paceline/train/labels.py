@@ -6,7 +6,7 @@ Soft labels, not the token that came: the drafter is right as often as it agrees
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -46,5 +46,5 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 def soft_cross_entropy(logits: Tensor, labels: Labels, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The loss, differentiable in the logits [rows, tokens], and the best token of each row."""
-    loss: tuple[Tensor, Tensor] = SoftCrossEntropy.apply(logits, labels.wanted, weights)  # type: ignore[no-untyped-call]
-    return loss
+    both = SoftCrossEntropy.apply(logits, labels.wanted, weights)  # type: ignore[no-untyped-call]  # torch has no types
+    return cast(tuple[Tensor, Tensor], both)

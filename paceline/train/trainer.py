@@ -122,7 +122,7 @@ class Trainer:
     def _step(self, indices: list[int], texts: Texts) -> None:
         params = list(self.student.params.values())
         losses = self.student.losses(self.teacher, self._insights(indices, texts), texts)
-        losses.total.backward()  # type: ignore[no-untyped-call]
+        losses.total.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
         self.world.average(param.grad for param in params if param.grad is not None)
         torch.nn.utils.clip_grad_norm_(params, CLIP)
         self.optimiser.step(self._rate())
