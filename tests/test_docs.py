@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from argparse import ArgumentParser, _SubParsersAction
 from pathlib import Path
 
 import pytest
@@ -11,28 +13,64 @@ from paceline.cli.main import build_parsers
 from paceline.drafters.registry import REGISTRY
 
 ROOT = Path(__file__).parent.parent
+FOREIGN = {"--save-detailed"}  # an option of `vllm bench serve`
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+of_each = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@of_each
 def test_links_lead_somewhere(path: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8"))
+    missing = [(to, at) for to, at in links if "://" not in to and not _is_there(path.parent / to if to else path, at)]
     assert not missing
+
+
+def _is_there(path: Path, heading: str) -> bool:
+    if not path.exists() or not heading:
+        return path.exists()
+    return heading in map(_anchor, re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+def _anchor(heading: str) -> str:
+    """What GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_commands_parse() -> None:
+    commands = [command for path in DOCUMENTS for command in _commands(path.read_text(encoding="utf-8"))]
+    assert len(commands) > 20
+    for command in commands:
+        build_parsers()[0].parse_args(shlex.split(command, comments=True))
+
+
+def _commands(text: str) -> list[str]:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text.replace("\\\n", " "), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^paceline (.+)$", "\n".join(blocks), flags=re.MULTILINE)
+
+
+@of_each
+def test_options_that_are_named_exist(path: Path) -> None:
+    """Those of commands, and of the scripts beside them."""
+    scripts = "".join(
+        file.read_text(encoding="utf-8") for part in ("bench", "clients") for file in ROOT.glob(f"{part}/*.py")
+    )
+    named = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text(encoding="utf-8")))
+    unknown = named - _options(build_parsers()[0]) - FOREIGN
+    assert not [option for option in unknown if f'"{option}"' not in scripts]
+
+
+def _options(parser: ArgumentParser) -> set[str]:
+    options: set[str] = set()
+    for action in parser._actions:
+        options |= set(action.option_strings)
+        if isinstance(action, _SubParsersAction):
+            options = options.union(*map(_options, action.choices.values()))
+    return options
 
 
 def test_the_readme_runs() -> None:
     [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
-
-
-def test_commands_of_the_readme_parse() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^paceline (.+)$", text, flags=re.MULTILINE)
-    assert len(commands) >= 4
-    for command in commands:
-        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
-        build_parsers()[0].parse_args(words)
 
 
 def test_every_kind_of_drafter_is_described() -> None:
