@@ -1,121 +1,184 @@
-"""Paceline beside its peers: decode speed at batch 1, interleaved, every system with the same number of threads.
+"""Paceline beside its peers: chat, code, summaries and JSON, one prompt at a time and eight at once.
 
-For each round and prompt every system generates the same number of tokens greedily, one system after the other in an
-order that rotates, each in its own process. A machine that slows down for a while slows all of them down, and ratios
-are taken between runs that lay next to each other. Prefill is not counted. The machine must have nothing else to do:
-what other processes used meanwhile is measured and said. Prints a table and, with --json, writes every run.
+For each round, set and number of prompts at once every mode of every system answers the same prompts greedily, one
+mode after the other in an order that rotates, each in its own process. A machine that slows down for a while slows all
+of them down. Tokens a second are counted over generated tokens, from the moment the prompts come in until the last
+answer is whole, prefill included. The machine must have nothing else to do: what other processes used meanwhile is
+measured and said. What cannot be installed or crashes is named and left out.
 
-    python -m bench.peers --suite plain --peers-python PEERS/bin/python --models PEERS/models
+    python -m bench.peers --peers-python PEERS/bin/python --models PEERS/models --save peers.jsonl
+    python -m bench.peers --peers-python PEERS/bin/python --models PEERS/models --resume peers.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import prompts
-from bench.report import Run, summarise, table, versus_peers
-from bench.systems import SUITE_PROMPTS, System, Worker, machine_cpu_seconds, suite_systems
+from bench import book as books
+from bench.book import Book, Run
+from bench.report import best_ratios, best_table, disturbed, failed, whole_table
+from bench.sets import SETS, Cell, Encode, Plan, Task, draw
+from bench.systems import Mode, Unusable, Worker, all_modes, interpreter_of, machine_cpu_seconds
 from paceline.bench.machine import describe
 
 WARM_UP_TOKENS = 8
-BUSY = 0.1  # of a core, used by other processes
+IDLE = 0.05  # of a core that a sleeping worker may use
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, *, encode: Encode | None = None) -> None:
     args = parse(argv)
-    chosen = prompts.load(args.prompts or SUITE_PROMPTS[args.suite], data=args.data, count=args.count)
-    about = describe(torch.device("cpu"))
+    plan = Plan(args.set or list(SETS), args.rounds, args.tokens, {1: args.count, 8: 8}, {1: args.slow_count, 8: 8})
+    work = draw(plan, data=args.data, encode=encode or smollm2())
+    modes = chosen(args)
     with ExitStack() as stack:
-        workers = [start(system, stack=stack, peers_python=args.peers_python) for system in choose(args)]
-        runs = measure(workers, chosen, rounds=args.rounds, tokens=args.tokens)
-    systems = [worker.system for worker in workers]
-    versions = {worker.system.kind: worker.version for worker in workers}
-    report(systems, runs, about={**about, "versions": versions, "command": sys.argv[1:]}, to=args.json)
+        workers, versions, failures = start(modes, args, stack=stack)
+        about = facts(plan, modes, versions=versions)
+        book = books.go_on(args.resume, about) if args.resume else books.begin(args.save, about)
+        for name, why in failures.items():
+            book.fail(name, why)
+        check_idle(workers)
+        measure(workers, work, plan=plan, book=book)
+    show(book)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=sorted(SUITE_PROMPTS), default="plain")
-    parser.add_argument("--prompts", help="a prompt set or file (default: the suite's own)")
-    parser.add_argument("--count", type=int, default=5, help="prompts, evenly spread over the set")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peers-python", type=Path, help="interpreter of the peers; without it Paceline runs alone")
+    data = os.environ.get("PACELINE_DATA")
+    parser.add_argument("--data", type=Path, default=Path(data) if data else None, help="(default: $PACELINE_DATA)")
+    parser.add_argument("--set", action="append", choices=list(SETS), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=3, help="prompts one at a time, a round (default: %(default)s)")
+    parser.add_argument("--slow-count", type=int, default=1, help="the same for slow systems (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of every system (default: %(default)s)")
+    parser.add_argument(
+        "--peers-python", type=Path, action="append", default=[],
+        help="an interpreter that has some of the peers (repeatable); without one Paceline runs alone",
+    )  # fmt: skip
     parser.add_argument("--models", type=Path, default=Path(), help="directory of the peers' models")
-    parser.add_argument("--only", action="append", help="systems whose name contains this (repeatable)")
-    parser.add_argument("--json", type=Path, help="write every run and the summary here")
-    prompts.add_arguments(parser)
+    parser.add_argument("--only", action="append", help="modes whose name contains this (repeatable)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--save", type=Path, metavar="FILE", help="write every measurement here as it comes")
+    where.add_argument("--resume", type=Path, metavar="FILE", help="go on with a file that --save began")
     return parser.parse_args(argv)
 
 
-def choose(args: argparse.Namespace) -> list[System]:
-    known = suite_systems(args.suite, models=args.models.resolve(), threads=args.threads)
-    wanted = [s for s in known if not args.only or any(part in s.name for part in args.only)]
-    chosen = [s for s in wanted if args.peers_python or not s.is_peer]
-    names = {s.name for s in chosen}
-    if not chosen:
-        known_names = ", ".join(s.name for s in known)
-        raise SystemExit(f"no system to measure; known: {known_names}. Peers need --peers-python")
-    return [s if s.plain in names else replace(s, plain=None) for s in chosen]
+def smollm2() -> Encode:
+    """Prompts as its chat template renders them, so that all systems read the same tokens."""
+    from paceline.llm import LLM
+
+    llm = LLM("smollm2", drafter=[])
+    return lambda prompt: llm.encode_chat(prompt.messages)
 
 
-def start(system: System, *, stack: ExitStack, peers_python: Path) -> Worker:
-    note(f"loading {system.name}")
-    worker = Worker(system, python=peers_python.absolute() if system.is_peer else Path(sys.executable))
-    stack.callback(worker.close)
-    return worker
+def chosen(args: argparse.Namespace) -> list[Mode]:
+    known = all_modes(models=args.models.resolve())
+    found = [mode for mode in known if not args.only or any(part in mode.name for part in args.only)]
+    if not found:
+        raise SystemExit(f"no mode is called so; known: {'; '.join(mode.name for mode in known)}")
+    return found
 
 
-def measure(workers: Sequence[Worker], chosen: Sequence[prompts.Prompt], *, rounds: int, tokens: int) -> list[Run]:
-    for worker in workers:
-        worker.ask(chosen[0].prompt, tokens=WARM_UP_TOKENS)
-    runs = []
-    for turn in range(rounds * len(chosen)):
-        round_number, index = divmod(turn, len(chosen))
-        first = turn % len(workers)
-        for worker in [*workers[first:], *workers[:first]]:
-            run = one_run(worker, prompt=chosen[index], round_number=round_number, tokens=tokens)
-            runs.append(run)
-        speeds = ", ".join(f"{run.system} {run.speed:.0f}" for run in runs[-len(workers) :])
-        note(f"round {round_number + 1}/{rounds}, prompt {index + 1}/{len(chosen)}: {speeds}")
-    return runs
+def start(
+    modes: Sequence[Mode], args: argparse.Namespace, *, stack: ExitStack
+) -> tuple[list[Worker], dict[str, str], dict[str, str]]:
+    """Those that can be measured, versions by kind, and why the others cannot."""
+    workers, versions, failures = [], {}, {}
+    for mode in modes:
+        note(f"loading {mode.name}")
+        try:
+            python = interpreter_of(mode.kind, pythons=args.peers_python) if mode.is_peer else Path(sys.executable)
+            worker = Worker(mode, python=python.absolute(), threads=args.threads)
+            stack.callback(worker.close)
+            versions[mode.kind] = worker.started()
+            workers.append(worker)
+        except Unusable as error:
+            failures[mode.name] = str(error)
+            note(f"! {mode.name}: {error}")
+    return workers, versions, failures
 
 
-def one_run(worker: Worker, *, prompt: prompts.Prompt, round_number: int, tokens: int) -> Run:
+def facts(plan: Plan, modes: Sequence[Mode], *, versions: Mapping[str, str]) -> dict[str, Any]:
+    counts = {"counts": {str(n): k for n, k in plan.counts.items()}}
+    slow = {"slow_counts": {str(n): k for n, k in plan.slow_counts.items()}}
+    about = {mode.name: {"system": mode.system, "plain": mode.plain, "is_peer": mode.is_peer} for mode in modes}
+    return {
+        "benchmark": "peers",
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "-m", "bench.peers", *_without_paths(sys.argv[1:])]),
+        "machine": describe(torch.device("cpu")),
+        "versions": dict(versions),
+        "plan": asdict(plan) | counts | slow,
+        "modes": about,
+    }
+
+
+def _without_paths(words: Sequence[str]) -> list[str]:
+    """Where things lie on one machine says nothing on another: a path's last part is kept."""
+    return [Path(word).name if os.sep in word else word for word in words]
+
+
+def check_idle(workers: Sequence[Worker]) -> None:
+    """Says which workers do not sleep although nothing is asked of them."""
+    before = [worker.cpu_seconds() for worker in workers]
+    time.sleep(1)
+    for worker, used in zip(workers, before, strict=True):
+        if worker.cpu_seconds() - used > IDLE:
+            note(f"! {worker.mode.name} uses {worker.cpu_seconds() - used:.0%} of a core while it should sleep")
+
+
+def measure(workers: Sequence[Worker], work: Mapping[Cell, list[Task]], *, plan: Plan, book: Book) -> None:
+    alive = list(workers)
+    warm: set[str] = set()
+    for turn, cell in enumerate(plan.cells()):
+        first = turn % len(alive) if alive else 0
+        for worker in [*alive[first:], *alive[:first]]:
+            if book.has(worker.mode.name, cell) or cell[1] > (worker.mode.at_once or cell[1]):
+                continue
+            try:
+                if worker.mode.name not in warm:
+                    worker.ask([work[cell][0].tokens[:4]], tokens=WARM_UP_TOKENS, at_once=1)
+                    warm.add(worker.mode.name)
+                book.add(one_run(worker, cell=cell, tasks=work[cell], plan=plan))
+            except Unusable as error:
+                alive.remove(worker)
+                book.fail(worker.mode.name, str(error))
+                note(f"! {worker.mode.name}: {error}")
+        said = (f"{run.mode} {run.speed:.0f}" for run in book.runs if run.cell == cell)
+        note(f"round {cell[2] + 1}/{plan.rounds}, {cell[0]}, {cell[1]} at once: {'; '.join(said)}")
+
+
+def one_run(worker: Worker, *, cell: Cell, tasks: Sequence[Task], plan: Plan) -> Run:
+    name, at_once, turn = cell
+    mine = tasks[: plan.slow_counts[at_once]] if worker.mode.slow else tasks
     before = machine_cpu_seconds() - worker.cpu_seconds()
-    reply = worker.ask(prompt.prompt, tokens=tokens)
+    reply = worker.ask([task.tokens for task in mine], tokens=plan.tokens, at_once=at_once)
     elsewhere = machine_cpu_seconds() - worker.cpu_seconds() - before
     return Run(
-        system=worker.system.name, round=round_number, prompt=prompt.id, elsewhere_s=max(0.0, elsewhere), **reply
-    )
+        set=name, at_once=at_once, round=turn, mode=worker.mode.name, prompts=[task.id for task in mine],
+        elsewhere_s=max(0.0, elsewhere), **reply,
+    )  # fmt: skip
 
 
-def report(systems: Sequence[System], runs: Sequence[Run], *, about: dict[str, Any], to: Path | None) -> None:
-    summaries = [summarise(system, runs) for system in systems]
-    ratios = versus_peers(systems, runs)
-    print(table(summaries))
-    for pair, ratio in ratios.items():
-        print(f"{pair}: {ratio:.2f}")
-    for summary in summaries:
-        if summary.elsewhere > BUSY:
-            print(
-                f"! while {summary.system} ran, other processes used {summary.elsewhere:.0%} of a core: measure again"
-            )
-    print(json.dumps(about))
-    if to is not None:
-        speeds = [{"system": r.system, "round": r.round, "prompt": r.prompt, "tokens_s": r.speed} for r in runs]
-        whole = {"about": about, "systems": [asdict(s) for s in summaries], "ratios": ratios, "runs": speeds}
-        to.write_text(json.dumps(whole, indent=1) + "\n")
+def show(book: Book) -> None:
+    for at_once in map(int, book.about["plan"]["counts"]):
+        print(f"{at_once} at once, tokens/s: median over rounds (lowest–highest)\n")
+        print(whole_table(book, at_once=at_once) + "\n")
+    print(best_table(book) + "\n")
+    print(best_ratios(book) + "\n")
+    for line in (*failed(book), *disturbed(book)):
+        print(f"! {line}")
 
 
 def note(text: str) -> None:

@@ -1,4 +1,4 @@
-"""From single runs to what is printed: medians, and ratios of runs that lay next to each other in time."""
+"""From single measurements to tables: medians over rounds, and ratios of runs that lay next to each other in time."""
 
 from __future__ import annotations
 
@@ -6,91 +6,139 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.systems import System
+from bench.book import Book, Run
+
+BUSY = 0.1  # of a core, used by other processes
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One generation of one system. Runs with the same round and prompt lay next to each other in time."""
+class Speed:
+    """Tokens a second: the median over rounds, the slowest and the fastest."""
 
-    system: str
-    round: int
-    prompt: str
-    tokens: int
-    decode_s: float
-    text: str
-    drafted: int = 0
-    accepted: int = 0
-    elsewhere_s: float = 0.0  # CPU time that other processes used meanwhile, sleeping workers included
-
-    @property
-    def speed(self) -> float:
-        return (self.tokens - 1) / self.decode_s
-
-    @property
-    def turn(self) -> tuple[int, str]:
-        return self.round, self.prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    system: str
-    median: float  # tokens/s
-    low: float  # quartiles
+    median: float
+    low: float
     high: float
-    runs: int
-    over_plain: float | None  # median ratio to its own plain speed, run by run
-    same_text: str | None  # how many prompts gave the text of the plain system
-    acceptance: float | None
-    elsewhere: float  # cores that other processes kept busy meanwhile: near 0, or the speeds mean little
+
+    def __str__(self) -> str:
+        return f"{self.median:.1f} ({self.low:.1f}–{self.high:.1f})"
 
 
-def summarise(system: System, runs: Sequence[Run]) -> Summary:
-    mine = [run for run in runs if run.system == system.name]
-    speeds = sorted(run.speed for run in mine)
-    drafted = sum(run.drafted for run in mine)
-    return Summary(
-        system=system.name,
-        median=statistics.median(speeds),
-        low=speeds[len(speeds) // 4],
-        high=speeds[(3 * len(speeds)) // 4],
-        runs=len(mine),
-        over_plain=paired_ratio(runs, system.name, system.plain) if system.plain else None,
-        same_text=same_text(runs, system.name, system.plain) if system.plain else None,
-        acceptance=sum(run.accepted for run in mine) / drafted if drafted else None,
-        elsewhere=sum(run.elsewhere_s for run in mine) / sum(run.decode_s for run in mine),
-    )
+def speed(runs: Sequence[Run]) -> Speed:
+    found = [run.speed for run in runs]
+    return Speed(statistics.median(found), min(found), max(found))
 
 
-def paired_ratio(runs: Sequence[Run], system: str, other: str) -> float:
-    """Median over turns of how much faster `system` was than `other` on the same prompt in the same round."""
-    theirs = {run.turn: run.speed for run in runs if run.system == other}
-    return statistics.median(run.speed / theirs[run.turn] for run in runs if run.system == system)
+def mine(book: Book, mode: str, *, name: str, at_once: int) -> list[Run]:
+    return [run for run in book.runs if run.mode == mode and run.set == name and run.at_once == at_once]
 
 
-def same_text(runs: Sequence[Run], system: str, other: str) -> str:
-    theirs = {run.turn: run.text for run in runs if run.system == other}
-    mine = [run for run in runs if run.system == system]
-    return f"{sum(run.text == theirs[run.turn] for run in mine)}/{len(mine)}"
+def same(book: Book, mode: str, *, at_once: int | None = None) -> str:
+    """How many answers of a drafting mode equal those of its own plain one. Empty for a plain mode."""
+    plain = book.about["modes"][mode]["plain"]
+    if plain is None:
+        return ""
+    theirs = {(run.cell, id): d for run in book.runs if run.mode == plain for id, d in _digests(run)}
+    pairs = [
+        (digest, theirs[run.cell, id])
+        for run in book.runs
+        if run.mode == mode and at_once in (None, run.at_once)
+        for id, digest in _digests(run)
+        if (run.cell, id) in theirs
+    ]
+    return f"{sum(a == b for a, b in pairs)}/{len(pairs)}" if pairs else ""
 
 
-def table(summaries: Sequence[Summary]) -> str:
-    header = ["system", "tokens/s", "quartiles", "× own plain", "same text", "accepted"]
-    rows = [header, ["---", "---:", "---:", "---:", "---:", "---:"]]
-    for s in summaries:
-        over = "" if s.over_plain is None else f"{s.over_plain:.2f}"
-        accepted = "" if s.acceptance is None else f"{s.acceptance:.0%}"
-        rows.append([s.system, f"{s.median:.1f}", f"{s.low:.1f}-{s.high:.1f}", over, s.same_text or "", accepted])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ("| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows)
-    return "\n".join(lines)
+def _digests(run: Run) -> list[tuple[str, str]]:
+    return list(zip(run.prompts, run.digests, strict=True))
 
 
-def versus_peers(systems: Sequence[System], runs: Sequence[Run]) -> dict[str, float]:
-    """Each of Paceline's systems against the peer with the best median."""
-    medians = {s.name: summarise(s, runs).median for s in systems}
-    peers = [s.name for s in systems if s.is_peer]
-    if not peers:
-        return {}
-    best = max(peers, key=medians.__getitem__)
-    return {f"{s.name} / {best}": paired_ratio(runs, s.name, best) for s in systems if not s.is_peer}
+def whole_table(book: Book, *, at_once: int) -> str:
+    """Every mode on every set."""
+    sets = book.about["plan"]["sets"]
+    rows = []
+    for mode in book.about["modes"]:
+        cells = [_cell(mine(book, mode, name=name, at_once=at_once)) for name in sets]
+        if any(cells):
+            rows.append([mode, *cells, same(book, mode, at_once=at_once)])
+    return markdown(["system, mode", *sets, "same as own plain"], rows)
+
+
+def _cell(runs: Sequence[Run]) -> str:
+    return str(speed(runs)) if runs else ""
+
+
+def best_table(book: Book) -> str:
+    """Of each system the best mode, by set and prompts at once; Paceline's plain beside it."""
+    plan = book.about["plan"]
+    columns = [(name, int(at_once)) for at_once in plan["counts"] for name in plan["sets"]]
+    systems = {mode: about["system"] for mode, about in book.about["modes"].items()}
+    rows = []
+    for system in dict.fromkeys(systems.values()):
+        modes = [mode for mode, name in systems.items() if name == system]
+        rows.append([system, *(_best(book, modes, name=n, at_once=k) for n, k in columns), _same_of_all(book, modes)])
+    head = [f"{name}, {at_once} at once" if at_once > 1 else name for name, at_once in columns]
+    return markdown(["tokens/s, best mode", *head, "same text"], [row for row in rows if any(row[1:])])
+
+
+def _best(book: Book, modes: Sequence[str], *, name: str, at_once: int) -> str:
+    medians = [speed(runs).median for mode in modes if (runs := mine(book, mode, name=name, at_once=at_once))]
+    return f"{max(medians):.0f}" if medians else ""
+
+
+def _same_of_all(book: Book, modes: Sequence[str]) -> str:
+    found = [text.split("/") for mode in modes if (text := same(book, mode))]
+    return f"{sum(int(a) for a, _ in found)}/{sum(int(b) for _, b in found)}" if found else ""
+
+
+def best_ratios(book: Book) -> str:
+    """Paceline's default against each set's best peer: the median over rounds of the ratio within a round."""
+    plan = book.about["plan"]
+    rows = []
+    for at_once in map(int, plan["counts"]):
+        for name in plan["sets"]:
+            row = _against_best(book, name=name, at_once=at_once)
+            rows += [[name, str(at_once), *row]] if row else []
+    return markdown(["set", "at once", "Paceline's best", "peers' best", "ratio (lowest–highest round)"], rows)
+
+
+def _against_best(book: Book, *, name: str, at_once: int) -> list[str]:
+    medians = {
+        mode: speed(runs).median
+        for mode in book.about["modes"]
+        if (runs := mine(book, mode, name=name, at_once=at_once))
+    }
+    own = {mode: median for mode, median in medians.items() if not book.about["modes"][mode]["is_peer"]}
+    peers = {mode: median for mode, median in medians.items() if mode not in own}
+    if not own or not peers:
+        return []
+    ours, theirs = (max(found, key=found.__getitem__) for found in (own, peers))
+    return [ours, theirs, _paired(book, ours, theirs, name=name, at_once=at_once)]
+
+
+def _paired(book: Book, ours: str, theirs: str, *, name: str, at_once: int) -> str:
+    other = {run.round: run.speed for run in mine(book, theirs, name=name, at_once=at_once)}
+    ratios = [
+        run.speed / other[run.round] for run in mine(book, ours, name=name, at_once=at_once) if run.round in other
+    ]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else ""
+
+
+def disturbed(book: Book) -> list[str]:
+    """Lines that say where other processes took more than a tenth of a core."""
+    lines = []
+    for mode in book.about["modes"]:
+        runs = [run for run in book.runs if run.mode == mode]
+        share = sum(run.elsewhere_s for run in runs) / sum(run.seconds for run in runs) if runs else 0.0
+        if share > BUSY:
+            lines.append(f"While {mode} ran, other processes used {share:.0%} of a core: its speeds mean little.")
+    return lines
+
+
+def failed(book: Book) -> list[str]:
+    return [f"{mode} could not be measured: {why}" for mode, why in book.failures.items()]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Names to the left, figures to the right."""
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))

@@ -1,11 +1,8 @@
-"""What is compared with what: the systems of each suite, and the process each of them runs in.
+"""What is compared with what: systems in their modes, and the process that each runs in.
 
-    plain   SmolLM2, batch 1, no speculation: Paceline, llama.cpp at three quantisations, OpenVINO GenAI at int8
-    draft   Qwen2.5-Coder 1.5B with 0.5B drafting, each system against its own plain speed
-    ngram   SmolLM2 with lookup in prompt and output, each system against its own plain speed
-
-A worker is one interpreter with one model in it. Workers are asked one after the other; while one runs, the others
-sleep.
+A mode is a system with its way of drafting; one that drafts names the plain mode that its answers must repeat. Modes
+are asked one after the other; while one runs, the others sleep. A system that cannot be started, or dies, is
+`Unusable`: it says why, and the rest goes on without it.
 """
 
 from __future__ import annotations
@@ -13,74 +10,97 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-QWEN = "qwen2.5-coder-{size}-instruct-q4_k_m.gguf"
-SUITE_PROMPTS = {"plain": "spec_bench", "draft": "humaneval", "ngram": "code_edit"}
+MODULES = {  # kind → module that an interpreter must have
+    "llama.cpp": "xllamacpp",
+    "openvino": "openvino_genai",
+    "transformers": "transformers",
+    "vllm": "vllm",
+}
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 ROOT = Path(__file__).resolve().parent.parent
+ISA = "AVX512_CORE_FP16"  # for oneDNN: machines that advertise AMX without supporting it end a process with SIGILL
+
+
+class Unusable(Exception):
+    """A system is not installed, did not start, or died."""
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class Mode:
     name: str
-    kind: str  # a function of bench.worker
+    kind: str  # of bench.backends
     options: dict[str, Any] = field(default_factory=dict)
-    plain: str | None = None  # the system whose text a speculating one must repeat
+    plain: str | None = None  # the mode whose answers a drafting one must repeat
+    at_once: int | None = None  # the most prompts it takes together, where it has a limit
+    slow: bool = False  # gets the first of the prompts only
+
+    @property
+    def system(self) -> str:
+        return self.name.split(",")[0]
 
     @property
     def is_peer(self) -> bool:
         return self.kind != "paceline"
 
 
-def suite_systems(suite: str, *, models: Path, threads: int) -> list[System]:
-    build = {"plain": _plain, "draft": _draft, "ngram": _ngram}[suite]
-    return [replace(system, options={**system.options, "threads": threads}) for system in build(models)]
+def all_modes(*, models: Path) -> list[Mode]:
+    return [*_paceline(), *_llamacpp(models), *_openvino(models), *_on_torch(models)]
 
 
-def _plain(models: Path) -> list[System]:
-    quantised = [
-        System(f"llama.cpp {bits}", "llamacpp", {"model": str(models / f"smollm2.{bits}.gguf")})
-        for bits in ("Q4_0", "Q4_1", "Q8_0")
-    ]
-    intel = System("OpenVINO int8", "openvino", {"model": str(models / "smollm2.openvino-int8")})
-    return [System("Paceline", "paceline", {"model": "smollm2"}), *quantised, intel]
+def _paceline() -> list[Mode]:
+    plain = Mode("Paceline, plain", "paceline", {"model": "smollm2"})
+    drafts = Mode("Paceline, default", "paceline", {"model": "smollm2", "drafter": "default"}, plain=plain.name)
+    return [drafts, plain]
 
 
-def _draft(models: Path) -> list[System]:
-    pair = {"model": str(models / QWEN.format(size="1.5b"))}
-    drafter = {"drafter": str(models / QWEN.format(size="0.5b"))}
+def _llamacpp(models: Path) -> list[Mode]:
+    four, eight = ({"model": str(models / f"smollm2.{bits}.gguf")} for bits in ("Q4_0", "Q8_0"))
+    lookup = four | {"drafter": "ngram_simple", "options": {"size_n": 3, "size_m": 8}}
+    cache = four | {"drafter": "ngram_cache"}
     return [
-        System("Paceline plain", "paceline", pair),
-        System("Paceline draft", "paceline", {**pair, **drafter}, plain="Paceline plain"),
-        System("llama.cpp plain", "llamacpp", pair),
-        *(
-            System(f"llama.cpp draft {k}", "llamacpp", {**pair, **drafter, "max_draft": k}, plain="llama.cpp plain")
-            for k in (2, 3, 5, 8)
-        ),
-        System(
-            "llama.cpp draft 8 p≥.75",
-            "llamacpp",
-            {**pair, **drafter, "max_draft": 8, "p_min": 0.75},
-            plain="llama.cpp plain",
-        ),
+        Mode("llama.cpp, Q4_0 plain", "llama.cpp", four),
+        Mode("llama.cpp, Q8_0 plain", "llama.cpp", eight),
+        Mode("llama.cpp, Q4_0 ngram-simple", "llama.cpp", lookup, plain="llama.cpp, Q4_0 plain"),
+        Mode("llama.cpp, Q4_0 ngram-cache", "llama.cpp", cache, plain="llama.cpp, Q4_0 plain"),
     ]
 
 
-def _ngram(models: Path) -> list[System]:
-    llama = {"model": str(models / "smollm2.Q4_0.gguf")}
-    intel = {"model": str(models / "smollm2.openvino-int8"), "dynamic": True}  # faster with several rows
-    lookup = {"drafter": "ngram"}
+def _openvino(models: Path) -> list[Mode]:
+    model = {"model": str(models / "smollm2.openvino-int8")}
+    plain, lookup = "OpenVINO, int8 plain", "OpenVINO, int8 prompt lookup"
     return [
-        System("Paceline plain", "paceline", {"model": "smollm2"}),
-        System("Paceline ngram", "paceline", {"model": "smollm2", **lookup}, plain="Paceline plain"),
-        System("llama.cpp plain", "llamacpp", llama),
-        System("llama.cpp ngram", "llamacpp", {**llama, **lookup, "max_draft": 8}, plain="llama.cpp plain"),
-        System("OpenVINO plain", "openvino", intel),
-        System("OpenVINO lookup", "openvino", {**intel, **lookup}, plain="OpenVINO plain"),
+        Mode("OpenVINO, int8 plain, activations in float", "openvino", model | {"dynamic": False}),
+        Mode(plain, "openvino", model),
+        Mode(lookup, "openvino", model | {"drafter": "lookup"}, plain=plain),
     ]
+
+
+def _on_torch(models: Path) -> list[Mode]:
+    model = {"model": str(models / "smollm2.hf-bf16")}
+    return [
+        Mode("transformers, bf16 plain", "transformers", model, slow=True),
+        Mode(
+            "transformers, bf16 prompt lookup", "transformers", model | {"drafter": "lookup"},
+            plain="transformers, bf16 plain", at_once=1, slow=True,
+        ),
+        Mode("vLLM, bf16 plain", "vllm", model, slow=True),
+        Mode("vLLM, bf16 n-gram", "vllm", model | {"drafter": "ngram"}, plain="vLLM, bf16 plain", slow=True),
+    ]  # fmt: skip
+
+
+def interpreter_of(kind: str, *, pythons: Sequence[Path]) -> Path:
+    """The first that has the system."""
+    for python in pythons:
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[kind]!r}) is None)"
+        if subprocess.run([python, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    raise Unusable(f"not installed: no --peers-python has {MODULES[kind]}")
 
 
 def machine_cpu_seconds() -> float:
@@ -91,22 +111,33 @@ def machine_cpu_seconds() -> float:
 
 
 class Worker:
-    """A system in its own process. `ask` blocks until it has answered."""
+    """A mode in its own process. `ask` blocks until it has answered."""
 
-    def __init__(self, system: System, *, python: Path) -> None:
-        self.system = system
-        command = [str(python), "-m", "bench.worker", system.kind, json.dumps(system.options)]
-        env = {**os.environ, "OMP_NUM_THREADS": str(system.options["threads"])}
+    def __init__(self, mode: Mode, *, python: Path, threads: int) -> None:
+        self.mode = mode
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the worker
+        options = mode.options | {"threads": threads}
+        env = {"ONEDNN_MAX_CPU_ISA": ISA, "HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=env, text=True, bufsize=1,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [str(python), "-m", "bench.worker", mode.kind, json.dumps(options)], cwd=ROOT, env=env, text=True,
+            bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
         )  # fmt: skip
-        self.version: str = self._read()["version"]
 
-    def ask(self, prompt: str, *, tokens: int) -> dict[str, Any]:
+    def started(self) -> str:
+        """Its version, once the model is loaded."""
+        version: str = self._read()["version"]
+        return version
+
+    def ask(self, prompts: Sequence[Sequence[int]], *, tokens: int, at_once: int) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": tokens}) + "\n")
-        return self._read()
+        try:
+            self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens, "at_once": at_once}) + "\n")
+        except BrokenPipeError:
+            raise Unusable(self._last_words()) from None
+        reply = self._read()
+        if "error" in reply:
+            raise Unusable(reply["error"])
+        return reply
 
     def cpu_seconds(self) -> float:
         """CPU time used so far, where the operating system tells (Linux); else 0."""
@@ -124,14 +155,18 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._errors.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(
-                f"{self.system.name} died with status {self._process.wait()}; see why with: "
-                f"python -m bench.worker {self.system.kind} '{json.dumps(self.system.options)}'"
-            )
+            raise Unusable(self._last_words())
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return f"died with status {status}: {said[-1][:300] if said else 'without a word'}"

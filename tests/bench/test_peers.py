@@ -1,4 +1,4 @@
-"""The driver against workers that only pretend to be systems: what is asked of whom, in which order, and what dies."""
+"""The driver against workers that only pretend to be systems: what is asked of whom, what is kept, and what dies."""
 
 from __future__ import annotations
 
@@ -8,21 +8,34 @@ from pathlib import Path
 
 import pytest
 
+from bench import book as books
 from bench import peers
-from bench.systems import SUITE_PROMPTS, System, Worker, suite_systems
+from bench.backends import Answer
+from bench.sets import SETS, Plan, draw
+from bench.systems import Mode, Unusable, Worker, all_modes
+from bench.worker import digest, timed
+from paceline.prompts import Prompt
 
 PRETENDER = """#!{python}
 import json, os, sys
-assert sys.argv[1:3] == ["-m", "bench.worker"], sys.argv
-options = json.loads(sys.argv[4])
+if sys.argv[1] == "-c":  # is the system installed?
+    sys.exit("vllm" in sys.argv[2])
+kind, options = sys.argv[3], json.loads(sys.argv[4])
+name = os.path.basename(options["model"]) + " " + options.get("drafter", "plain")
+if "Q8_0" in name:
+    print("no such file", file=sys.stderr)
+    sys.exit(3)
 print(json.dumps({{"version": "9.9"}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if "die" in request["prompt"]:
-        sys.exit(3)
     with open({log!r}, "a") as log:
-        print(os.path.basename(options["model"]), request["prompt"], request["tokens"], file=log)
-    reply = {{"tokens": request["tokens"], "decode_s": 0.5, "text": "same", "drafted": 0, "accepted": 0}}
+        print(name, [len(p) for p in request["prompts"]], request["tokens"], request["at_once"], file=log)
+    if os.path.exists({log!r} + "." + kind):
+        print(json.dumps({{"error": "out of memory"}}), flush=True)
+        continue
+    count = len(request["prompts"])
+    digests = ["same"] * count if options.get("drafter") != "ngram_cache" else ["same"] * (count - 1) + ["other"]
+    reply = {{"seconds": 2.0, "tokens": [10] * count, "digests": digests, "drafted": 0, "accepted": 0}}
     print(json.dumps(reply), flush=True)
 """
 
@@ -35,46 +48,154 @@ def pretender(tmp_path: Path) -> Path:
     return script
 
 
-def test_every_suite_has_prompts_and_names_its_systems_once() -> None:
-    for suite in SUITE_PROMPTS:
-        systems = suite_systems(suite, models=Path("models"), threads=3)
-        names = [system.name for system in systems]
-        assert len(set(names)) == len(names)
-        assert all(system.options["threads"] == 3 for system in systems)
-        assert all(system.plain is None or system.plain in names for system in systems)
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    import gzip
+
+    with gzip.open(folder / "HumanEval.jsonl.gz", "wt") as file:
+        for i in range(30):
+            file.write(json.dumps({"task_id": f"t{i}", "prompt": "x" * (i + 1)}) + "\n")
+    return tmp_path
 
 
-def test_systems_take_turns_in_rotating_order(
-    pretender: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def encode(prompt: Prompt) -> list[int]:
+    return [7] * len(prompt.text)
+
+
+def run(pretender: Path, data: Path, *words: str) -> None:
+    peers.main(
+        [
+            "--set",
+            "code",
+            "--data",
+            str(data),
+            "--peers-python",
+            str(pretender),
+            "--rounds",
+            "2",
+            "--tokens",
+            "51",
+            *words,
+        ],
+        encode=encode,
+    )
+
+
+def test_modes_have_names_of_their_own_and_a_plain_one_to_repeat() -> None:
+    names = [mode.name for mode in all_modes(models=Path("models"))]
+    assert len(set(names)) == len(names)
+    assert all(mode.plain in (None, *names) for mode in all_modes(models=Path("models")))
+    assert {mode.system for mode in all_modes(models=Path("m"))} == {
+        "Paceline", "llama.cpp", "OpenVINO", "transformers", "vLLM"
+    }  # fmt: skip
+
+
+def test_a_round_has_prompts_of_its_own_and_the_same_every_time(data: Path) -> None:
+    plan = Plan(["code"], 2, 51, {1: 3, 8: 8}, {1: 1, 8: 8})
+    work = draw(plan, data=data, encode=encode)
+    ids = [task.id for cell in plan.cells() for task in work[cell]]
+    assert len(ids) == len(set(ids)) == 2 * (3 + 8)
+    assert work == draw(plan, data=data, encode=encode)
+    with pytest.raises(SystemExit, match="code: 33 prompts are needed, humaneval has 30"):
+        draw(Plan(["code"], 3, 51, {1: 3, 8: 8}, {1: 1, 8: 8}), data=data, encode=encode)
+
+
+def test_a_prompt_that_is_too_long_is_not_drawn(data: Path) -> None:
+    plan = Plan(["code"], 1, 51, {1: 20}, {1: 20})
+    work = draw(plan, data=data, encode=lambda prompt: [7] * (1000 + (len(prompt.text) > 20)))
+    assert {len(task.tokens) for task in work["code", 1, 0]} == {1000}
+
+
+def test_modes_take_turns_on_the_same_prompts_and_slow_ones_get_the_first(
+    pretender: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
-    peers.main([
-        "--prompts", str(tmp_path / "prompts.txt"), "--count", "2", "--rounds", "1", "--tokens", "51",
-        "--only", "Q4_0", "--only", "Q8_0", "--peers-python", str(pretender), "--json", str(tmp_path / "out.json"),
-    ])  # fmt: skip
-    asked = (tmp_path / "log").read_text().splitlines()
-    four, eight = "smollm2.Q4_0.gguf", "smollm2.Q8_0.gguf"
-    assert asked[:2] == [f"{four} one 8", f"{eight} one 8"]  # warm-up
-    assert asked[2:] == [f"{four} one 51", f"{eight} one 51", f"{eight} two 51", f"{four} two 51"]
+    run(pretender, data, "--only", "Q4_0 plain", "--only", "transformers", "--save", str(data / "out.jsonl"))
+    asked = [line.rsplit(" ", 2) for line in (data / "log").read_text().splitlines()]
+    measured = [(what, at_once) for what, tokens, at_once in asked if tokens == "51"]
+    assert len(measured) == 2 * 2 * 2 + 2  # rounds × at once × two modes, and lookup one at a time
+    llama, plain, lookup = "smollm2.Q4_0.gguf plain", "smollm2.hf-bf16 plain", "smollm2.hf-bf16 lookup"
+    assert [what.rsplit(" [")[0] for what, _ in measured[:6]] == [llama, plain, lookup, plain, llama, lookup]
+    whole = json.loads(measured[0][0].partition("plain ")[2])
+    assert json.loads(measured[1][0].partition("plain ")[2]) == whole[:1]  # transformers
+    assert [at_once for what, at_once in measured if "lookup" in what] == ["1", "1"]
 
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert [(s["system"], s["median"], s["runs"]) for s in written["systems"]] == [
-        ("llama.cpp Q4_0", 100, 2),
-        ("llama.cpp Q8_0", 100, 2),
-    ]
-    assert written["about"]["versions"] == {"llamacpp": "9.9"}
-    assert {"cpu", "cores", "commit", "command"} <= set(written["about"])
-    assert "| llama.cpp Q4_0 | 100.0" in capsys.readouterr().out
+    book = books.read(data / "out.jsonl")
+    assert {(r.mode, r.at_once, r.speed) for r in book.runs if r.mode.startswith("llama")} == {
+        ("llama.cpp, Q4_0 plain", 1, 15.0),
+        ("llama.cpp, Q4_0 plain", 8, 40.0),
+    }
+    assert book.about["versions"] == {"llama.cpp": "9.9", "transformers": "9.9"}
+    assert {"cpu", "cores", "commit"} <= set(book.about["machine"])
+    assert str(data) not in json.dumps(book.about), "a path of this machine"
+    assert "| llama.cpp, Q4_0 plain | 15.0 (15.0–15.0) |" in capsys.readouterr().out
+
+
+def test_what_cannot_be_measured_is_named_and_the_rest_goes_on(
+    pretender: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "log.openvino").touch()
+    run(pretender, data, "--only", "llama", "--only", "vLLM, bf16 plain", "--only", "OpenVINO, int8 prompt")
+    out = capsys.readouterr().out
+    assert "! vLLM, bf16 plain could not be measured: not installed: no --peers-python has vllm" in out
+    assert "! llama.cpp, Q8_0 plain could not be measured: died with status 3: no such file" in out
+    assert "! OpenVINO, int8 prompt lookup could not be measured: out of memory" in out
+    assert "| llama.cpp, Q4_0 ngram-simple | 40.0 (40.0–40.0) | 16/16 |" in out
+    assert "| llama.cpp, Q4_0 ngram-cache | 40.0 (40.0–40.0) | 14/16 |" in out
+
+
+def test_a_run_that_was_killed_goes_on_where_it_ended(pretender: Path, data: Path) -> None:
+    out = data / "out.jsonl"
+    words = ("--only", "Q4_0 plain", "--only", "Q4_0 ngram-simple")
+    run(pretender, data, *words, "--save", str(out))
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:4]) + lines[4][:20])  # as if killed while it wrote the fourth measurement
+    (data / "log").unlink()
+    run(pretender, data, *words, "--resume", str(out))
+    again = books.read(out).runs
+    before = [books.Run(**json.loads(line)["run"]) for line in lines[1:]]
+    key = [(r.mode, r.cell, r.prompts) for r in again]
+    assert sorted(key) == sorted((r.mode, r.cell, r.prompts) for r in before)
+    measured = [line for line in (data / "log").read_text().splitlines() if line.split()[-2] == "51"]
+    assert len(measured) == len(before) - 3
+
+    with pytest.raises(SystemExit, match="has the plan"):
+        run(pretender, data, *words, "--resume", str(out), "--count", "2")
+    with pytest.raises(SystemExit, match="exists: go on with it by --resume"):
+        run(pretender, data, *words, "--save", str(out))
 
 
 def test_a_dying_worker_is_named_with_its_status(pretender: Path) -> None:
-    worker = Worker(System("Sleepy", "llamacpp", {"model": "m", "threads": 1}), python=pretender)
-    with pytest.raises(RuntimeError, match="Sleepy died with status 3"):
-        worker.ask("die", tokens=1)
+    worker = Worker(Mode("Sleepy", "llama.cpp", {"model": "Q8_0"}), python=pretender, threads=1)
+    with pytest.raises(Unusable, match="died with status 3: no such file"):
+        worker.started()
     worker.close()
 
 
-def test_without_the_peers_interpreter_there_is_no_peer_to_measure(tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("one\n")
-    with pytest.raises(SystemExit, match="Peers need --peers-python"):
-        peers.main(["--prompts", str(tmp_path / "prompts.txt"), "--count", "1", "--only", "llama"])
+def test_an_unknown_mode_is_an_error_that_lists_them(pretender: Path, data: Path) -> None:
+    with pytest.raises(SystemExit, match="known: Paceline, default; Paceline, plain"):
+        run(pretender, data, "--only", "nothing")
+
+
+def test_a_worker_answers_so_many_at_a_time() -> None:
+    together = []
+
+    def system(prompts: list[list[int]], tokens: int) -> list[Answer]:
+        together.append(len(prompts))
+        return [Answer(tokens, prompt, drafted=3, accepted=2) for prompt in prompts]
+
+    reply = timed(system, prompts=[[1], [2], [3]], tokens=5, at_once=2)
+    assert together == [2, 1]
+    assert reply["tokens"] == [5, 5, 5]
+    assert (reply["drafted"], reply["accepted"]) == (9, 6)
+    assert reply["digests"] == [digest(Answer(0, [i])) for i in (1, 2, 3)]
+    assert len(set(reply["digests"])) == 3
+    assert reply["seconds"] > 0
+
+
+def test_every_kind_of_work_is_a_set_that_can_be_read() -> None:
+    from paceline.prompts import SETS as SOURCES
+
+    assert list(SETS) == ["chat", "code", "summary", "JSON"]
+    assert all(source in SOURCES for source, _ in SETS.values())

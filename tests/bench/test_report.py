@@ -1,61 +1,59 @@
+"""Measurements become the right figures."""
+
 from __future__ import annotations
 
-import pytest
+from bench.book import Book, Run
+from bench.report import best_ratios, best_table, disturbed, failed, same, whole_table
 
-from bench.report import Run, paired_ratio, summarise, table, versus_peers
-from bench.systems import System
+MODES = {
+    "Ours, drafts": {"system": "Ours", "plain": "Ours, plain", "is_peer": False},
+    "Ours, plain": {"system": "Ours", "plain": None, "is_peer": False},
+    "Theirs, plain": {"system": "Theirs", "plain": None, "is_peer": True},
+    "Theirs, lookup": {"system": "Theirs", "plain": "Theirs, plain", "is_peer": True},
+}
+ABOUT = {"plan": {"sets": ["chat", "code"], "counts": {"1": 2}}, "modes": MODES}
 
-OURS = System("Paceline", "paceline")
-LLAMA = System("llama.cpp", "llamacpp")
-INTEL = System("OpenVINO", "openvino")
-NGRAM = System("Paceline ngram", "paceline", plain="Paceline")
 
-
-def run(system: System, speed: float, *, turn: int = 0, text: str = "x", drafted: int = 0, accepted: int = 0) -> Run:
+def run(mode: str, round: int, seconds: float, *, digests: tuple[str, ...] = ("a", "b"), other: float = 0.0) -> Run:
     return Run(
-        system=system.name, round=turn, prompt="p", tokens=101, decode_s=100 / speed, text=text,
-        drafted=drafted, accepted=accepted, elsewhere_s=0.5 * 100 / speed,
+        set="chat", at_once=1, round=round, mode=mode, prompts=["p", "q"][: len(digests)], seconds=seconds,
+        tokens=[50] * len(digests), digests=list(digests), drafted=0, accepted=0, elsewhere_s=other,
     )  # fmt: skip
 
 
-def test_the_first_token_is_not_counted_as_decoded() -> None:
-    assert run(OURS, 50).speed == pytest.approx(50)
+def book() -> Book:
+    runs = [
+        *(run("Ours, drafts", i, seconds) for i, seconds in enumerate((0.5, 1.0, 0.25))),  # 200, 100, 400 tokens/s
+        *(run("Ours, plain", i, 1.0, digests=("a", "x" if i else "b")) for i in range(3)),
+        *(run("Theirs, plain", i, seconds, other=1.0) for i, seconds in enumerate((1.0, 1.0, 2.0))),  # 100, 100, 50
+        run("Theirs, lookup", 0, 1.0, digests=("y",)),  # 50
+    ]
+    return Book(ABOUT, runs, {"Nobody, plain": "not installed"})
 
 
-def test_a_summary_takes_the_median_of_its_own_runs_only() -> None:
-    runs = [run(OURS, s, turn=i) for i, s in enumerate((10, 30, 20))] + [run(LLAMA, 1000)]
-    summary = summarise(OURS, runs)
-    assert (summary.median, summary.low, summary.high, summary.runs) == pytest.approx((20, 10, 30, 3))
-    assert summary.elsewhere == pytest.approx(0.5)
-    assert summary.over_plain is summary.same_text is summary.acceptance is None
+def test_speed_is_the_median_over_rounds_with_the_range() -> None:
+    lines = whole_table(book(), at_once=1).splitlines()
+    assert lines[0] == "| system, mode | chat | code | same as own plain |"
+    assert lines[2] == "| Ours, drafts | 200.0 (100.0–400.0) |  | 4/6 |"
+    assert lines[4] == "| Theirs, plain | 100.0 (50.0–100.0) |  |  |"
 
 
-def test_ratios_compare_runs_of_the_same_turn() -> None:
-    """A slow phase of the machine that hits both systems leaves the ratio alone."""
-    runs = [run(OURS, s, turn=i) for i, s in enumerate((100, 10, 100))]
-    runs += [run(LLAMA, s, turn=i) for i, s in enumerate((50, 5, 50))]
-    assert paired_ratio(runs, "Paceline", "llama.cpp") == pytest.approx(2)
+def test_answers_are_compared_prompt_by_prompt_as_far_as_both_have_them() -> None:
+    assert same(book(), "Ours, drafts") == "4/6"
+    assert same(book(), "Theirs, lookup") == "0/1"
+    assert same(book(), "Theirs, plain") == ""
 
 
-def test_speculation_is_held_against_its_own_plain_text_and_speed() -> None:
-    runs = [run(OURS, 10, text="a"), run(OURS, 10, turn=1, text="b")]
-    runs += [run(NGRAM, 15, text="a", drafted=8, accepted=6), run(NGRAM, 15, turn=1, text="c")]
-    summary = summarise(NGRAM, runs)
-    assert summary.over_plain == pytest.approx(1.5)
-    assert summary.same_text == "1/2"
-    assert summary.acceptance == pytest.approx(0.75)
+def test_the_best_mode_of_each_system() -> None:
+    lines = best_table(book()).splitlines()
+    assert lines[2:] == ["| Ours | 200 |  | 4/6 |", "| Theirs | 100 |  | 0/1 |"]
 
 
-def test_the_peer_to_beat_is_the_one_with_the_best_median() -> None:
-    runs = [run(OURS, 90), run(LLAMA, 60), run(INTEL, 45)]
-    assert versus_peers([OURS, LLAMA, INTEL], runs) == {"Paceline / llama.cpp": pytest.approx(1.5)}
-    assert versus_peers([OURS], runs) == {}
+def test_ratios_are_taken_within_a_round() -> None:
+    lines = best_ratios(book()).splitlines()
+    assert lines[2:] == ["| chat | 1 | Ours, drafts | Theirs, plain | 2.00 (1.00–8.00) |"]
 
 
-def test_the_table_is_markdown_with_equal_columns() -> None:
-    runs = [run(OURS, 10), run(NGRAM, 15, drafted=4, accepted=3)]
-    lines = table([summarise(s, runs) for s in (OURS, NGRAM)]).splitlines()
-    assert {len(line) for line in lines} == {len(lines[0])}
-    assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == [
-        "Paceline ngram", "15.0", "15.0-15.0", "1.50", "1/1", "75%",
-    ]  # fmt: skip
+def test_a_machine_that_was_not_quiet_and_what_failed_is_said() -> None:
+    assert disturbed(book()) == ["While Theirs, plain ran, other processes used 75% of a core: its speeds mean little."]
+    assert failed(book()) == ["Nobody, plain could not be measured: not installed"]
