@@ -63,7 +63,6 @@ class Engine:
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
         self.max_draft = config.max_draft  # tokens of the longest draft
-        self._forward = forward
         self._lanes = lanes
         self._cache = cache
         self._clock = clock

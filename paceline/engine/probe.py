@@ -1,12 +1,14 @@
 """What the target thinks after some tokens, computed anew: the judge of two answers that differ.
 
-For audits. A probe shares no page with anybody, remembers none, and runs only while no sequence does; the prompt is
-read in chunks as any prompt is, and nothing is ever drafted.
+For audits and measurements. A probe shares no page with anybody, remembers none, and runs only while no sequence does;
+the prompt is read in chunks as any prompt is, and nothing is ever drafted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,21 +55,33 @@ class Probes:
 
     def logits_after(self, tokens: Seq[int], *, chunk: int | None = None) -> Tensor:
         """float32 [vocab]. `chunk`: rows of a pass; the engine's own limit where it is not said."""
+        with self.seated(tokens) as lane:
+            return self.read(lane, len(tokens), chunk=chunk)
+
+    def read(self, lane: int, count: int, *, chunk: int | None = None) -> Tensor:
+        """Compute the first `count` tokens of a seated lane; float32 [vocab] after the last."""
+        rows = chunk or self.max_step_tokens
+        for start in range(0, count, rows):
+            share = Share(lane=lane, start=start, count=min(rows, count - start), outs=1)
+            output = self.forward(build_batch(self.lanes, [share]))
+        return output.logits[0].clone()
+
+    @contextmanager
+    def seated(self, tokens: Seq[int], *, room: int = 0) -> Iterator[int]:
+        """A lane with these tokens, none of them computed yet, and pages for them and `room` more."""
         lanes, cache, count = self.lanes, self.cache, len(tokens)
         assert lanes.free == len(lanes.lengths), "a probe needs the engine to be idle"
-        if count > self.admission.max_context:
-            raise ContextTooLong(f"{count} tokens, and the context holds {self.admission.max_context}: give fewer")
+        if count + room > self.admission.max_context:
+            raise ContextTooLong(
+                f"{count + room} tokens, and the context holds {self.admission.max_context}: give fewer"
+            )
         lane = lanes.take()
         span = cache.open(np.asarray(tokens, dtype=np.int32), salt="", reuse=False)
         try:
-            cache.reserve(span, count)
+            cache.reserve(span, count + room)
             lanes.tokens_np[lane, :count] = tokens
             lanes.pages_np[lane, : len(span.pages)] = span.pages
-            rows = chunk or self.max_step_tokens
-            for start in range(0, count, rows):
-                share = Share(lane=lane, start=start, count=min(rows, count - start), outs=1)
-                output = self.forward(build_batch(lanes, [share]))
-            return output.logits[0].clone()
+            yield lane
         finally:
             cache.close(span)
             lanes.give_back(lane)

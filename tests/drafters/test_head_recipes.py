@@ -46,7 +46,7 @@ def test_two_kinds_of_heads_on_one_target(folders: dict[str, str], format: str) 
         assert answer.tokens == wanted
         assert answer.stats.drafted > 0
         assert llm.engine.drafters[kind].out is None
-    assert len(llm.engine._forward.taps) == 3
+    assert len(llm.engine.probes.forward.taps) == 3
     how = {kind: made.how for kind, made in llm.parts.drafters.items()}
     assert ("compiled" in how["eagle"]) == ("compiled" in how["medusa"]) == (format == "int8")
     assert "60 tokens" in how["eagle"]
