@@ -85,7 +85,8 @@ class ToyForward:
         logits = torch.empty((len(owners), self.vocab_size))
         for out, (row, owner) in enumerate(rows):
             logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
-        features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if self.taps else None
+        wanted = batch.features and self.taps
+        features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if wanted else None
         self._last = Output(logits=logits, argmax=logits.argmax(-1).int(), features=features)
         return self._last
 

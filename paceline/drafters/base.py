@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -32,13 +32,12 @@ class Ask:
     predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the target computed of a sequence in a step and committed: hidden states of positions `start` …"""
+class Seen(NamedTuple):
+    """What the target computed of a sequence in a step and committed: positions `start` …"""
 
     key: int
     start: int
-    features: Tensor  # float32 [positions, taps * hidden], in the order of the drafter's taps; do not keep it
+    rows: Sequence[int]  # of the step's hidden states, one a position
 
 
 class Drafter(Protocol):
@@ -66,8 +65,12 @@ class FeatureDrafter(Drafter, Protocol):
 
     taps: Sequence[int]  # where they are taken, see `kernels.base`
 
-    def feed(self, seen: Sequence[Seen]) -> None:
-        """After a step, once what it brought is committed: at least one more token than positions seen."""
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+        """After a step, once what it brought is committed: at least one more token than positions seen. The hidden
+        states, float32 [rows, taps * hidden] in the order of the drafter's taps, are of all rows of the step; they are
+        gone when the next one begins. `crowded`: so many sequences run that nobody drafts; it should cost nothing.
+
+        Returns the sequences that it can no longer draft for, and why; it is fed no more of these."""
 
     def knows(self, page: int) -> bool:
         """Whether it can do without the hidden states of a page of KV memory whose content is known: if not, the target

@@ -8,9 +8,13 @@ page ids. Row i of the head belongs to position i, needs the token at i + 1, and
     the head    0 ...... known │ held ........ L-2      │       first pass: the held rows; the last gives token L
     draft                                           │ L-1  L …  further passes, on the head's own output
 
+Nothing is computed before a draft is wanted: until then states are only held (`drafters.held`), so that a sequence
+that does not draft costs a copy. What has piled up is read in chunks when it drafts. Where the memory for states ends
+they are read at once, or, where too many sequences run for anybody to draft, the sequence is given up.
+
 Rows of a draft are overwritten with true ones once the target has judged them. Positions that came from the prefix
-cache have no hidden states; their pages still hold the head's keys and values, or `knows` says that they do not, and
-the target computes them again. A sequence that it has not been fed all rows of gets empty drafts.
+cache have no hidden states; their pages still hold the head's keys and values, or their states are still held, or
+`knows` says that they are not, and the target computes them again.
 """
 
 from __future__ import annotations
@@ -25,29 +29,30 @@ from torch import Tensor
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.drawing import Drawing, belief
+from paceline.drafters.held import HeldStates
 from paceline.errors import InvalidRequest
-from paceline.kernels.base import PAGE_SIZE, Output
-from paceline.kv.pages import PagePool
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads import HeadForward, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick, Stream, noise_keys
 
-HOLD = 32  # rows kept for the next draft; more are read at once
+HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
+MEMORY = 256 << 20  # bytes of hidden states
 
 
 @dataclass(slots=True)
 class _State:
     lane: int
     known: int  # positions whose keys and values the head has
-    held: Tensor  # [HOLD, width] hidden states of the positions that follow
-    count: int = 0  # of them
-    filled: int = 0  # whole pages entered in `_filled`
+    end: int  # the position that is to be fed next; states from `known` on are held
+    filled: int  # whole pages marked in `_filled`
+    place: int = 0  # of the last page's states
 
     @property
-    def end(self) -> int:
-        """The position that is to be fed next."""
-        return self.known + self.count
+    def count(self) -> int:
+        return self.end - self.known
 
     def share(self, count: int, *, outs: int = 1) -> Share:
         """The next `count` rows."""
@@ -68,11 +73,14 @@ class EagleDrafter:
         pool: PagePool,
         vocab_size: int,
         pick: Pick,
+        chunk: int = 256,
+        memory: int = MEMORY,
         max_draft: int = 8,
         min_confidence: float = 0.3,
     ) -> None:
-        """`width`: of the features, all taps together. `pick`: the target's. A draft ends early once the head believes
-        in all of it with less than `min_confidence`, or what the request says instead."""
+        """`width`: of the features, all taps together. `pick`: the target's. `chunk`: rows that it reads at once.
+        `memory`: bytes for hidden states, if that is enough for a step. A draft ends early once the head believes in
+        all of it with less than `min_confidence`, or what the request says instead."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.name = name
@@ -82,98 +90,153 @@ class EagleDrafter:
         self._head = head
         self._chain: Callable[..., list[list[int]]] | None = getattr(head, "chain", None)
         self._ids = head.ids.tolist()
-        self._width = width
         self._lanes = lanes
         self._pool = pool
         self._vocab_size = vocab_size
         self._pick = pick
+        self._chunk = chunk
+        rows = max(memory // (4 * width), chunk + PAGE_SIZE * len(lanes.lengths))
+        self._held = HeldStates(pool, rows=rows, width=width, device=head.device)
         self._states: dict[int, _State] = {}
-        self._filled = [-1] * pool.num_pages  # the epoch in which the whole page was last read with hidden states
+        self._filled = PageMarks(pool)  # pages that were read as a whole
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        known = 0
-        for page in self._lanes.pages_np[lane, : (len(tokens) - 1) // PAGE_SIZE].tolist():
-            if page < 0 or not self.knows(page):
-                break
-            known += 1
-        held = torch.empty((HOLD, self._width), device=self._head.device)
-        self._states[key] = _State(lane=lane, known=known * PAGE_SIZE, held=held, filled=known)
+        pages = self._lanes.pages_of(lane, 0, (len(tokens) - 1) // PAGE_SIZE)
+        known = self._filled.leading(pages)
+        held = self._held.leading(pages[known:])
+        self._held.refresh(pages[known : known + held])
+        self._states[key] = _State(lane, known=known * PAGE_SIZE, end=(known + held) * PAGE_SIZE, filled=known)
 
     def knows(self, page: int) -> bool:
-        return self._filled[page] == self._pool.epochs[page]
+        """Where there is hardly room for more states, to compute them again would be of no use."""
+        return page in self._filled or page in self._held or self._held.is_short
 
     def stop(self, key: int) -> None:
         del self._states[key]
+        self._held.expect_room()
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         pass  # what counts is what it is fed
 
     # ── reading ──
 
-    def feed(self, seen: Sequence[Seen]) -> None:
-        long: list[tuple[_State, Tensor]] = []
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+        if not crowded and not self._held.has_room(sum(2 + len(each.rows) // PAGE_SIZE for each in seen)):
+            self._read([self._states[each.key] for each in seen])
+        rows: list[int] = []
+        places: list[int] = []
+        lost: dict[int, str] = {}
         for each in seen:
             state = self._states[each.key]
-            if state.end < each.start:
-                continue  # something got lost on the way: nothing more is drafted for it
-            features = each.features if state.end == each.start else each.features[state.end - each.start :]
-            if state.count + len(features) <= HOLD:
-                self._hold(state, features)
-            else:
-                long.append((state, features))
-        self._read(long)
+            if (
+                state.end == each.start and len(each.rows) == 1 and 0 < state.end % PAGE_SIZE < PAGE_SIZE - 1
+            ):  # as usual
+                rows += each.rows
+                places.append(state.place + state.end % PAGE_SIZE)
+                state.end += 1
+            elif (reason := self._find_places(state, each, rows, places)) is not None:
+                lost[each.key] = reason
+                self._give_up(state)
+        if rows:
+            self._held.write(features, rows, places)
+        return lost
 
-    def _hold(self, state: _State, features: Tensor) -> None:
-        state.held[state.count : state.count + len(features)] = features
-        state.count += len(features)
+    def _find_places(self, state: _State, seen: Seen, rows: list[int], places: list[int]) -> str | None:
+        """Add what is new in `seen` to `rows`, and to `places` where it goes; or say why it cannot be held."""
+        if state.end < seen.start:
+            return f"drafter {self.name} has not seen the beginning: there was no room for its hidden states"
+        before, end = len(rows), seen.start + len(seen.rows)
+        while state.end < end:
+            offset, page = state.end % PAGE_SIZE, int(self._lanes.pages_np[state.lane, state.end // PAGE_SIZE])
+            place = state.place if offset else self._held.place(page)
+            if place is None:
+                del rows[before:], places[before:]
+                return f"no room for more than {len(self._held.memory)} hidden states for drafter {self.name}"
+            count = min(PAGE_SIZE - offset, end - state.end)
+            rows += seen.rows[state.end - seen.start : state.end - seen.start + count]
+            places += range(place + offset, place + offset + count)
+            state.place, state.end = place, state.end + count
+            if offset + count == PAGE_SIZE:
+                self._held.complete(page)
+        return None
 
-    def _read(self, parts: Sequence[tuple[_State, Tensor]]) -> None:
-        """Compute what is held and what follows it, all but the last row, whose guess is wanted later."""
-        if not parts:
-            return
-        shares, features = [], []
-        for state, rows in parts:
-            shares.append(state.share(state.count + len(rows) - 1, outs=0))
-            features += [state.held[: state.count], rows[:-1]]
-        self._compute(shares, torch.cat([rows.to(self._head.device) for rows in features]))
-        for state, rows in parts:
-            state.known += state.count + len(rows) - 1
-            state.count = 0
-            self._hold(state, rows[-1:])
-            self._note_filled(state)
+    def _give_up(self, state: _State) -> None:
+        """Let go of what nobody else can use."""
+        pages = self._lanes.pages_of(state.lane, state.filled, -(-state.end // PAGE_SIZE))
+        self._held.drop([page for page in pages if self._pool.holders(page) == 1])
+        state.known = state.end = -1
 
-    def _compute(self, shares: Sequence[Share], features: Tensor) -> Output:
-        return self._head(build_batch(self._lanes, shares, ahead=1), features=features)
+    def _read(self, states: Sequence[_State]) -> None:
+        """Compute all that is held but the last row of each, whose guess is wanted later."""
+        while self._read_chunk(states):
+            pass
 
-    def _note_filled(self, state: _State) -> None:
+    def _read_chunk(self, states: Sequence[_State]) -> bool:
+        room = self._chunk
+        shares, places, read = [], [], []
+        for state in states:
+            self._skip_pages(state)
+            count = min(state.count - 1, room)
+            if count > 0:
+                shares.append(state.share(count, outs=0))
+                places += self._places(state, count)
+                read.append((state, count))
+                room -= count
+        if shares:
+            self._head(build_batch(self._lanes, shares, ahead=1), features=self._held.read(places))
+        for state, count in read:
+            self._advance(state, count)
+        return bool(shares)
+
+    def _skip_pages(self, state: _State) -> None:
+        """Those that were read for another sequence in the meantime."""
+        pages = self._lanes.pages_of(state.lane, state.known // PAGE_SIZE, state.end // PAGE_SIZE)
+        if skipped := self._filled.leading(pages):
+            state.filled = state.known // PAGE_SIZE + skipped
+            state.known = state.filled * PAGE_SIZE
+
+    def _places(self, state: _State, count: int) -> list[int]:
+        """Of the next `count` rows."""
+        first, end = state.known // PAGE_SIZE, state.known + count
+        pages = self._lanes.pages_of(state.lane, first, -(-end // PAGE_SIZE))
+        return self._held.rows_of(pages, state.known - first * PAGE_SIZE, end - first * PAGE_SIZE)
+
+    def _advance(self, state: _State, count: int) -> None:
+        """The next `count` rows have been read, or will have been before anything else is."""
+        state.known += count
         whole = state.known // PAGE_SIZE
         if whole > state.filled:
-            for page in self._lanes.pages_np[state.lane, state.filled : whole].tolist():
-                self._filled[page] = self._pool.epochs[page]
+            pages = self._lanes.pages_of(state.lane, state.filled, whole)
+            self._filled.add(pages)
+            self._held.drop(pages)
             state.filled = whole
 
     # ── drafting ──
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        ready = [ask for ask in asks if self._states[ask.key].count and self._in_step(ask)]
+        in_step = [ask for ask in asks if self._states[ask.key].end == len(ask.tokens) - 1]
+        self._catch_up([self._states[ask.key] for ask in in_step])
+        ready = [ask for ask in in_step if 0 < self._states[ask.key].count <= HOLD]
         drafts: dict[int, Draft] = {}
         if ready:
             at_once = self._chain is not None and all(map(_is_simple, ready))
             drafts = self._draft_at_once(ready) if at_once else self._draft_by_steps(ready)
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
-    def _in_step(self, ask: Ask) -> bool:
-        return self._states[ask.key].end == len(ask.tokens) - 1
+    def _catch_up(self, states: Sequence[_State]) -> None:
+        """Read a chunk of what has piled up. Who has more goes without a draft for once."""
+        for state in states:
+            self._skip_pages(state)
+        self._read_chunk([state for state in states if state.count > HOLD])
 
     def _first_rows(self, asks: Sequence[Ask]) -> tuple[list[Share], Tensor]:
         """The held rows of each sequence, the last of them with logits. They are known from now on."""
         states = [self._states[ask.key] for ask in asks]
         shares = [state.share(state.count) for state in states]
-        held = [state.held[: state.count] for state in states]
+        held = self._held.read([place for state in states for place in self._places(state, state.count)])
         for state in states:
-            state.known, state.count = state.end, 0
-            self._note_filled(state)
-        return shares, held[0] if len(held) == 1 else torch.cat(held)
+            self._advance(state, state.count)
+        return shares, held
 
     def _floor(self, ask: Ask) -> float:
         return self._min_confidence if ask.p_min is None else ask.p_min
@@ -191,7 +254,7 @@ class EagleDrafter:
         drawings = [Drawing(ask, floor=self._floor(ask)) for ask in asks]
         ends = np.cumsum([share.rows for share in shares]).tolist()
         going = [(drawing, end - 1) for drawing, end in zip(drawings, ends, strict=True)]  # and its row
-        output = self._compute(shares, features)
+        output = self._head(build_batch(self._lanes, shares, ahead=1), features=features)
         while True:
             for i, (drawing, _) in enumerate(going):
                 self._draw(drawing, output.logits[i : i + 1], int(output.argmax[i]))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
@@ -51,9 +52,10 @@ class Guard:
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         self._call(lambda: self._drafter.observe(key, tokens, accepted))
 
-    def feed(self, seen: Sequence[Seen]) -> None:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
         drafter = cast(FeatureDrafter, self._drafter)
-        self._call(lambda: drafter.feed(seen))
+        lost = self._call(lambda: drafter.feed(features, seen, crowded=crowded))
+        return lost if isinstance(lost, dict) else {}
 
     def knows(self, page: int) -> bool:
         """False: hidden states of this page must be computed again; a drafter that is out needs none."""

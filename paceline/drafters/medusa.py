@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
+from paceline.drafters.held import take_rows
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.medusa import MedusaForward
@@ -45,14 +46,17 @@ class MedusaDrafter:
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self._heads = heads
-        self._states: dict[int, tuple[int, Tensor]] = {}  # by sequence: positions seen, and the last one's [1, hidden]
+        # By sequence: positions seen, and the last one's place in the last hidden states of a step [sequences, hidden].
+        self._states: dict[int, tuple[int, Tensor, int]] = {}
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         pass  # the first hidden state is yet to come
 
-    def feed(self, seen: Sequence[Seen]) -> None:
-        for each in seen:
-            self._states[each.key] = each.start + len(each.features), each.features[-1:].to(self._heads.device).clone()
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+        last = take_rows(features, [each.rows[-1] for each in seen]).to(self._heads.device)
+        for place, each in enumerate(seen):
+            self._states[each.key] = each.start + len(each.rows), last, place
+        return {}
 
     def knows(self, page: int) -> bool:
         return True  # only the last hidden state counts, and the last token is always computed
@@ -67,9 +71,14 @@ class MedusaDrafter:
         ready = [ask for ask in asks if self._states.get(ask.key, (-1,))[0] == len(ask.tokens) - 1]
         if not ready:
             return [EMPTY] * len(asks)
-        logits = self._heads(torch.cat([self._states[ask.key][1] for ask in ready]))  # [heads, asks, vocab]
+        logits = self._heads(torch.stack([self._last(ask.key) for ask in ready]))  # [heads, asks, vocab]
         drafts = {ask.key: self._draft(ask, logits[:, i]) for i, ask in enumerate(ready)}
         return [drafts.get(ask.key, EMPTY) for ask in asks]
+
+    def _last(self, key: int) -> Tensor:
+        """The last hidden state [hidden] of a sequence."""
+        _, last, place = self._states[key]
+        return last[place]
 
     def _draft(self, ask: Ask, logits: Tensor) -> Draft:
         """The most likely tree by logits [heads, vocab]."""

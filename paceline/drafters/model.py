@@ -24,7 +24,7 @@ from paceline.drafters.base import Ask
 from paceline.drafters.drawing import Drawing, belief
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Forward, Output
-from paceline.kv.pages import PagePool
+from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.sampling import RowGroup, sample
@@ -35,7 +35,7 @@ class _State:
     lane: int
     in_step: int  # positions whose keys and values are those of the committed tokens
     ahead: int = 0  # drafted positions computed beyond them
-    filled: int = 0  # whole pages entered in `_filled`
+    filled: int = 0  # whole pages marked in `_filled`
 
 
 class ModelDrafter:
@@ -62,18 +62,13 @@ class ModelDrafter:
         self._min_confidence = min_confidence
         self.forward = forward
         self._lanes = lanes
-        self._pool = pool
         self._vocab_size = vocab_size  # the target's
         self._chunk = chunk  # rows of the first pass
         self._states: dict[int, _State] = {}
-        self._filled = [-1] * pool.num_pages  # the epoch in which the whole page was last in step
+        self._filled = PageMarks(pool)  # pages that are in step as a whole
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        known = 0
-        for page in self._lanes.pages_np[lane, : (len(tokens) - 1) // PAGE_SIZE].tolist():
-            if page < 0 or self._filled[page] != self._pool.epochs[page]:
-                break
-            known += 1
+        known = self._filled.leading(self._lanes.pages_of(lane, 0, (len(tokens) - 1) // PAGE_SIZE))
         self._states[key] = _State(lane=lane, in_step=known * PAGE_SIZE, filled=known)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -163,6 +158,5 @@ class ModelDrafter:
     def _note_filled(self, state: _State) -> None:
         whole = state.in_step // PAGE_SIZE
         if whole > state.filled:
-            for page in self._lanes.pages_np[state.lane, state.filled : whole].tolist():
-                self._filled[page] = self._pool.epochs[page]
+            self._filled.add(self._lanes.pages_of(state.lane, state.filled, whole))
             state.filled = whole

@@ -150,6 +150,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             pool=setting.pool,
             vocab_size=setting.vocab_size,
             pick=setting.target.pick,
+            chunk=setting.max_step_tokens,
             **given,
         )
 

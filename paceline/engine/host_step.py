@@ -21,6 +21,8 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Verdict
 
+FEW = 32  # tokens that a drafter reads in passing
+
 
 class HostStep:
     def __init__(
@@ -37,7 +39,9 @@ class HostStep:
         self._drafters = drafters
         self._cost = cost
         self._clock = clock
-        self._begun: set[tuple[str, int]] = set()  # drafters, and sequences that each has drafted for
+        self._drafted: dict[tuple[str, int], int] = {}  # by drafter and sequence: how long it was at its last draft
+        self._readers: dict[int, str] = {}  # by sequence: the drafter that reads its hidden states
+        self._lost: dict[int, str] = {}  # sequences whose reader gave them up, and why
         self._columns = {
             name: _columns(guard.taps, forward.taps) for name, guard in drafters.items() if guard.taps
         }  # by drafter: the features that it reads, out of all
@@ -46,14 +50,18 @@ class HostStep:
         for name in sequence.drafters:
             if name in self._drafters:
                 self._drafters[name].start(sequence.key, sequence.lane, self._view(sequence))
+            if name in self._columns:
+                self._readers[sequence.key] = name
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         """Whether all that draft for the sequence can do without the hidden states of a page that is found again."""
         return all(self._drafters[name].knows(page) for name in sequence.drafters if name in self._columns)
 
     def stop(self, sequence: Sequence) -> None:
+        self._readers.pop(sequence.key, None)
+        self._lost.pop(sequence.key, None)
         for name in sequence.drafters:
-            self._begun.discard((name, sequence.key))
+            self._drafted.pop((name, sequence.key), None)
             if name in self._drafters:
                 self._drafters[name].stop(sequence.key)
 
@@ -73,6 +81,8 @@ class HostStep:
             if forced := self._forced(work):
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
+            elif work.max_draft and name in self._columns and work.sequence.key in self._lost:
+                work.max_draft, work.sequence.off_reason = 0, self._lost[work.sequence.key]
             elif work.max_draft and name in self._drafters:
                 asking.setdefault(name, []).append(work)
             elif work.max_draft:
@@ -80,15 +90,18 @@ class HostStep:
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters[name].propose([self._ask(work) for work in works])
-            if all(
-                (name, work.sequence.key) in self._begun for work in works
-            ):  # else a drafter may have read a whole prompt
+            if all(self._is_in_step(name, work.sequence) for work in works):
                 drafted = sum(map(len, drafts))
                 self._cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
                 self._attach(work, draft)
                 if draft:
-                    self._begun.add((name, work.sequence.key))
+                    self._drafted[name, work.sequence.key] = len(work.sequence.tokens)
+
+    def _is_in_step(self, name: str, sequence: Sequence) -> bool:
+        """False: a drafter may have read a long text before this draft, which says nothing of the next one."""
+        last = self._drafted.get((name, sequence.key))
+        return last is not None and len(sequence.tokens) - last <= FEW
 
     def _forced(self, work: Work) -> tuple[int, ...]:
         grammar = work.sequence.sampler.grammar
@@ -105,7 +118,8 @@ class HostStep:
             shares.append(Share(work.sequence.lane, work.start, work.count, work.draft, work.outs))
             work.first_out = first_out
             first_out += work.outs + len(work.draft)
-        return self._forward(build_batch(self._lanes, shares))
+        features = any(work.sequence.key in self._readers for work in plan.works)
+        return self._forward(build_batch(self._lanes, shares, features=features))
 
     def accept(self, plan: StepPlan, output: Output) -> dict[int, Verdict]:
         return judge([work for work in plan.works if work.samples], output, self._forward.pick)
@@ -117,14 +131,18 @@ class HostStep:
         seen: dict[str, list[Seen]] = {}
         row = 0
         for work in plan.works:
-            first, row = row, row + work.rows
-            name = next((name for name in work.sequence.drafters if name in self._columns), None)
-            if work.sequence.finish is None and name is not None:
-                verdict = verdicts.get(work.sequence.key)
-                rows = _committed(output.features, first, work.count, verdict.path if verdict else ())
-                seen.setdefault(name, []).append(Seen(work.sequence.key, work.start, self._columns[name](rows)))
-        for name, each in seen.items():
-            self._drafters[name].feed(each)
+            first, row, sequence = row, row + work.rows, work.sequence
+            name = self._readers.get(sequence.key)
+            if name is not None and sequence.finish is None:
+                verdict = verdicts.get(sequence.key)
+                rows = _committed(first, work.count, verdict.path if verdict else ())
+                seen.setdefault(name, []).append(Seen(sequence.key, work.start, rows))
+        for name, parts in seen.items():
+            lost = self._drafters[name].feed(self._columns[name](output.features), parts, crowded=plan.crowded)
+            self._lost |= lost
+            unread = lost if self._drafters[name].out is None else [each.key for each in parts]
+            for key in unread:
+                del self._readers[key]
 
     def _view(self, sequence: Sequence) -> np.ndarray:
         """The committed tokens, read-only: drafters are not trusted."""
@@ -146,11 +164,11 @@ class HostStep:
         )
 
 
-def _committed(features: Tensor, first: int, count: int, path: Seq[int]) -> Tensor:
-    """The rows of a work that are final, of all: those of committed tokens, and the accepted ones of its draft."""
+def _committed(first: int, count: int, path: Seq[int]) -> Seq[int]:
+    """The rows of a work that are final: those of committed tokens, and the accepted ones of its draft."""
     if not path or path[-1] == len(path) - 1:
-        return features[first : first + count + len(path)]
-    return features[[*range(first, first + count), *(first + count + node for node in path)]]
+        return range(first, first + count + len(path))
+    return [*range(first, first + count), *(first + count + node for node in path)]
 
 
 def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:

@@ -14,21 +14,18 @@ from collections.abc import Collection
 
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kv.pages import PagePool
+from paceline.kv.pages import PageMarks, PagePool
 
 
 class Reading:
     def __init__(self, readers: Collection[str], pool: PagePool) -> None:
-        self._pool = pool
-        self._filled = {name: [-1] * pool.num_pages for name in readers}  # epoch in which the whole page was read
+        self._filled = {name: PageMarks(pool) for name in readers}  # pages that were read as a whole
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence got its lane: some of its pages may have been read for another."""
         filled, span = self._filled.get(self._reader(sequence)), sequence.span
         assert span is not None
-        known = 0
-        while filled and known < len(span.pages) and filled[span.pages[known]] == self._pool.epochs[span.pages[known]]:
-            known += 1
+        known = 0 if filled is None else filled.leading(span.pages)
         sequence.air.filled, sequence.air.in_step = known, known * PAGE_SIZE
 
     def reach(self, sequence: Sequence, position: int) -> None:
@@ -36,8 +33,7 @@ class Reading:
         air, span, filled = sequence.air, sequence.span, self._filled[self._reader(sequence)]
         assert span is not None
         air.in_step = max(air.in_step, position)
-        for page in span.pages[air.filled : air.in_step // PAGE_SIZE]:
-            filled[page] = self._pool.epochs[page]
+        filled.add(span.pages[air.filled : air.in_step // PAGE_SIZE])
         air.filled = max(air.filled, air.in_step // PAGE_SIZE)
 
     def _reader(self, sequence: Sequence) -> str:

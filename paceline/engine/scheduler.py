@@ -67,6 +67,7 @@ class StepPlan:
     works: list[Work] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)  # lost their lane
     falls_short: bool = False  # of pages: land everything and plan again
+    crowded: bool = False  # so many sequences run that nobody may draft
 
 
 class Scheduler:
@@ -102,7 +103,7 @@ class Scheduler:
         return started
 
     def plan(self) -> StepPlan:
-        plan = StepPlan()
+        plan = StepPlan(crowded=len(self.running) > self._config.max_draft_batch)
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)

@@ -15,7 +15,7 @@ A sliding window w further limits this to the last w of them.
 
 A *tap* is a place where hidden states are kept for drafters that read them: a number below that of the layers is the
 residual stream that enters this layer, the number of layers itself the state after the last norm. A Forward is told its
-taps when it is made; one without any keeps nothing.
+taps when it is made; it keeps nothing without any, or where a batch does not ask for it.
 
 Nothing here knows of requests, drafters or queues.
 """
@@ -45,6 +45,7 @@ class Batch:
     page_table: Tensor  # [seqs, pages] page ids; entries past the end of a sequence are arbitrary
     logit_rows: Tensor  # [outs] rows whose logits are wanted, ascending
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
+    features: bool = True  # False: hidden states are not wanted, though the Forward may have taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Output:
 
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; the lowest index among equals
-    features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps
+    features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps, or not wanted
 
 
 class KVMemory(Protocol):

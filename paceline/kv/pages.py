@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 
 
 class PagePool:
@@ -44,6 +45,9 @@ class PagePool:
             self._references[page] = 1
             self.epochs[page] += 1
         return pages
+
+    def holders(self, page: int) -> int:
+        return self._references[page]
 
     def find(self, digest: bytes) -> int | None:
         return self._page_of.get(digest)
@@ -103,3 +107,25 @@ class PagePool:
         page, _ = self._cached.popitem(last=False)
         del self._page_of[self._digest_of.pop(page)]
         return page
+
+
+class PageMarks:
+    """What somebody remembers of pages: each mark is gone when its page begins a new epoch."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._epochs = pool.epochs
+        self._marked = [-1] * pool.num_pages  # the epoch in which the page was marked
+
+    def __contains__(self, page: int) -> bool:
+        return self._marked[page] == self._epochs[page]
+
+    def add(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._marked[page] = self._epochs[page]
+
+    def discard(self, page: int) -> None:
+        self._marked[page] = -1
+
+    def leading(self, pages: Iterable[int]) -> int:
+        """How many of these are marked before the first that is not; -1 is no page."""
+        return sum(1 for _ in takewhile(lambda page: page >= 0 and page in self, pages))

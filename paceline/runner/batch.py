@@ -38,9 +38,12 @@ class Share:
         return self.count + len(self.draft)
 
 
-def build_batch(lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond: int = 0) -> Batch:
+def build_batch(
+    lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond: int = 0, features: bool = True
+) -> Batch:
     """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones. A row
     has the token that stands `ahead` of its position. Page tables reach `beyond` the last row by so many positions.
+    `features`: whether hidden states are wanted.
 
     After a pass over all weights the caches are cold and every call into torch costs tens of microseconds. So values
     are collected in lists and written at once into tensors that were made for an earlier batch of the same shape: a
@@ -62,7 +65,8 @@ def build_batch(lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond
         outs += range(rows - share.outs - len(share.draft), rows)
         row_starts.append(rows)
         bases.append(end)
-    batch, flat, table = _memory(lanes, len(tokens), len(shares), len(outs), -(-(max(bases) + beyond) // PAGE_SIZE))
+    columns = -(-(max(bases) + beyond) // PAGE_SIZE)
+    batch, flat, table = _memory(lanes, len(tokens), len(shares), len(outs), columns, features)
     tails = None
     if not all(share.draft.is_chain for share in shares):
         tails = torch.from_numpy(_plant_trees(shares, positions, bases, slots, row_starts))
@@ -71,10 +75,10 @@ def build_batch(lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond
     return batch if tails is None else replace(batch, tails=tails)
 
 
-def _memory(lanes: Lanes, rows: int, sequences: int, outs: int, columns: int) -> Memory:
+def _memory(lanes: Lanes, rows: int, sequences: int, outs: int, columns: int, features: bool) -> Memory:
     """A batch of this shape without its values, and its memory."""
     columns = min(-(-columns // COLUMNS) * COLUMNS, lanes.pages.shape[1])
-    shape = rows, sequences, outs, columns
+    shape = rows, sequences, outs, columns, features
     if shape not in lanes.memories:
         if len(lanes.memories) == MAX_MEMORIES:
             lanes.memories.clear()
@@ -82,7 +86,7 @@ def _memory(lanes: Lanes, rows: int, sequences: int, outs: int, columns: int) ->
     return lanes.memories[shape]
 
 
-def _new_memory(rows: int, sequences: int, outs: int, columns: int) -> Memory:
+def _new_memory(rows: int, sequences: int, outs: int, columns: int, features: bool) -> Memory:
     flat = torch.zeros(3 * rows + 2 * sequences + 1 + outs, dtype=torch.int32)
     table = torch.zeros((sequences, columns), dtype=torch.int32)
     parts = flat.split_with_sizes([rows, rows, rows, sequences + 1, sequences, outs])
@@ -94,6 +98,7 @@ def _new_memory(rows: int, sequences: int, outs: int, columns: int) -> Memory:
         bases=parts[4],
         logit_rows=parts[5],
         page_table=table,
+        features=features,
     )
     return batch, flat.numpy(), table.numpy()
 

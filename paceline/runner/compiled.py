@@ -59,10 +59,10 @@ class CompiledForward:
         self._pass = Pass()
         self._width: int = shape.features
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
-        self._views: dict[tuple[int, int], Output] = {}  # by rows and outs
+        self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
 
     def __call__(self, batch: Batch) -> Output:
-        output = self._output(len(batch.tokens), len(batch.logit_rows))
+        output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)
         point(self._pass, batch, output)
         self._program.run(self._pass)
         return output
@@ -73,18 +73,18 @@ class CompiledForward:
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys)
 
-    def _output(self, rows: int, outs: int) -> Output:
-        """Memory for the results. Views of it are kept: after a pass the caches are cold, and to make one costs tens of
-        microseconds."""
-        if outs > len(self._logits) or rows * self._width > len(self._features):
+    def _output(self, rows: int, outs: int, width: int) -> Output:
+        """Memory for the results, with features of a `width`. Views of it are kept: after a pass the caches are cold,
+        and to make one costs tens of microseconds."""
+        if outs > len(self._logits) or rows * width > len(self._features):
             self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
-            self._features = torch.empty(max(rows * self._width, len(self._features)))
+            self._features = torch.empty(max(rows * width, len(self._features)))
             self._views = {}
-        if (rows, outs) not in self._views:
+        if (rows, outs, width) not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
-            features = self._features[: rows * self._width].view(rows, -1) if self._width else None
-            self._views[rows, outs] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
-        return self._views[rows, outs]
+            features = self._features[: rows * width].view(rows, -1) if width else None
+            self._views[rows, outs, width] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
+        return self._views[rows, outs, width]
 
 
 def point(to: Pass, batch: Batch, output: Output) -> None:

@@ -333,7 +333,8 @@ class CudaForward:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
         kept: list[Tensor] = []
-        logits = self.decoder.logits(self._placed(batch), self.kv, taps=self.taps, kept=kept)
+        taps = self.taps if batch.features else ()
+        logits = self.decoder.logits(self._placed(batch), self.kv, taps=taps, kept=kept)
         argmax = logits.argmax(dim=-1).to(torch.int32)
         features = torch.cat(kept, dim=1)[: len(batch.tokens)].float() if kept else None
         return Output(logits=logits.cpu(), argmax=argmax.cpu(), features=features)

@@ -51,7 +51,8 @@ class EagerForward:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
         kept: list[Tensor] = []
-        hidden = self.decoder.forward(batch, self.backend, taps=self.taps, kept=kept)
+        taps = self.taps if batch.features else ()
+        hidden = self.decoder.forward(batch, self.backend, taps=taps, kept=kept)
         logits = self.decoder.logits(hidden[batch.logit_rows.long()], self.backend)  # [outs, vocab]
         features = torch.cat(kept, dim=1).float() if kept else None
         return Output(logits=logits, argmax=logits.argmax(dim=-1).to(torch.int32), features=features)

@@ -36,6 +36,11 @@ class Lanes:
     def free(self) -> int:
         return len(self._free)
 
+    def pages_of(self, lane: int, first: int, last: int) -> list[int]:
+        """Pages `first` … `last` - 1 of a lane's table."""
+        pages: list[int] = self.pages_np[lane, first:last].tolist()
+        return pages
+
     def take(self) -> int:
         return self._free.pop()
 

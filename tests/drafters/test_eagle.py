@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import Ask
-from paceline.drafters.eagle import HOLD, EagleDrafter
+from paceline.drafters.eagle import EagleDrafter
+from paceline.drafters.held import HeldStates
 from paceline.drafters.registry import Setting
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
@@ -170,14 +171,124 @@ def test_whatever_the_steps_are_like(options: dict[str, Any]) -> None:
     assert stats.accepted == stats.drafted > 40
 
 
-def test_long_pauses_are_read_in_one_go() -> None:
-    """Where nothing is drafted the head only keeps up, many rows at a time."""
+def test_who_never_drafts_is_never_read() -> None:
     seeing = Seeing()
-    rig = build("toy", {"seeing": seeing}, max_draft_context=10, max_context=160)
-    finished(rig, [replace(requests(1)[0], sampling=replace(GREEDY, max_tokens=120))])
-    assert seeing.head.passes < 10 + 120 / HOLD + 2
-    assert seeing.head.rows > 120 - HOLD
-    assert rig.engine.stats.accepted == rig.engine.stats.drafted
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=0)
+    finished(rig, requests(5))
+    assert (seeing.head.passes, seeing.head.rows) == (0, 0)
+
+
+def test_what_has_piled_up_is_read_in_chunks_when_the_load_falls() -> None:
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 24})
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
+    long, short = requests(2)
+    asked = [
+        replace(long, sampling=replace(GREEDY, max_tokens=120)),
+        replace(short, sampling=replace(GREEDY, max_tokens=90)),
+    ]
+    going = Run(rig)
+    going.submit(asked)
+    while len(rig.engine._scheduler.running) != 1:
+        going.step()
+        assert seeing.head.passes == 0
+    rows = []
+    while not rig.engine.stats.drafted:
+        going.step()
+        rows.append(seeing.head.rows - sum(rows))
+    assert rows[:-1] == [24] * (len(rows) - 1)
+    assert len(rows) > 2
+    assert tokens_of(going.finish()) == tokens_of(run(build(), plain(asked)))
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+def test_a_step_is_held_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    write = HeldStates.write
+    monkeypatch.setattr(HeldStates, "write", lambda self, *of: (rows.append(len(of[1])), write(self, *of))[1])
+    rig = build("toy", {"seeing": Seeing()}, max_draft_batch=0)
+    finished(rig, requests(8))
+    assert len(rows) < rig.engine.stats.steps  # in the last one all end
+    assert max(rows) >= 8
+
+
+def test_where_nothing_more_can_be_held_a_crowd_is_given_up() -> None:
+    """It costs their drafts, and they say so."""
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=7)
+    asked = [replace(one, prompt=prompt(40, seed=int(one.id))) for one in requests(8)]
+    asked[0] = replace(asked[0], sampling=replace(GREEDY, max_tokens=3))
+    told = run(rig, asked)
+    assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
+    reasons = [told[str(i), 0].stats.off_reason for i in range(1, 8)]
+    assert "no room for more than 144 hidden states for drafter seeing" in reasons
+    drafted = [told[str(i), 0].stats.drafted > 0 for i in range(1, 8)]
+    assert drafted == [reason is None for reason in reasons]
+    assert any(drafted)
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 0
+
+
+def test_where_nothing_more_can_be_held_the_others_are_read() -> None:
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    rig = build("toy", {"seeing": seeing}, max_draft_context=10)
+    asked = requests(9, replace(GREEDY, max_tokens=60))
+    told = run(rig, asked)
+    assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
+    assert seeing.head.rows > 200  # though hardly anybody drafted
+    assert not any("no room" in (told[one.id, 0].stats.off_reason or "") for one in asked)
+
+
+def test_hidden_states_are_kept_for_those_who_want_them_only() -> None:
+    forward = WantedOnly(num_pages=160, taps=(0, 1, 2))
+    rig = build("toy", {"seeing": Seeing()}, forward=forward)
+    run(rig, [replace(one, speculation=OFF) for one in requests(3)])
+    assert forward.kept == {False}
+    finished(rig, requests(3))
+    assert forward.kept == {False, True}
+
+
+class WantedOnly(ToyForward):
+    """Notes whether passes gave hidden states."""
+
+    def __init__(self, *, num_pages: int, taps: Sequence[int]) -> None:
+        super().__init__(num_pages=num_pages, taps=taps)
+        self.kept: set[bool] = set()
+
+    def __call__(self, batch: Batch) -> Output:
+        output = super().__call__(batch)
+        self.kept.add(output.features is not None)
+        return output
+
+
+def test_a_prefix_that_is_only_held_is_found_again() -> None:
+    """By two at once, of whom the second need not read what the first has read."""
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 32})
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=2)
+    whole = prompt(70, seed=1)
+    run(rig, [Request(str(i), whole if i == 0 else prompt(70, seed=i), GREEDY) for i in range(3)])
+    assert seeing.head.passes == 0
+    asked = [Request("a", (*whole[:66], 7, 8), GREEDY), Request("b", (*whole[:66], 9), GREEDY)]
+    told = run(rig, asked)
+    assert [told[name, 0].stats.cached_tokens for name in "ab"] == [64, 64]
+    assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 20
+    assert seeing.head.rows < 64 + 32 + 2 * 30
+
+
+def test_a_prefix_is_not_computed_again_where_nothing_can_be_held() -> None:
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
+    going = Run(rig)
+    whole = prompt(70, seed=1)
+    going.submit([Request("first", whole, GREEDY, speculation=OFF)])
+    going.finish()
+    many = [Request(str(i), prompt(70, seed=2 + i), replace(GREEDY, max_tokens=40)) for i in range(4)]
+    going.submit(many)
+    for _ in range(20):
+        going.step()
+    going.submit([Request("again", whole, GREEDY)])
+    told = going.finish()["again", 0]
+    assert told.stats.cached_tokens == 64
+    assert told.stats.drafted == 0
 
 
 def test_a_prefix_that_the_head_has_read_is_found_again() -> None:
@@ -213,7 +324,7 @@ def test_steps_that_were_not_fed_end_the_drafting_of_a_sequence() -> None:
     going.submit(requests(1))
     going.step()
     guard = rig.engine.drafters["seeing"]
-    feed, guard.feed = guard.feed, lambda seen: None
+    feed, guard.feed = guard.feed, lambda *_, **__: {}
     going.step()
     before, guard.feed = rig.engine.stats.drafted, feed
     told = going.finish()["0", 0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
@@ -129,9 +130,10 @@ class Reading(NgramDrafter):
         super().__init__()
         self._fails = fails
 
-    def feed(self, seen: Sequence[Seen]) -> None:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
         if self._fails == "feed":
             raise RuntimeError("fed up")
+        return 5 if self._fails == "nonsense" else {}  # type: ignore[return-value]  # the point
 
     def knows(self, page: int) -> bool:
         if self._fails == "knows":

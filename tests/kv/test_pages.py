@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paceline.kv.pages import PagePool
+from paceline.kv.pages import PageMarks, PagePool
 
 PAGES = 6
 
@@ -100,3 +100,25 @@ def test_check_sees_what_is_wrong() -> None:
     pool._free.append(pages[0])
     with pytest.raises(AssertionError, match="lost or used while free"):
         pool.check([pages])
+
+
+def test_marks_are_gone_with_the_epoch_of_their_page() -> None:
+    pool = PagePool(4)
+    marks = PageMarks(pool)
+    pages = pool.take(3)
+    marks.add(pages[:2])
+    assert [page in marks for page in pages] == [True, True, False]
+    assert marks.leading(pages) == 2
+    assert marks.leading([pages[2], pages[0]]) == 0
+    assert marks.leading([pages[0], -1, pages[1]]) == 1
+    pool.give_back(pages[:1])
+    assert pool.take(1) == pages[:1]
+    marks.discard(pages[1])
+    assert [page in marks for page in pages] == [False, False, False]
+
+
+def test_holders_are_counted() -> None:
+    pool = PagePool(2)
+    [page] = pool.take(1)
+    pool.share(page)
+    assert [pool.holders(page), pool.holders(1 - page)] == [2, 0]

@@ -96,6 +96,19 @@ def test_whoever_keeps_nothing_gets_the_same_bits() -> None:
     assert torch.equal(with_taps.logits, without.logits)
 
 
+@torch.inference_mode()
+def test_a_batch_that_wants_no_hidden_states_gets_none() -> None:
+    for forward in (compiled((0, 2)), EagerForward(CONFIG, FLOATS, num_pages=PAGES, taps=(0, 2))):
+        with_states = forward(FIRST)
+        assert with_states.features is not None
+        logits = with_states.logits.clone()
+        with_states.features.fill_(7)
+        without = forward(replace(FIRST, features=False))
+        assert without.features is None
+        assert bool((with_states.features == 7).all())  # nor are they written anywhere
+        assert torch.equal(without.logits, logits)
+
+
 def test_hidden_states_do_not_depend_on_other_rows() -> None:
     forward = compiled((1, 2))
     together = forward(FIRST).features

@@ -180,7 +180,7 @@ static void run_operation(member *self, program *p, const operation *o) {
 static void forward(member *self, void *argument) {
     program *p = argument;
     for (int i = 0; i < p->count; i++) {
-        if (p->operations[i].input == FEATURES && !p->batch->features) continue;
+        if ((p->operations[i].input == FEATURES || p->operations[i].kind == KEEP) && !p->batch->features) continue;
         run_operation(self, p, &p->operations[i]);
         work_end(self);
     }
