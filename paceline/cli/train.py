@@ -88,6 +88,12 @@ def _add_answers(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("answers")
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
     group.add_argument("--format", default="auto", choices=FORMATS, metavar="FORMAT", help="of the answering target")
+    group.add_argument(
+        "--serving",
+        choices=FORMATS,
+        metavar="FORMAT",
+        help="it will be served in (default: whole floats)",
+    )
     group.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
     group.add_argument(
         "--max-length", type=count, default=1024, metavar="N", help="tokens of prompt and answer (default: 1024)"
@@ -112,7 +118,7 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument("--layers", type=count, metavar="N", help="(default: 4)")
         group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: 8/3 of hidden)")
     if kind != "small":
-        group.add_argument("--packing", choices=("bf16", "int8"), help="of the file (default: bf16)")
+        group.add_argument("--packing", choices=("bf16", "int8", "int4"), help="of the file (default: bf16)")
 
 
 def _add_course(parser: ArgumentParser) -> None:

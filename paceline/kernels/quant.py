@@ -131,6 +131,15 @@ def _step(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1.0)[..., None]
 
 
+def pack_nibbles(q: Tensor) -> Tensor:
+    """Values below 16, uint8 [n, k], as two a byte [n, k / 2], the first of them in the lower half."""
+    return q[:, ::2] | q[:, 1::2] << 4
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+
+
 def dequantise(weight: Quantised | Float8) -> Tensor:
     """float32 [n, k]"""
     if isinstance(weight, Float8):

@@ -1,7 +1,9 @@
 """The tensors of a head's directory: found by any of their published names, checked, never believed.
 
-Matrices are floats, or int8 with scales beside them, which is how a head is shipped: `fc.weight` I8 [n, k] and
-`fc.weight_scale` [n, 1] or [n, k / 32]. Nothing is read but safetensors.
+Matrices are floats, or integers with scales beside them, as a head is shipped. Nothing is read but safetensors.
+
+    8 bits   `o.weight` I8 [n, k]       `o.weight_scale` [n, 1] or [n, k / 32]
+    4 bits   `o.weight` U8 [n, k / 2]   `o.weight_scale`, `o.weight_minimum` [n, k / 32]; two values a byte
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelFileError
-from paceline.kernels.quant import GROUP, Quantised, Weight
+from paceline.kernels.quant import GROUP, Quantised, Weight, unpack_nibbles
 from paceline.models.safetensors import DTYPES, SINGLE, SafetensorsFolder
 
-HEAD_DTYPES = DTYPES | {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
-SCALE = "_scale"
+HEAD_DTYPES = DTYPES | {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
+SCALE, MINIMUM = "_scale", "_minimum"
 SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 
 
@@ -43,6 +45,8 @@ class HeadFile:
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
         """`name`.weight [outputs, inputs]"""
+        if f"{name}.weight{MINIMUM}" in self:
+            return self._in_4_bits(f"{name}.weight", outputs, inputs)
         tensor = self.take(f"{name}.weight", (outputs, inputs))
         if tensor.dtype != torch.int8:
             return self._floating(name, tensor)
@@ -79,10 +83,27 @@ class HeadFile:
 
     def _quantised(self, name: str, q: Tensor) -> Quantised:
         groups = next((g for g in (1, q.shape[1] // GROUP) if self._shape(name + SCALE) == (len(q), g)), 1)
-        scale = self._floating(name + SCALE, self.take(name + SCALE, (len(q), groups))).float()
-        if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
+        scale = self._scale(name + SCALE, (len(q), groups))
+        if bool((scale < 0).any()):
             raise ModelFileError(f"{self.label}: {name}{SCALE} holds something that is no scale")
         return Quantised(q=(q.to(torch.int16) + 128).to(torch.uint8), scale=scale, minimum=-128 * scale, bits=8)
+
+    def _in_4_bits(self, name: str, outputs: int, inputs: int) -> Quantised:
+        packed = self.take(name, (outputs, inputs // 2))
+        if packed.dtype != torch.uint8 or inputs % GROUP:
+            raise ModelFileError(
+                f"{self.label}: {name} holds {packed.dtype} for {inputs} inputs; with minimums beside it, it must be "
+                f"4 bits, two a byte, and the inputs a multiple of {GROUP}"
+            )
+        groups = (outputs, inputs // GROUP)
+        scale, minimum = (self._scale(name + end, groups) for end in (SCALE, MINIMUM))
+        return Quantised(q=unpack_nibbles(packed), scale=scale, minimum=minimum, bits=4)
+
+    def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        scale = self._floating(name, self.take(name, shape)).float()
+        if not bool(torch.isfinite(scale).all()):
+            raise ModelFileError(f"{self.label}: {name} holds something that is no scale")
+        return scale
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
         return self._shapes.get(self._files.get(name, ""))

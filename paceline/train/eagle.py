@@ -24,7 +24,7 @@ from paceline.models.rope import rope_frequencies, turns
 from paceline.train.batches import STEP, Texts
 from paceline.train.fused import gated, norm, shares, turn
 from paceline.train.labels import Labels, soft_cross_entropy
-from paceline.train.packing import Packing, packed
+from paceline.train.packing import Packing, as_written, packed
 from paceline.train.storage import tensors_file
 from paceline.train.student import Losses, best_tokens, label_rows, leaves
 from paceline.train.teacher import Insight, Teacher
@@ -124,15 +124,16 @@ class EagleHead:
         shape, ids = self.shape, self.constants["draft_ids"].cpu()
         tensors = {name: tensor.detach().cpu() for name, tensor in self.params.items()}
         tensors["fc.weight"] = tensors["fc.weight"] / self.constants["feature_scale"].cpu()
-        tables = {"d2t": ids - torch.arange(len(ids)), "t2d": self._known.cpu()}
+        tables = {"d2t": (ids - torch.arange(len(ids))).int(), "t2d": self._known.cpu()}
         return {
             "model.safetensors": tensors_file(packed(tensors, self._packing) | tables),
             "config.json": (json.dumps(_config(shape), indent=1) + "\n").encode(),
         }
 
     def _cast(self) -> dict[str, Tensor]:
-        """Matrices in the dtype of the arithmetic, once a batch; gradients go back to float32."""
-        return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in self.params.items()}
+        """Matrices as they will be written, in the arithmetic's dtype, once a batch; gradients go back to float32."""
+        written = {name: as_written(name, p, self._packing) for name, p in self.params.items()}
+        return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in written.items()}
 
     def _unroll(
         self, teacher: Teacher, insight: Insight, texts: Texts, weights: Mapping[str, Tensor], steps: int

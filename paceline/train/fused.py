@@ -51,6 +51,15 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @fused
+def in_8_bits(x: Tensor, group: int) -> Tensor:
+    """Rows [rows, inputs] as a product in few bits sees them: rounded to ±127 of the largest of each group."""
+    blocks = x.float().view(*x.shape[:-1], -1, group)
+    top = blocks.abs().amax(dim=-1, keepdim=True)
+    whole = (blocks * torch.where(top > 0, 127.0 / top, 0.0)).round()
+    return (whole * (top * (1.0 / 127.0))).view(x.shape).to(x.dtype)
+
+
+@fused
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions of x [rows, heads, head_dim]."""
     return rope(x, cos, sin)

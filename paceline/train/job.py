@@ -31,6 +31,7 @@ class Job:
     license: str = "other"
     device: str = "cpu"
     format: Format = "auto"  # of the target while it answers
+    serving: Format | None = None  # of the target as the drafter will meet it; None: in whole floats
     threads: int | None = None
     max_prompts: int | None = None
     held_out: int = 256

@@ -1,22 +1,28 @@
-"""How a trained drafter's matrices are written: bfloat16, or 8 bits with one scale a row.
+"""How a trained drafter's matrices are written: bfloat16, 8 bits with one scale a row, or 4 bits in groups of 32.
 
-The scales of NAME are `NAME_scale`, float32 [rows, 1]. Vectors are always float32: they are small, and products read
-them as they are. The fusion of features is never of 8 bits: some features are a hundred times larger than others, so
-its columns differ by as much, and the small ones would be rounded away.
+    int8   NAME  int8 [n, k]            NAME_scale  float32 [n, 1]
+    int4   NAME  uint8 [n, k / 2]       NAME_scale, NAME_minimum  float16 [n, k / 32]; two values a byte
+
+Vectors are always float32: they are small, and products read them as they are. The fusion of features is never of few
+bits: some features are a hundred times larger than others, so its columns differ by as much, and the small ones would
+be rounded away. Who is written in 4 bits learns in them: `as_written` is what a drafter computes with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from paceline.errors import ModelFileError
+from paceline.kernels.quant import GROUP, Quantised, dequantise, pack_nibbles, quantise, unpack_nibbles
+
 FUSION = "fc.weight"
 
-Packing = Literal["bf16", "int8"]
-PACKINGS: tuple[Packing, ...] = ("bf16", "int8")
+Packing = Literal["bf16", "int8", "int4"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 
 def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]:
@@ -26,6 +32,10 @@ def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]
             out[name] = tensor.float()
         elif packing == "bf16" or name == FUSION:
             out[name] = tensor.to(torch.bfloat16)
+        elif _in_4_bits(name, tensor, packing):
+            weight = quantise(tensor, bits=4, group=GROUP)
+            out[name] = pack_nibbles(weight.q)
+            out |= {f"{name}_scale": weight.scale.half(), f"{name}_minimum": weight.minimum.half()}
         else:
             scale = tensor.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / 127
             out[name] = (tensor.float() / scale).round().to(torch.int8)
@@ -34,11 +44,34 @@ def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All as float32, without the scales."""
+    """All as float32, without the scales and minimums."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:
-            out[name] = tensor.float() * tensors[f"{name}_scale"].float()
-        elif not (name.endswith("_scale") and name.removesuffix("_scale") in tensors):
+            out[name] = tensor.float() * _beside(tensors, name, "_scale")
+        elif tensor.dtype == torch.uint8:
+            scale, minimum = _beside(tensors, name, "_scale"), _beside(tensors, name, "_minimum")
+            out[name] = dequantise(Quantised(unpack_nibbles(tensor), scale, minimum, bits=4))
+        elif not any(name.endswith(end) and name.removesuffix(end) in tensors for end in ("_scale", "_minimum")):
             out[name] = tensor.float() if tensor.is_floating_point() else tensor
     return out
+
+
+def as_written(name: str, tensor: Tensor, packing: Packing) -> Tensor:
+    """What is left of a tensor in 4 bits, with gradients as if nothing had happened. More bits leave nearly all."""
+    if not _in_4_bits(name, tensor, packing):
+        return tensor
+    with torch.no_grad():
+        lost = dequantise(quantise(tensor, bits=4, group=GROUP)) - tensor
+    return tensor + lost
+
+
+def _in_4_bits(name: str, tensor: Tensor, packing: Packing) -> bool:
+    """8 bits where the inputs do not make whole groups."""
+    return packing == "int4" and tensor.dim() == 2 and name != FUSION and tensor.shape[1] % GROUP == 0
+
+
+def _beside(tensors: Mapping[str, Tensor], name: str, end: str) -> Tensor:
+    if name + end not in tensors:
+        raise ModelFileError(f"tensor {name + end!r} is missing beside {name!r}")
+    return tensors[name + end].float()

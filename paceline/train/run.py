@@ -15,6 +15,7 @@ import torch
 
 from paceline.errors import InvalidRequest
 from paceline.models.load import LoadedModel, load_model
+from paceline.models.weights import Format
 from paceline.runner.load import memory_for
 from paceline.train import checkpoint
 from paceline.train.answering import Crew, answer
@@ -108,7 +109,7 @@ def _train(job: Job, world: World, say: Say) -> dict[str, Score]:
     plan = curriculum(job)
     say(f"{len(plan.trained)} prompts to train on, {job.held_out} held out, {plan.left_out} left out for overlap")
     sets = _answers(job, plan, world, say)
-    model = _load(job, world)
+    model = _load(job, world.device)
     lesson = _begin(job, plan, sets, model, world, say)
     trainer = _trainer(lesson)
     if trainer.progress.finished:
@@ -150,9 +151,11 @@ def _answers(job: Job, plan: Curriculum, world: World, say: Say) -> dict[str, li
     return sets
 
 
-def _load(job: Job, world: World) -> LoadedModel:
+def _load(job: Job, device: torch.device) -> LoadedModel:
+    """The target as the drafter will meet it."""
+    whole: Format = "bf16" if device.type == "cuda" else "fp32"
     with memory_for(f"the weights of {job.target}", "choose a smaller target"):
-        return load_model(job.target, format="bf16" if world.device.type == "cuda" else "fp32", device=world.device)
+        return load_model(job.target, format=job.serving or whole, device=device)
 
 
 def _begin(
@@ -169,7 +172,7 @@ def _begin(
 
 def _settings(job: Job, world: World) -> dict[str, object]:
     """What must not change between two runs of one training."""
-    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers")
+    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing", "serving")
     course = ("batch_tokens", "learning_rate", "max_steps", "seed")
     return {name: getattr(job, name) for name in shape + course} | {"processes": world.size}
 
@@ -251,8 +254,7 @@ def measure(job: Job, drafter: Path, say: Say) -> dict[str, Score]:
         crew = Crew(device=job.device, batch=job.answer_batch, workers=job.answer_workers, threads=job.threads)
         answer(store, crew, lambda done, total: None)
         sets = store.read()
-    model = load_model(job.target, format="bf16" if device.type == "cuda" else "fp32", device=device)
-    there = read_drafter(drafter, model, device=device)
+    there = read_drafter(drafter, _load(job, device), device=device)
     scores = _measure(there.student, there.teacher, sets, job, device, say)
     return {name: score for name, (_, score) in scores.items()}
 

@@ -3,11 +3,15 @@
 It is the decoder that the engine runs, over sequences that lie side by side instead of in pages:
 
     row b * length + i   is token i of sequence b, padded at the end, where nobody who counts looks
+
+A target in few bits rounds the inputs of its products to 8 bits in groups of 32 when it serves (`kernels.quant`), and
+its hidden states bear the marks of that. So does its teacher, in float32, or a drafter would learn from others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.base import Batch, KVMemory
-from paceline.kernels.quant import Weight, dequantise
+from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise
 from paceline.kernels.reference import linear
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel
-from paceline.train.fused import norm
+from paceline.train.fused import in_8_bits, norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +40,20 @@ class Teacher:
         """`layers`: those whose inputs are the features, ascending; one may stand there more than once."""
         self.config: ModelConfig = model.config
         self._layers = tuple(layers)
+        self._dtype = dtype
+        self._rounded = any(isinstance(weight, Quantised) for weight in model.weights.values())
         weights = {name: w if isinstance(w, Tensor) else dequantise(w) for name, w in model.weights.items()}
-        self._decoder = _Observed(model.config, weights, dtype=dtype, device=device)
+        inside = torch.float32 if self._rounded else dtype
+        self._decoder = _Observed(model.config, weights, dtype=inside, device=device)
 
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Insight:
         """For texts [sequences, length]."""
         last, kept = self.config.num_layers, list[Tensor]()
-        self._decoder.forward(_rows(ids), SideBySide(*ids.shape), taps=[*self._layers, last], kept=kept)
-        seen = dict(zip(sorted({*self._layers, last}), kept, strict=True))
+        backend = SideBySide(*ids.shape, rounded=self._rounded)
+        with tensor_cores(self._rounded):
+            self._decoder.forward(_rows(ids), backend, taps=[*self._layers, last], kept=kept)
+        seen = {layer: rows.to(self._dtype) for layer, rows in zip(sorted({*self._layers, last}), kept, strict=True)}
         nothing = seen[last][:, :0]
         features = torch.cat([nothing, *(seen[layer] for layer in self._layers)], dim=-1)
         return Insight(features=features.view(*ids.shape, -1), hidden=seen[last].view(*ids.shape, -1))
@@ -61,12 +70,12 @@ class Teacher:
 
     def embed(self, ids: Tensor) -> Tensor:
         """[..., hidden]"""
-        return self._decoder.embed(ids.flatten()).view(*ids.shape, -1)
+        return self._decoder.embed(ids.flatten()).view(*ids.shape, -1).to(self._dtype)
 
     def _weight(self, name: str) -> Tensor:
         weight = self._decoder.weights[name]
         assert isinstance(weight, Tensor), "a teacher's weights are floats"
-        return weight
+        return weight.to(self._dtype) if weight.dim() == 2 else weight
 
 
 class _Observed(Decoder):
@@ -88,8 +97,9 @@ def _rows(ids: Tensor) -> Batch:
 class SideBySide:
     """A Backend for whole texts: a layer's keys and values live only until the next layer's."""
 
-    def __init__(self, sequences: int, length: int) -> None:
+    def __init__(self, sequences: int, length: int, *, rounded: bool = False) -> None:
         self._shape = (sequences, length)
+        self._rounded = rounded
         self._keys = self._values = torch.empty(0)
 
     @property
@@ -113,7 +123,18 @@ class SideBySide:
         return out.transpose(1, 2).reshape(queries.shape)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        return linear(x, weight, bias)
+        return linear(in_8_bits(x, GROUP) if self._rounded else x, weight, bias)
+
+
+@contextmanager
+def tensor_cores(wanted: bool) -> Iterator[None]:
+    """Products of float32 with 10 bits of mantissa on a GPU: more than inputs of 8 bits have."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, ModelFileError, PacelineError, UnsupportedModel, VocabularyMismatch
-from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise
+from paceline.kernels.quant import GROUP, Quantised, dequantise, pack_nibbles, quantise
 from paceline.models.heads import EagleHead, load_eagle, load_medusa
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
 from tests.tiny_models import TARGET
@@ -66,6 +66,39 @@ def test_layers_are_chosen_where_none_are_named(tmp_path: Path) -> None:
     values = eagle_values(HEAD) | {"eagle_config": None}
     head = load_eagle(write_head(tmp_path, values, eagle_tensors(HEAD)), deep)
     assert head.config.taps == (2, 15, 27)
+
+
+def in_four_bits(head: EagleHead) -> dict[str, Tensor]:
+    tensors = {}
+    for name, tensor in eagle_tensors(head).items():
+        tensors[name] = tensor
+        if tensor.dim() == 2 and name != "fc.weight":
+            small = quantise(tensor, bits=4, group=GROUP)
+            tensors[name] = pack_nibbles(small.q)
+            tensors |= {f"{name}_scale": small.scale.half(), f"{name}_minimum": small.minimum.half()}
+    return tensors
+
+
+def test_in_four_bits_two_a_byte(tmp_path: Path) -> None:
+    head = loaded(tmp_path, eagle_values(HEAD), in_four_bits(HEAD))
+    small = HEAD.in_format("int4")
+    for name, read in head.in_format("int4").weights.items():
+        wanted = small.weights[name]
+        if isinstance(wanted, Quantised):
+            assert isinstance(read, Quantised)
+            assert torch.equal(read.q, wanted.q)
+            assert torch.equal(dequantise(read), dequantise(wanted))
+
+
+def test_four_bits_must_be_whole(tmp_path: Path) -> None:
+    tensors = in_four_bits(HEAD)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].char()
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight holds torch\.int8 for 64 inputs"):
+        loaded(tmp_path, eagle_values(HEAD), tensors)
+    tensors = in_four_bits(HEAD)
+    tensors["lm_head.weight_minimum"][0, 0] = torch.inf
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight_minimum holds something that is no scale"):
+        loaded(tmp_path, eagle_values(HEAD), tensors)
 
 
 @pytest.mark.parametrize("group", [None, GROUP])

@@ -10,7 +10,7 @@ from paceline.train.answers import Exchange
 from paceline.train.batches import STEP, Texts, epoch_batches, in_order, pad
 from paceline.train.beginnings import draft_vocabulary, feature_layers
 from paceline.train.labels import Labels, soft_cross_entropy
-from paceline.train.packing import PACKINGS, packed, unpacked
+from paceline.train.packing import PACKINGS, as_written, packed, unpacked
 from paceline.train.rounds import Score, reaches, replay
 
 
@@ -134,10 +134,22 @@ def test_packing_comes_back_close(packing: str) -> None:
         "norm.weight": torch.rand(64, generator=random),
     }
     file = packed(tensors, packing)
-    assert (file["lm_head.weight"].dtype == torch.int8) == (packing == "int8")
+    assert file["lm_head.weight"].dtype == {"bf16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}[packing]
     assert file["fc.weight"].dtype == torch.bfloat16
     back = unpacked(file)
     assert back.keys() == tensors.keys()
     assert torch.equal(back["norm.weight"], tensors["norm.weight"])
     assert torch.allclose(back["fc.weight"], tensors["fc.weight"], rtol=0.005)
-    assert torch.allclose(back["lm_head.weight"], tensors["lm_head.weight"], atol=0.02)
+    atol = 0.3 if packing == "int4" else 0.02
+    assert torch.allclose(back["lm_head.weight"], tensors["lm_head.weight"], atol=atol)
+
+
+def test_who_is_written_in_4_bits_learns_in_them() -> None:
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    written = as_written("lm_head.weight", weight, "int4")
+    file = unpacked(packed({"lm_head.weight": weight.detach()}, "int4"))
+    assert torch.allclose(written, file["lm_head.weight"], atol=1e-6)
+    (written * torch.arange(64)).sum().backward()
+    assert torch.equal(weight.grad, torch.arange(64).float().expand(4, 64))
+    assert as_written("fc.weight", weight, "int4") is weight
+    assert as_written("lm_head.weight", weight, "int8") is weight

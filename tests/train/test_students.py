@@ -14,6 +14,7 @@ from paceline.models.heads import load_eagle, load_medusa
 from paceline.models.load import load_model
 from paceline.train.batches import Texts
 from paceline.train.medusa import MedusaHeads, MedusaShape
+from paceline.train.packing import PACKINGS
 from paceline.train.run import measure, train
 from paceline.train.small import SmallModel, SmallShape
 from paceline.train.students import begin
@@ -109,7 +110,7 @@ def test_a_trained_small_model_is_a_model(lesson: Lesson, target: Path, tmp_path
         measure(job, job.out, lambda text: None)
 
 
-@pytest.mark.parametrize("packing", ["bf16", "int8"])
+@pytest.mark.parametrize("packing", PACKINGS)
 def test_the_heads_loader_reads_what_is_written(tmp_path: Path, packing: str) -> None:
     teacher = teacher_for(layers=(0, 1, 1))
     head = head_for(teacher, draft_vocab=60, steps=2)

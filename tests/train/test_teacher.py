@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 import torch
 
+from paceline.kernels.base import Batch
+from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise, quantise
+from paceline.models.load import LoadedModel
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.eager import EagerForward
 from paceline.runner.lanes import Lanes
+from paceline.train.batches import Texts
+from paceline.train.teacher import Teacher
 from tests.tiny_models import Model
 from tests.train.toy_lesson import teacher_for, texts_of
 
@@ -25,13 +33,33 @@ def test_logits_are_those_of_the_engine(window: int) -> None:
         assert torch.allclose(found, expected, atol=1e-4)
 
 
+def test_a_target_in_few_bits_teaches_what_it_computes_in_them() -> None:
+    model = Model(seed=5)
+    texts = texts_of(lengths=(20,), starts=(4,))
+    few = {name: quantise(w, group=GROUP) if w.dim() == 2 else w for name, w in model.weights.items()}
+    whole = {name: dequantise(w) if isinstance(w, Quantised) else w for name, w in few.items()}
+    forward = EagerForward(model.config, few, num_pages=4, taps=(1,))
+    served = forward(batch_of(texts.ids[0, :20].tolist())).features
+    rounded, exact = (_features(model, weights, texts)[:20] for weights in (few, whole))
+    assert (rounded - served).abs().max() < (exact - served).abs().max() / 10
+
+
+def _features(model: Model, weights: Mapping[str, Weight], texts: Texts) -> torch.Tensor:
+    """What enters the second layer of the first text."""
+    there = LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
+    return Teacher(there, layers=(1,), dtype=torch.float32, device=torch.device("cpu"))(texts.ids).features[0]
+
+
 def one_pass(forward: EagerForward, tokens: list[int]) -> torch.Tensor:
+    return forward(batch_of(tokens)).logits.clone()
+
+
+def batch_of(tokens: list[int]) -> Batch:
     lanes = Lanes(count=1, max_context=64, max_draft=1)
     lane = lanes.take()
     lanes.tokens_np[lane, : len(tokens)] = tokens
     lanes.pages_np[lane, :4] = range(4)
-    batch = build_batch(lanes, [Share(lane=lane, start=0, count=len(tokens), outs=len(tokens))])
-    return forward(batch).logits.clone()
+    return build_batch(lanes, [Share(lane=lane, start=0, count=len(tokens), outs=len(tokens))])
 
 
 def test_features_are_what_enters_the_layers() -> None:
