@@ -29,6 +29,7 @@ class Ask:
     sampler: Sampler
     rule: Rule = Rule.COUPLED
     p_min: float | None = None  # end the draft once you believe in all of it with less; None: your own limit
+    price: float = 0.0  # how likely one more token must be right to be worth drafting and verifying
     predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
 
 
@@ -44,6 +45,8 @@ class Drafter(Protocol):
     name: str
     max_draft: int  # a longer draft never pays with this drafter
     prompt: bool  # True: returns in bounded time, so that it may run on the engine's own thread
+    # ends_drafts: bool, where a drafter has it: True, it ends drafts by the `price` of an ask; else the engine says how
+    # long they are
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         """A sequence with these committed tokens begins, or comes back after a preemption."""

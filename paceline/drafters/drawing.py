@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,3 +57,11 @@ class Drawing:
 def belief(logits: Tensor, token: int) -> float:
     """The probability of a token by logits [vocab]."""
     return float(torch.exp(logits[token] - torch.logsumexp(logits, dim=0)))
+
+
+def chance(probability: float, *, drawn: bool) -> float:
+    """How often a token that a head gives this probability is the target's own, as measured (docs/experiments.md).
+
+    The best token is right more often than its probability says, for the target goes for its best one, too. Where both
+    draw with the same noise, even an unlikely token is right as often as the two distributions overlap there."""
+    return 0.22 + 0.65 * math.sqrt(probability) if drawn else 2.5 * probability / (1 + 1.5 * probability)

@@ -34,6 +34,7 @@ class Guard:
         self._failures = 0
         self._thread = None if drafter.prompt else _Thread(timeout)
         self.taps: Sequence[int] = getattr(drafter, "taps", ())
+        self.ends_drafts: bool = getattr(drafter, "ends_drafts", False)
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._call(lambda: self._drafter.start(key, lane, tokens))

@@ -76,7 +76,7 @@ class Engine:
             grammars=grammars_of(tokenizer, vocab_size=forward.vocab_size, eos_ids=eos_ids) if tokenizer else None,
         )
         self._governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
-        self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, cost=self._governor.cost, clock=self._clock)
+        self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, governor=self._governor, clock=self._clock)
         self._flights = self._open_skies(config, rounds)
         self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor, knows=self._host.knows)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)

@@ -43,6 +43,11 @@ class Governor:
                 sequence.off_reason = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
         return lengths
 
+    def price(self, drafter: str) -> float:
+        """How likely one more token must be right to be worth drafting; 0 where nobody asks what it costs."""
+        costly = self._config.measure_cost and not self._config.fixed_draft
+        return self.cost.price(drafter) if costly else 0.0
+
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
             output = len(sequence.tokens) - sequence.prompt_length
@@ -61,7 +66,7 @@ class Governor:
         if sequence.request.speculation.max_draft is not None:
             limits.append(sequence.request.speculation.max_draft)
         if not self._config.fixed_draft:
-            limits.append(sequence.pace.length)
+            limits += [] if self._ends_drafts(sequence.drafter) else [sequence.pace.length]
             affordable = self._affordable(sequence) if by_cost and self._config.measure_cost else None
             limits += [] if affordable is None else [affordable]
         return min(limits)
@@ -131,11 +136,17 @@ class Governor:
                 cut[i] = 0
         return cut
 
+    def _ends_drafts(self, drafter: str) -> bool:
+        """Whether it ends its drafts where they no longer pay, token by token, for it knows how sure it is."""
+        return drafter in self._drafters and self._drafters[drafter].ends_drafts
+
     def _affordable(self, sequence: Sequence) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
         drafter, pace = sequence.drafter or "", sequence.pace
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
+        if length and self._ends_drafts(drafter):
+            return None
         if length == 0:
             self._pause(
                 sequence, f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"

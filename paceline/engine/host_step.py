@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import Guard
-from paceline.engine.cost import CostModel
+from paceline.engine.governor import Governor
 from paceline.engine.judge import judge
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
@@ -31,13 +31,13 @@ class HostStep:
         *,
         lanes: Lanes,
         drafters: Mapping[str, Guard],
-        cost: CostModel,
+        governor: Governor,
         clock: Callable[[], float],
     ) -> None:
         self._forward = forward
         self._lanes = lanes
         self._drafters = drafters
-        self._cost = cost
+        self._governor = governor
         self._clock = clock
         self._drafted: dict[tuple[str, int], int] = {}  # by drafter and sequence: how long it was at its last draft
         self._readers: dict[int, str] = {}  # by sequence: the drafter that reads its hidden states
@@ -88,11 +88,11 @@ class HostStep:
             elif work.max_draft:
                 work.max_draft, work.sequence.off_reason = 0, f"drafter {name} runs on the device, this step does not"
         for name, works in asking.items():
-            began = self._clock()
-            drafts = self._drafters[name].propose([self._ask(work) for work in works])
+            began, price = self._clock(), self._governor.price(name)
+            drafts = self._drafters[name].propose([self._ask(work, price) for work in works])
             if all(self._is_in_step(name, work.sequence) for work in works):
                 drafted = sum(map(len, drafts))
-                self._cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
+                self._governor.cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
             for work, draft in zip(works, drafts, strict=True):
                 self._attach(work, draft)
                 if draft:
@@ -150,7 +150,7 @@ class HostStep:
         view.flags.writeable = False
         return view
 
-    def _ask(self, work: Work) -> Ask:
+    def _ask(self, work: Work, price: float) -> Ask:
         sequence = work.sequence
         return Ask(
             key=sequence.key,
@@ -160,6 +160,7 @@ class HostStep:
             sampler=sequence.sampler,
             rule=sequence.request.speculation.rule,
             p_min=sequence.request.speculation.p_min,
+            price=price,
             predicted=() if sequence.trail is None else sequence.trail.ahead(work.max_draft),
         )
 
