@@ -16,7 +16,10 @@ from paceline.bench.plots import svg
 from paceline.bench.serve_text import NAMES, load_title, ratio_text, runs_of
 
 Record = dict[str, Any]
-CHARTS = ".charts { display: flex; flex-wrap: wrap; gap: 1.5rem } .charts svg { max-width: 100%; height: auto }"
+CHARTS = (
+    ".charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 32rem), 1fr)); gap: 1.5rem }"
+    ".charts svg { width: 100%; height: auto } td, th { white-space: nowrap; padding: .25rem .5rem }"
+)
 
 
 def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
@@ -25,8 +28,8 @@ def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
     sections = [
         _heading(record, title),
         _section("Second by first", _compared(compared)) if compared else "",
-        _section("Cells", _cells(record)) if offline else _section("Runs", _runs(record)),
-        "" if offline else _section("Loads and temperatures", _grid(record)),
+        _section("Cells", _cells(record)) if offline else _section("Loads and temperatures", _grid(record)),
+        "" if offline else _section("Runs", _runs(record)),
         _section("Arms in turns", _arms(record["comparisons"])) if record.get("comparisons") else "",
         _section("Plots", f'<div class="charts">{"".join(map(svg, charts(record)))}</div>'),
         f'<p class="note">{escape(record.get("definition", ""))}</p>',
@@ -117,8 +120,9 @@ def _compared(found: Sequence[Record]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
-    """The first `words` columns are read as words, the others as numbers."""
-    lines = [_line("th", header, words), *(_line("td", row, words) for row in rows)]
+    """The first `words` columns are read as words, the others as numbers. Columns that nobody filled are left out."""
+    kept = [i for i, _ in enumerate(header) if i < words or any(row[i] for row in rows)]
+    lines = [_line(tag, [row[i] for i in kept], words) for tag, row in (("th", header), *(("td", row) for row in rows))]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from paceline.bench.charts import charts
-from paceline.bench.html import page
+from paceline.bench.html import page, table
 from paceline.bench.plots import Chart, Series, svg, ticks, write_plots
 
 BARS = Chart(
@@ -99,6 +99,11 @@ def test_the_table_of_loads_and_temperatures() -> None:
     found = page({"runs": runs, "comparisons": [pair]}, title="t")
     row = next(line for line in found.split("<tr>") if line.startswith("<td class=word>c100</td><td>"))
     assert row.startswith("<td class=word>c100</td><td>100.0</td><td>100.0</td><td>101.0 (×1.50)</td><td>101.0</td>")
+
+
+def test_a_column_that_nobody_filled_is_left_out() -> None:
+    assert table(["a", "b", "c"], [["", "", "1"], ["", "", ""]], words=1).count("<th") == 2
+    assert "<th>b" not in table(["a", "b", "c"], [["", "", "1"]], words=1)
 
 
 def test_pngs_where_matplotlib_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
