@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
+from paceline.drafters.copying import CopyingDrafter
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter
@@ -82,11 +83,12 @@ class EagleMade:
     min_confidence: float = 0.0
     taps: tuple[int, int, int] = (0, 1, 1)
     vocab_size: int = VOCAB
+    copy: int = 0
 
     def __call__(self, setting: Setting, backend: str) -> Drafter:
         config = replace(TARGET.config, vocab_size=self.vocab_size)
         head = random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
-        return EagleDrafter(
+        drafter = EagleDrafter(
             self.forward(head, setting, backend),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
@@ -97,6 +99,7 @@ class EagleMade:
             pick=setting.target.pick,
             min_confidence=self.min_confidence,
         )
+        return CopyingDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
     def forward(self, head: EagleHead, setting: Setting, backend: str) -> HeadForward:
         pages = setting.pool.num_pages
@@ -132,6 +135,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle": EagleMade(),
         "eagle-narrow": EagleMade(draft_vocab=40),
         "eagle-hesitant": EagleMade(min_confidence=0.05),
+        "eagle-copying": EagleMade(copy=2),
     },
     "prediction": {"prediction": lambda setting, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},

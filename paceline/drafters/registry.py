@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.drafters.base import Drafter
+from paceline.drafters.copying import CopyingDrafter
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter
@@ -39,6 +40,8 @@ from paceline.runner.load_heads import FORMATS, read_eagle, read_medusa
 from paceline.runner.rounds import Lookup
 
 logger = logging.getLogger(__name__)
+COPY = 5  # tokens that must have stood together before, for what followed to be copied
+LONGEST_COPY = 16
 SHIPPED = Path(__file__).parent / "shipped"
 
 
@@ -130,7 +133,8 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 
 def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    directory, format, given = _head_options("eagle", options)
+    directory, format, given = _head_options("eagle", options, {"copy": int})
+    after = given.pop("copy", COPY)
     ready = read_eagle(directory, target, format=format)
     config = ready.head.config
 
@@ -141,7 +145,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             max_context=setting.max_context,
             threads=setting.threads,
         )
-        return EagleDrafter(
+        drafter = EagleDrafter(
             head,
             taps=config.taps,
             width=3 * config.target_hidden_size,
@@ -153,6 +157,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             chunk=setting.max_step_tokens,
             **given,
         )
+        return CopyingDrafter(drafter, after=after, longest=LONGEST_COPY) if after else drafter
 
     return Recipe(
         name="eagle",
@@ -165,7 +170,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 
 def _medusa(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    directory, format, given = _head_options("medusa", options)
+    directory, format, given = _head_options("medusa", options, {})
     ready = read_medusa(directory, target, format=format)
     tap = target.model.config.num_layers
     return Recipe(
@@ -177,10 +182,12 @@ def _medusa(options: str, target: ReadyModel, progress: Progress | None) -> Reci
     )
 
 
-def _head_options(kind: str, options: str) -> tuple[Path, str, dict[str, Any]]:
+def _head_options(
+    kind: str, options: str, more: Mapping[str, Callable[[str], Any]]
+) -> tuple[Path, str, dict[str, Any]]:
     """Where the head lies, the format of its weights where they are integers, and what else was said."""
     name, _, rest = options.partition(",")
-    given = _parse(kind, rest, {"format": str, "max_draft": int, "min_confidence": float})
+    given = _parse(kind, rest, {"format": str, "max_draft": int, "min_confidence": float, **more})
     format = given.pop("format", "int4")  # a draft need not be exact, and what it reads is what it costs
     if format not in FORMATS:
         raise UnknownOption(f"format of the {kind} drafter", format, FORMATS)

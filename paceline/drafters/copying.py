@@ -1,0 +1,79 @@
+"""A drafter with a memory: where the last tokens stood before, what followed them then is the draft, else it drafts.
+
+Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any draft that is
+computed, and costs nothing. How long a copy may be follows from how the last ones of the sequence fared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
+from paceline.drafters.ngram import NgramDrafter
+
+FIRST = 8  # tokens of a sequence's first copy
+
+
+@dataclass(slots=True)
+class _Copies:
+    length: int = FIRST  # of the next one
+    last: int = 0  # of the one that is being judged; 0: it was no copy
+
+
+class CopyingDrafter:
+    """`inner`, and copies where the last `after` tokens have been seen together. Whatever else it is, `inner` is."""
+
+    prompt = True
+    ends_drafts = True
+
+    def __init__(self, inner: FeatureDrafter, *, after: int, longest: int) -> None:
+        self.name = inner.name
+        self.taps = inner.taps
+        self.max_draft = max(inner.max_draft, longest)
+        self._inner = inner
+        self._memory = NgramDrafter(min_ngram=after, max_ngram=after)
+        self._longest = longest
+        self._copies: dict[int, _Copies] = {}
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        self._inner.start(key, lane, tokens)
+        self._memory.start(key, lane, tokens)
+        self._copies[key] = _Copies()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        drafts = {ask.key: draft for ask, draft in zip(asks, self._copy(asks), strict=True) if draft}
+        for ask in asks:
+            self._copies[ask.key].last = len(drafts.get(ask.key, ()))
+        others = [ask for ask in asks if ask.key not in drafts]
+        if others:
+            limited = [replace(ask, max_draft=min(ask.max_draft, self._inner.max_draft)) for ask in others]
+            drafts |= {ask.key: draft for ask, draft in zip(others, self._inner.propose(limited), strict=True)}
+        return [drafts[ask.key] for ask in asks]
+
+    def _copy(self, asks: Sequence[Ask]) -> list[Draft]:
+        lengths = [min(ask.max_draft, self._copies[ask.key].length) for ask in asks]
+        return self._memory.propose([replace(ask, max_draft=n) for ask, n in zip(asks, lengths, strict=True)])
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        copies = self._copies[key]
+        if copies.last:
+            whole = accepted == copies.last
+            copies.length = min(2 * copies.length, self._longest) if whole else accepted + 2
+        else:
+            self._inner.observe(key, tokens, accepted)
+
+    def stop(self, key: int) -> None:
+        self._inner.stop(key)
+        self._memory.stop(key)
+        del self._copies[key]
+
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+        return self._inner.feed(features, seen, crowded=crowded)
+
+    def knows(self, page: int) -> bool:
+        return self._inner.knows(page)
