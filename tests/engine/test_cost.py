@@ -56,6 +56,16 @@ def test_the_price_is_that_of_the_definition() -> None:
     assert cost.price("ngram") == pytest.approx(0.001 / 0.011, rel=0.02)
 
 
+def test_what_a_draft_costs_to_begin_is_no_reason_to_end_it() -> None:
+    """Drafts of 1 and 5 tokens in turns, 6 ms to begin and 1 ms a token: one more costs 1 ms, one at all 3."""
+    cost = observed(base=0.010, row=0.001, sequences=1, drafted=1, accepted=0)
+    for tokens in (1, 5) * 200:
+        cost.observe_draft("head", tokens=tokens, seconds=0.006 + 0.001 * tokens)
+        cost.observe(sequences=1, rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
+    assert cost.price("head") == pytest.approx(0.002 / 0.011, rel=0.02)
+    assert cost.entry("head") == pytest.approx(0.004 / 0.011, rel=0.1)
+
+
 def test_an_affordable_draft_ends_before_its_last_token_is_too_unlikely() -> None:
     pace = Pace()
     assert pace.affordable(entry=0.9, price=0.9) is None  # nothing known yet
