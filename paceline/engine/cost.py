@@ -14,6 +14,8 @@ there is something to go by both are 0: drafting is how the model learns.
 from __future__ import annotations
 
 DECAY = 0.95  # weight of the past, a step: about the last twenty count
+KNOWN = 4.0  # weight of the past from which on it says what is usual
+OUTLIER = 2.0  # times the usual: more is not believed at once
 MIN_SPREAD = 0.2  # variance below which a line through the points means nothing
 
 
@@ -26,6 +28,11 @@ class Line:
         self._slope: float | None = None  # the last one that could be fitted
 
     def add(self, x: float, seconds: float) -> None:
+        """A machine does other things as well: what took much longer than it should is not taken at its word."""
+        if self._weight >= KNOWN:
+            seconds = min(
+                seconds, OUTLIER * (self._y + (self._slope or 0.0) * (x * self._weight - self._x)) / self._weight
+            )
         self._weight = DECAY * self._weight + 1
         self._x = DECAY * self._x + x
         self._y = DECAY * self._y + seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.engine.cost import CostModel
+from paceline.engine.cost import CostModel, Line
 from paceline.engine.pace import Pace
 from paceline.types import OFF, Request, SamplingParams
 from tests.rig import build, model_drafter
@@ -64,6 +64,17 @@ def test_what_a_draft_costs_to_begin_is_no_reason_to_end_it() -> None:
         cost.observe(sequences=1, rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
     assert cost.price("head") == pytest.approx(0.002 / 0.011, rel=0.02)
     assert cost.entry("head") == pytest.approx(0.004 / 0.011, rel=0.1)
+
+
+def test_a_hiccup_of_the_machine_is_not_believed_but_a_change_is() -> None:
+    calm, rough, changed = Line(), Line(), Line()
+    for step in range(60):
+        for line in (calm, rough, changed):
+            seconds = 0.004 + 0.001 * (step % 4)
+            hiccup = 0.050 if line is rough and step == 58 else 0.0
+            line.add(step % 4, seconds * (5 if line is changed and step > 30 else 1) + hiccup)
+    assert rough.share < 1.2 * calm.share
+    assert changed.share > 3 * calm.share
 
 
 def test_an_affordable_draft_ends_before_its_last_token_is_too_unlikely() -> None:

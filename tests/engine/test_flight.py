@@ -78,7 +78,7 @@ def test_statistics_of_a_flight() -> None:
         assert getattr(engine, name) > 0
     assert engine.time_host == pytest.approx(engine.time_plan + engine.time_emit)
     shared = sum(each.stats.time_verify for each in told.values())
-    assert shared == pytest.approx(engine.time_verify, rel=0.5)  # the rest went into steps that were wasted
+    assert 0 < shared < engine.time_verify * 1.000001  # the rest went into steps that were wasted
 
 
 OTHERS = ask("other", 20, text=1), ask("late", 30, text=2)
