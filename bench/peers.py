@@ -148,7 +148,7 @@ def measure(workers: Sequence[Worker], work: Mapping[Cell, list[Task]], *, plan:
                 continue
             try:
                 if worker.mode.name not in warm:
-                    worker.ask([work[cell][0].tokens[:4]], tokens=WARM_UP_TOKENS, at_once=1)
+                    warm_up(worker, work, plan=plan)
                     warm.add(worker.mode.name)
                 book.add(one_run(worker, cell=cell, tasks=work[cell], plan=plan))
             except Unusable as error:
@@ -157,6 +157,13 @@ def measure(workers: Sequence[Worker], work: Mapping[Cell, list[Task]], *, plan:
                 note(f"! {worker.mode.name}: {error}")
         said = (f"{run.mode} {run.speed:.0f}" for run in book.runs if run.cell == cell)
         note(f"round {cell[2] + 1}/{plan.rounds}, {cell[0]}, {cell[1]} at once: {'; '.join(said)}")
+
+
+def warm_up(worker: Worker, work: Mapping[Cell, list[Task]], *, plan: Plan) -> None:
+    """As many at once as will come, backwards: what is set up at first use is there, and nothing is remembered."""
+    for (name, at_once, turn), tasks in work.items():
+        if (name, turn) == (plan.sets[0], 0) and at_once <= (worker.mode.at_once or at_once):
+            worker.ask([task.tokens[::-1] for task in tasks], tokens=WARM_UP_TOKENS, at_once=at_once)
 
 
 def one_run(worker: Worker, *, cell: Cell, tasks: Sequence[Task], plan: Plan) -> Run:

@@ -117,6 +117,8 @@ def test_modes_take_turns_on_the_same_prompts_and_slow_ones_get_the_first(
     assert len(measured) == 2 * 2 * 2 + 2  # rounds × at once × two modes, and lookup one at a time
     llama, plain, lookup = "smollm2.Q4_0.gguf plain", "smollm2.hf-bf16 plain", "smollm2.hf-bf16 lookup"
     assert [what.rsplit(" [")[0] for what, _ in measured[:6]] == [llama, plain, lookup, plain, llama, lookup]
+    warm = [what.rsplit(" [")[0] for what, tokens, _ in asked if tokens == "8"]
+    assert sorted(warm) == sorted([llama, plain] * 2 + [lookup])  # each number at once that it will meet
     whole = json.loads(measured[0][0].partition("plain ")[2])
     assert json.loads(measured[1][0].partition("plain ")[2]) == whole[:1]  # transformers
     assert [at_once for what, at_once in measured if "lookup" in what] == ["1", "1"]
