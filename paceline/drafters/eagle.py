@@ -28,7 +28,7 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
-from paceline.drafters.drawing import Drawing, belief
+from paceline.drafters.drawing import Drawing, belief, chance
 from paceline.drafters.held import HeldStates
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
@@ -38,6 +38,8 @@ from paceline.runner.heads import HeadForward, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick, Stream, noise_keys
 
+USUAL = 0.8  # how likely the next token of a draft is right, given that those before it are
+MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
 MEMORY = 256 << 20  # bytes of hidden states
 
@@ -61,6 +63,7 @@ class _State:
 
 class EagleDrafter:
     prompt = True
+    ends_drafts = True
 
     def __init__(
         self,
@@ -76,12 +79,12 @@ class EagleDrafter:
         chunk: int = 256,
         memory: int = MEMORY,
         max_draft: int = 8,
-        min_confidence: float = 0.3,
+        min_confidence: float | None = None,
     ) -> None:
         """`width`: of the features, all taps together. `pick`: the target's. `chunk`: rows that it reads at once.
         `memory`: bytes for hidden states, if that is enough for a step. A draft ends early once the head believes in
         all of it with less than `min_confidence`, or what the request says instead."""
-        if max_draft < 1 or not 0 <= min_confidence <= 1:
+        if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.name = name
         self.taps = taps
@@ -239,7 +242,10 @@ class EagleDrafter:
         return shares, held
 
     def _floor(self, ask: Ask) -> float:
-        return self._min_confidence if ask.p_min is None else ask.p_min
+        """Of the belief in a whole draft, at which it ends: the request's own, the user's, or what the next token must
+        be worth."""
+        own = (limit for limit in (ask.p_min, self._min_confidence) if limit is not None)
+        return next(own, ask.price / USUAL)
 
     def _draft_at_once(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         assert self._chain is not None
@@ -280,7 +286,7 @@ class EagleDrafter:
         self._lanes.tokens_np[drawing.ask.lane, drawing.position] = token
         drawing.tokens.append(token)
         if drawing.floor and not drawing.complete:
-            drawing.confidence *= belief(logits[0], place)
+            drawing.confidence *= chance(belief(logits[0], place), drawn=not sampler.greedy)
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Over the target's vocabulary, where what the head cannot say is impossible."""
@@ -290,17 +296,23 @@ class EagleDrafter:
 
 
 def _is_simple(ask: Ask) -> bool:
-    """Nothing is asked but the best token, or a temperature."""
-    params = ask.sampler.params
-    return not params.edits_logits and (ask.sampler.greedy or not (params.filters or ask.rule.wants_probs))
+    """Nothing is asked but the best token, or a temperature and filters."""
+    return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
 def _wanted(ask: Ask, floor: float) -> Wanted:
-    sampler, first = ask.sampler, len(ask.tokens)
+    sampler, params, first = ask.sampler, ask.sampler.params, len(ask.tokens)
     if sampler.greedy:
         return Wanted(limit=ask.max_draft, least=floor)
-    keys = noise_keys(sampler.seed, np.arange(first, first + ask.max_draft), Stream.TOKEN)
-    return Wanted(limit=ask.max_draft, least=floor, inverse_temperature=1.0 / sampler.params.temperature, keys=keys)
+    return Wanted(
+        limit=ask.max_draft,
+        least=floor,
+        inverse_temperature=1.0 / params.temperature,
+        keys=noise_keys(sampler.seed, np.arange(first, first + ask.max_draft), Stream.TOKEN),
+        min_p=params.min_p,
+        top_p=params.top_p,
+        top_k=min(params.top_k, MANY),
+    )
 
 
 def _next_row(drawing: Drawing) -> Share:

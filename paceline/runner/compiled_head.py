@@ -93,25 +93,35 @@ class Order:
 
     def __init__(self, count: int, longest: int, ids: Tensor) -> None:
         self._count, self._longest = count, longest
-        self._whole = np.zeros(count * (2 + longest), dtype=np.int32)  # limits │ counts │ tokens [count, longest]
-        self._floats = np.zeros(2 * count, dtype=np.float32)  # inverse temperatures │ beliefs at which drafts end
+        self._whole = np.zeros(
+            count * (3 + longest), dtype=np.int32
+        )  # limits │ top_k │ counts │ tokens [count, longest]
+        self._floats = np.zeros(
+            4 * count, dtype=np.float32
+        )  # inverse temperatures │ beliefs at the end │ min_p │ top_p
         self._keys = np.zeros((count, longest, 2), dtype=np.uint32)
         at, floats = self._whole.ctypes.data, self._floats.ctypes.data
         self.chain = Chain(
             ids=ids.data_ptr(),
             limits=at,
-            counts=at + 4 * count,
-            tokens=at + 8 * count,
+            top_k=at + 4 * count,
+            counts=at + 8 * count,
+            tokens=at + 12 * count,
             inverse_temperature=floats,
             least=floats + 4 * count,
+            min_p=floats + 8 * count,
+            top_p=floats + 12 * count,
             keys=self._keys.ctypes.data,
             longest=longest,
             vocab=len(ids),
         )
 
     def write(self, wanted: Sequence[Wanted]) -> None:
-        self._whole[: self._count] = [each.limit for each in wanted]
-        self._floats[:] = [*(each.inverse_temperature for each in wanted), *(each.least for each in wanted)]
+        self._whole[: 2 * self._count] = [each.limit for each in wanted] + [each.top_k for each in wanted]
+        self._floats[: 2 * self._count] = [each.inverse_temperature for each in wanted] + [
+            each.least for each in wanted
+        ]
+        self._floats[2 * self._count :] = [each.min_p for each in wanted] + [each.top_p for each in wanted]
         for i, each in enumerate(wanted):
             if each.keys is not None:
                 self._keys[i, : each.limit] = each.keys
@@ -119,8 +129,8 @@ class Order:
     def read(self) -> list[list[int]]:
         """The tokens of each sequence."""
         found = self._whole.tolist()
-        starts = range(2 * self._count, len(found), self._longest)
-        return [found[start : start + found[self._count + i]] for i, start in enumerate(starts)]
+        starts = range(3 * self._count, len(found), self._longest)
+        return [found[start : start + found[2 * self._count + i]] for i, start in enumerate(starts)]
 
 
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:

@@ -39,12 +39,16 @@ class HeadForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A draft that asks for nothing but the best tokens, or those that a temperature and noise choose."""
+    """A draft that asks for nothing but the best tokens, or those that a temperature, noise and filters choose. Filters
+    may be applied roughly: what they should have left out is rejected like any wrong guess."""
 
     limit: int  # tokens, at least 1
     least: float  # the draft ends where the head believes less in all of it
     inverse_temperature: float = 0.0  # 0: the best
     keys: np.ndarray | None = None  # int64 [limit, 2] of the noise; None where there is none
+    min_p: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 class ChainingHead(HeadForward, Protocol):

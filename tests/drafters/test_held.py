@@ -1,4 +1,4 @@
-"""Memory of hidden states: what is written is read, pages keep their places, and some give way where there is no room."""
+"""Memory of hidden states: what is written is read, pages keep their places, and some give way to others."""
 
 from __future__ import annotations
 

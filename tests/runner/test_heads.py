@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from paceline.drafters.drawing import chance
+from paceline.filters import filter_floor
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward
 from paceline.kernels.quant import Weight, dequantise, quantise
 from paceline.models.heads import EagleHead
@@ -169,7 +172,7 @@ def test_a_chain_is_pass_after_pass(variant: str, monkeypatch: pytest.MonkeyPatc
         keys = np.random.default_rng(3).integers(0, 2**32, (6, 2))
         for wanted in (
             [Wanted(4, 0.0), Wanted(1, 0.0), Wanted(6, 0.0)],
-            [Wanted(3, 0.03), Wanted(6, 0.0, 1.2, keys), Wanted(5, 0.03, 0.7, keys[:5])],
+            [Wanted(3, 0.03), Wanted(6, 0.0, 1.2, keys), Wanted(5, 0.06, 0.7, keys[:5])],
             [Wanted(6, 0.0, 1.0, keys), Wanted(6, 0.9), Wanted(2, 0.0)],
         ):
             expected = by_passes(fast, wanted)
@@ -189,7 +192,8 @@ def by_passes(head: CompiledHead, wanted: Sequence[Wanted]) -> list[list[int]]:
                 place = int(
                     head.pick(output.logits[row : row + 1], torch.tensor([wanted[s].inverse_temperature]), keys)
                 )
-            beliefs[s] *= float(output.logits[row].softmax(0)[place])
+            probability = float(output.logits[row].softmax(0)[place])
+            beliefs[s] *= chance(probability, drawn=wanted[s].keys is not None)
             drafts[s].append(int(head.ids[place]))
             last[s] = last[s] if len(drafts[s]) == 1 else row
         going = [s for s in going if len(drafts[s]) < wanted[s].limit and beliefs[s] >= wanted[s].least]
@@ -199,6 +203,50 @@ def by_passes(head: CompiledHead, wanted: Sequence[Wanted]) -> list[list[int]]:
         output = head(
             rows(places, [1] * len(going), [drafts[s][-1] for s in going], going), carry=[last[s] for s in going]
         )
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 1},
+        {"top_k": 4},
+        {"top_p": 0.3},
+        {"top_p": 0.9},
+        {"min_p": 0.2},
+        {"top_k": 8, "top_p": 0.5, "min_p": 0.01},
+    ],
+)
+def test_filters_of_a_chain_are_nearly_the_targets(
+    variant: str, filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line may be a sixteenth of a natural logarithm higher or lower."""
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    fast, _ = both(HEADS["plain"])
+    scaled = 0.8 * fast(FIRST, features=FEATURES).logits  # [3, vocab]
+    line = torch.from_numpy(filter_floor(scaled, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters))
+    best = scaled.amax(1, keepdim=True)
+    sets = [scaled.where(scaled >= torch.minimum(line + off, best), -torch.inf) for off in (-1.01 / 16, 1.01 / 16)]
+    places = {token: place for place, token in enumerate(fast.ids.tolist())}
+    sure = 0
+    for seed in range(60):
+        keys = np.random.default_rng(seed).integers(0, 2**32, (1, 2))
+        drawn = fast.chain(FIRST, FEATURES, [Wanted(1, 0.0, 0.8, keys, **filters)] * 3)
+        most, least = (fast.pick(kept, torch.ones(3), torch.from_numpy(keys).expand(3, 2)).tolist() for kept in sets)
+        for row, [token] in enumerate(drawn):
+            assert sets[0][row, places[token]] > -torch.inf
+            assert places[token] == most[row] or most[row] != least[row]
+            sure += most[row] == least[row]
+    assert sure > 0.4 * 180
+
+
+def test_filters_that_leave_everything_change_nothing() -> None:
+    fast, _ = both(HEADS["plain"])
+    keys = np.random.default_rng(5).integers(0, 2**32, (8, 2))
+    plain = fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys)] * 3)
+    for wide in ({"top_k": 1 << 30}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
+        assert fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys, **wide)] * 3) == plain
+    assert fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys, top_k=2)] * 3) != plain
 
 
 def test_a_long_chain_crosses_pages() -> None:

@@ -13,6 +13,8 @@ typedef struct { /* mirrored in layout.py */
     const int32_t *limits;            /* [sequences] tokens wanted, at least 1 */
     const float *inverse_temperature; /* [sequences]; 0: the best token without noise */
     const float *least;               /* [sequences] a draft ends where the belief in all of it is lower */
+    const float *min_p, *top_p;       /* [sequences]; 0 and 1: not wanted */
+    const int32_t *top_k;             /* [sequences]; 0: not wanted */
     const uint32_t *keys;             /* [sequences][longest][2] */
     int32_t *tokens;                  /* out [sequences][longest] */
     int32_t *counts;                  /* out [sequences] */
@@ -27,8 +29,13 @@ typedef struct {
     float *beliefs;        /* [sequences] in all tokens so far */
 } drawing;
 
+/* How often a token of this probability is the target's own: `chance` of drafters/drawing.py. */
+static float chance(float probability, int drawn) {
+    return drawn ? 0.22f + 0.65f * sqrtf(probability) : 2.5f * probability / (1.0f + 1.5f * probability);
+}
+
 /* The probability of one output among all. */
-static float belief_in(const float *logits, int vocab, int chosen) {
+static float probability_of(const float *logits, int vocab, int chosen) {
     vf top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
     float rest = 0.0f, most = logits[chosen];
     int whole = vocab / LANES * LANES;
@@ -40,19 +47,72 @@ static float belief_in(const float *logits, int vocab, int chosen) {
     return expf(logits[chosen] - most) / (vf_sum(sum) + rest);
 }
 
+/* About the smallest logit that min-p, top-k and top-p leave: outputs are counted by how far they are below the best in
+   steps of 1 / STEPS of a natural logarithm, and a step stays or goes as a whole. A guess need not be exact, and what is
+   more than DEPTH below the best has no mass to speak of. */
+#define DEPTH 16
+#define STEPS 16
+
+static float floor_of(const float *logits, int vocab, float best, float warmth, float min_p, float top_p, int top_k) {
+    int32_t counts[DEPTH * STEPS] = {0};
+    const float lowest = best - DEPTH / warmth;
+    int last = DEPTH * STEPS - 1, whole = vocab / LANES * LANES;
+    for (int j = 0; j < vocab; j++) {
+        if (j < whole && j % LANES == 0 && !vf_ge(vf_load(logits + j), vf_set1(lowest))) j += LANES - 1;
+        else if (logits[j] > lowest) {
+            const int step = (int)((best - logits[j]) * warmth * STEPS);
+            counts[step < last ? step : last]++;
+        }
+    }
+    if (min_p > 0.0f && -logf(min_p) * STEPS < (float)last) last = (int)(-logf(min_p) * STEPS);
+    for (int step = 0, seen = 0; top_k && step < last; step++)
+        if ((seen += counts[step]) >= top_k) last = step;
+    float total = 0.0f, mass = 0.0f;
+    for (int step = 0; step <= last; step++) total += (float)counts[step] * expf(-((float)step + 0.5f) / STEPS);
+    for (int step = 0; step < last; step++)
+        if ((mass += (float)counts[step] * expf(-((float)step + 0.5f) / STEPS)) >= top_p * total) last = step;
+    return last == DEPTH * STEPS - 1 ? -INFINITY : best - (float)(last + 1) / STEPS / warmth;
+}
+
+/* The best of those outputs with noise whose logits are above the floor. */
+static int pick_above(const drawing *d, const float *logits, float floor, float warmth, const uint32_t *keys) {
+    enum { MANY = 512 };
+    float values[MANY];
+    int32_t tokens[MANY], places[MANY];
+    best top = {-INFINITY, INT32_MAX};
+    const int vocab = d->c->vocab;
+    for (int j = 0, n = 0; j < vocab; j++) {
+        if (logits[j] > floor) values[n] = logits[j], tokens[n] = d->c->ids[j], places[n++] = j;
+        if (n == MANY || (n && j + 1 == vocab)) {
+            const best found = pick_between(values, warmth, keys, tokens, 0, n);
+            if (found.value > top.value) top = (best){found.value, places[found.index]};
+            n = 0;
+        }
+    }
+    return top.index;
+}
+
 static void draw_row(const drawing *d, int row) {
     const chain *c = d->c;
     const int s = d->owners[row], turn = c->counts[s];
     const float *logits = d->now->logits + (int64_t)row * c->vocab;
+    const int noisy = c->inverse_temperature[s] > 0.0f;
     int chosen = d->now->argmax[row];
-    if (c->inverse_temperature[s] > 0.0f) {
+    if (noisy) {
         const uint32_t *keys = c->keys + 2 * ((int64_t)s * c->longest + turn);
-        const best top = pick_between(logits, c->inverse_temperature[s], keys, c->ids, 0, c->vocab);
-        chosen = top.index == INT32_MAX ? 0 : top.index;
+        const float warmth = c->inverse_temperature[s];
+        const int filters = c->min_p[s] > 0.0f || c->top_p[s] < 1.0f || c->top_k[s] > 0;
+        const float floor = filters ? floor_of(logits, c->vocab, logits[chosen], warmth, c->min_p[s], c->top_p[s], c->top_k[s])
+                                    : -INFINITY;
+        const int picked = floor > -INFINITY ? pick_above(d, logits, floor, warmth, keys)
+                                             : pick_between(logits, warmth, keys, c->ids, 0, c->vocab).index;
+        chosen = picked == INT32_MAX ? 0 : picked;
     }
     c->tokens[(int64_t)s * c->longest + turn] = c->ids[chosen];
     c->counts[s] = turn + 1;
-    if (c->least[s] > 0.0f && turn + 1 < c->limits[s]) d->beliefs[s] *= belief_in(logits, c->vocab, chosen);
+    if (c->least[s] > 0.0f && turn + 1 < c->limits[s]) {
+        d->beliefs[s] *= chance(probability_of(logits, c->vocab, chosen), noisy);
+    }
 }
 
 static void draw_all(member *self, void *argument) {

@@ -87,7 +87,8 @@ class Chain(Structure):
     """`chain` of chain.c: what to draft, and where it goes."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "least", "keys", "tokens", "counts")),
+        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "least", "min_p", "top_p", "top_k")),
+        *((name, c_void_p) for name in ("keys", "tokens", "counts")),
         *((name, c_int32) for name in ("longest", "vocab")),
     )
 
