@@ -19,8 +19,9 @@ from paceline.drafters.registry import Setting
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
+from paceline.runner.compiled_head import CompiledHead
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
-from tests.rig import Rig, build
+from tests.rig import EagleMade, Rig, build
 from tests.runs import Run, plain, prompt, run, tokens_of
 from tests.tiny_models import VOCAB
 from tests.toy import HIDDEN, ToyForward, ToyKV
@@ -372,6 +373,29 @@ def test_a_prompt_of_one_token_has_nothing_to_go_by() -> None:
     rig = build("toy", {"seeing": Seeing()})
     finished(rig, [Request("x", (5,), GREEDY)])
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+@pytest.mark.parametrize(
+    ("params", "at_once"),
+    [
+        ({}, True),
+        ({"top_p": 0.8}, True),
+        ({"top_k": 9, "min_p": 0.01}, True),
+        ({"frequency_penalty": 0.5}, False),
+        ({"top_p": 0.8, "logit_bias": {5: 1.0}}, False),
+    ],
+)
+def test_whatever_needs_no_host_between_two_tokens_is_one_call(
+    params: dict[str, Any], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    chain = CompiledHead.chain
+    monkeypatch.setattr(CompiledHead, "chain", lambda self, *of: (calls.append(len(of[2])), chain(self, *of))[1])
+    rig = build("compiled", {"eagle": EagleMade()})
+    asked = requests(4, SamplingParams(temperature=0.9, max_tokens=12, **params))
+    assert tokens_of(run(rig, asked)) == tokens_of(run(build("compiled"), plain(asked)))
+    assert rig.engine.stats.drafted > 10
+    assert bool(calls) == at_once
 
 
 def test_what_it_was_not_fed_it_does_not_guess() -> None:
