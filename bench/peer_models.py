@@ -1,6 +1,6 @@
 """Writes the forms of one GGUF model that the peers are measured on.
 
-    smollm2.Q4_0.gguf  smollm2.Q4_1.gguf  smollm2.Q8_0.gguf     for llama.cpp
+    smollm2.Q4_0.gguf  smollm2.Q4_1.gguf                        for llama.cpp; the second is the source
     smollm2.openvino-int8/                                      for OpenVINO GenAI: int8, one scale a row
     smollm2.hf-bf16/                                            for transformers and vLLM: bf16
 
@@ -23,7 +23,6 @@ from gguf.quants import dequantize, quantize
 
 FILE_TYPES = {
     "Q4_0": LlamaFileType.MOSTLY_Q4_0,
-    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
     "F16": LlamaFileType.MOSTLY_F16,
 }
 WRITTEN_BY_WRITER = ("GGUF.", "general.architecture", "general.file_type")
@@ -95,8 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="directory for the files above")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for kind in ("Q4_0", "Q8_0"):
-        requantise(source=args.source, out=args.out / f"smollm2.{kind}.gguf", kind=kind)
+    requantise(source=args.source, out=args.out / "smollm2.Q4_0.gguf", kind="Q4_0")
     shutil.copy(args.source, args.out / "smollm2.Q4_1.gguf")
     write_openvino(source=args.source, out=args.out / "smollm2.openvino-int8")
     write_transformers(source=args.out / "smollm2.Q4_1.gguf", out=args.out / "smollm2.hf-bf16")

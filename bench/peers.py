@@ -59,7 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", choices=list(SETS), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=3, help="prompts one at a time, a round (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=2, help="prompts one at a time, a round (default: %(default)s)")
     parser.add_argument("--slow-count", type=int, default=1, help="the same for slow systems (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of every system (default: %(default)s)")
     parser.add_argument(

@@ -19,7 +19,7 @@ SETS = {  # kind of work → prompt set, category of it
     "summary": ("spec_bench", "summarization"),
     "JSON": ("jsonschemabench", None),
 }
-LONGEST = 1000  # tokens of a prompt
+LONGEST = 800  # tokens of a prompt
 SEED = 0
 Encode = Callable[[Prompt], Sequence[int]]
 Cell = tuple[str, int, int]  # set, prompts at once, round
