@@ -41,6 +41,7 @@ from paceline.sampling import Pick, Stream, noise_keys
 USUAL = 0.8  # how likely the next token of a draft is right, given that those before it are
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
+WORTH = 32  # rows that are read for each token that one sequence alone may still draft
 MEMORY = 256 << 20  # bytes of hidden states
 
 
@@ -218,7 +219,7 @@ class EagleDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         in_step = [ask for ask in asks if self._states[ask.key].end == len(ask.tokens) - 1]
-        self._catch_up([self._states[ask.key] for ask in in_step])
+        self._catch_up(in_step)
         ready = [ask for ask in in_step if 0 < self._states[ask.key].count <= HOLD]
         drafts: dict[int, Draft] = {}
         if ready:
@@ -226,11 +227,16 @@ class EagleDrafter:
             drafts = self._draft_at_once(ready) if at_once else self._draft_by_steps(ready)
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
-    def _catch_up(self, states: Sequence[_State]) -> None:
-        """Read a chunk of what has piled up. Who has more goes without a draft for once."""
-        for state in states:
+    def _catch_up(self, asks: Sequence[Ask]) -> None:
+        """Read a chunk of what has piled up. Who has more goes without a draft for once; who will soon be at its end
+        goes without for good: the more sequences run, the less a draft saves of what reading costs."""
+        piled = []
+        for ask in asks:
+            state = self._states[ask.key]
             self._skip_pages(state)
-        self._read_chunk([state for state in states if state.count > HOLD])
+            if HOLD < state.count <= WORTH * ask.left // len(asks):
+                piled.append(state)
+        self._read_chunk(piled)
 
     def _first_rows(self, asks: Sequence[Ask]) -> tuple[list[Share], Tensor]:
         """The held rows of each sequence, the last of them with logits. They are known from now on."""

@@ -161,6 +161,7 @@ class HostStep:
             rule=sequence.request.speculation.rule,
             p_min=sequence.request.speculation.p_min,
             price=price,
+            left=sequence.max_length - len(sequence.tokens),
             predicted=() if sequence.trail is None else sequence.trail.ahead(work.max_draft),
         )
 

@@ -202,6 +202,18 @@ def test_what_has_piled_up_is_read_in_chunks_when_the_load_falls() -> None:
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
 
 
+@pytest.mark.parametrize(("left", "reads"), [(12, True), (2, False)])
+def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool) -> None:
+    seeing = Seeing()
+    rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
+    lengths = 40, 40 + left
+    asked = [
+        Request(str(i), prompt(50, seed=i), replace(GREEDY, max_tokens=length)) for i, length in enumerate(lengths)
+    ]
+    finished(rig, asked)
+    assert (seeing.head.rows > 80) == (rig.engine.stats.drafted > 0) == reads
+
+
 def test_a_step_is_held_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     write = HeldStates.write
