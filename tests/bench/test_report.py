@@ -54,6 +54,12 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert lines[2:] == ["| chat | 1 | Ours, drafts | Theirs, plain | 2.00 (1.00–8.00) |"]
 
 
+def test_a_round_that_a_killed_run_has_of_one_system_only_is_no_ratio() -> None:
+    cut = book()
+    cut.runs = [run for run in cut.runs if (run.mode, run.round) != ("Theirs, plain", 2)]
+    assert best_ratios(cut).splitlines()[2:] == ["| chat | 1 | Ours, drafts | Theirs, plain | 1.50 (1.00–2.00) |"]
+
+
 def test_a_machine_that_was_not_quiet_and_what_failed_is_said() -> None:
     assert disturbed(book()) == ["While Theirs, plain ran, other processes used 75% of a core: its speeds mean little."]
     assert failed(book()) == ["Nobody, plain could not be measured: not installed"]
