@@ -216,7 +216,7 @@ def load_table(paths: Paths) -> str:
     ]  # fmt: skip
     header = ["requests open", "T", "speculation", "tokens/s", "TTFT ms", "TPOT ms", "answers"]
     same = [
-        f"c{pair['max_concurrency']}, T={pair['temperature']:g}: "
+        f"- c{pair['max_concurrency']}, T={pair['temperature']:g}: "
         f"{pair['identical_texts']} of {pair['pairs']} texts the same."
         for pair in record.get("comparisons", ())
     ]
@@ -224,7 +224,7 @@ def load_table(paths: Paths) -> str:
         "## A server under load\n\nOne request open and many, greedy and at temperature 1, with speculation and "
         "without, in turns; medians of the latencies."
     )
-    return "\n".join([text, "", markdown(header, rows), "", *same, "", source(path, record)])
+    return "\n".join([text, "", markdown(header, rows), "", *same, source(path, record)])
 
 
 def agree(paths: Paths) -> str:
@@ -234,7 +234,8 @@ def agree(paths: Paths) -> str:
         "## The same numbers by another tool\n\nTwo servers loaded by `paceline bench serve` and by `vllm bench serve` "
         "in turns, the same requests: medians over rounds (lowest–highest) of what each tool says."
     )
-    return "\n".join([text, "", agree_report.text(record), "", source(path, record)])
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return "\n".join([text, "", agree_report.text(record), "", f"{source(path, record)}, {versions}"])
 
 
 PARTS: Mapping[str, Callable[[Paths], str]] = {

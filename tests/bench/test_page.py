@@ -102,11 +102,13 @@ def test_two_tools_side_by_side(tmp_path: Path) -> None:
         for ours in (9.0, 10.0, 14.0)
     ]
     path = tmp_path / "agree.json"
-    path.write_text(json.dumps({"rounds": rounds, "command": "python -m bench.agree", "machine": MACHINE}))
+    path.write_text(
+        json.dumps({"rounds": rounds, "command": "bench.agree", "machine": MACHINE, "versions": {"x": "9"}})
+    )
     text = PARTS["agree"]([path])
     row = "| Paceline | TPOT ms, mean | 10.00 (9.00–14.00) | 10.00 (10.00–10.00) | 1.000 (0.900–1.400) |"
     assert row in text
-    assert "`agree.json`: `python -m bench.agree`; commit abc1234" in text
+    assert text.endswith("- `agree.json`: `bench.agree`; commit abc1234; a cpu, 2 cores, Python 3.11, torch 2.13, x 9")
 
 
 def test_loads_and_temperatures(tmp_path: Path) -> None:
