@@ -20,6 +20,8 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PageMarks, PagePool
 
+MANY = 16  # tensors that are known as arrays
+
 
 class HeldStates:
     def __init__(self, pool: PagePool, *, rows: int, width: int, device: torch.device | str) -> None:
@@ -33,7 +35,7 @@ class HeldStates:
         self._places: dict[int, int] = {}  # by page, the oldest first
         self._current = PageMarks(pool)  # whose place was taken in their present epoch
         self._whole = PageMarks(pool)  # all of whose positions have their states here
-        self._last = torch.empty(0), np.empty(0)  # features that were written last, also as an array
+        self._arrays: dict[int, tuple[Tensor, np.ndarray]] = {}  # features that were written lately, also as arrays
         self._short = False
         self._searched = False  # in vain, since somebody last let go
 
@@ -92,11 +94,13 @@ class HeldStates:
 
     def write(self, features: Tensor, rows: Sequence[int], places: Sequence[int]) -> None:
         """Rows of features [any, width] go to these rows of the memory."""
-        wanted = features if len(rows) == len(features) else take_rows(features, rows)
         if self._array is None:
-            self.memory[torch.tensor(places, device=self.memory.device)] = wanted.to(self.memory.device)
+            self.memory[torch.tensor(places, device=self.memory.device)] = take_rows(features, rows).to(
+                self.memory.device
+            )
         else:
-            self._array[places] = self._as_array(wanted)
+            array = self._as_array(features)
+            self._array[places] = array if len(rows) == len(array) else array[rows]
 
     def read(self, places: Sequence[int]) -> Tensor:
         """[places, width], a copy."""
@@ -104,9 +108,11 @@ class HeldStates:
 
     def _as_array(self, features: Tensor) -> np.ndarray:
         """Steps of one shape use the same tensor. With cold caches every call into torch costs tens of microseconds."""
-        if features is not self._last[0]:
-            self._last = features, features.cpu().numpy()
-        return self._last[1]
+        if len(self._arrays) == MANY:
+            self._arrays.clear()
+        if id(features) not in self._arrays:
+            self._arrays[id(features)] = features, features.numpy()
+        return self._arrays[id(features)][1]
 
     def _make_room(self, pages: int) -> None:
         """Twice as much as is needed, so as not to look for each page."""
