@@ -39,7 +39,8 @@ class HostStep:
         self._drafters = drafters
         self._governor = governor
         self._clock = clock
-        self._drafted: dict[tuple[str, int], int] = {}  # by drafter and sequence: how long it was at its last draft
+        # By drafter and sequence: how long it was when last asked for, of those that the drafter was in step with.
+        self._asked: dict[tuple[str, int], int] = {}
         self._readers: dict[int, str] = {}  # by sequence: the drafter that reads its hidden states
         self._lost: dict[int, str] = {}  # sequences whose reader gave them up, and why
         self._columns = {
@@ -61,7 +62,7 @@ class HostStep:
         self._readers.pop(sequence.key, None)
         self._lost.pop(sequence.key, None)
         for name in sequence.drafters:
-            self._drafted.pop((name, sequence.key), None)
+            self._asked.pop((name, sequence.key), None)
             if name in self._drafters:
                 self._drafters[name].stop(sequence.key)
 
@@ -90,17 +91,18 @@ class HostStep:
         for name, works in asking.items():
             began, price = self._clock(), self._governor.price(name)
             drafts = self._drafters[name].propose([self._ask(work, price) for work in works])
-            if all(self._is_in_step(name, work.sequence) for work in works):
+            in_step = [self._is_in_step(name, work.sequence) for work in works]
+            if all(in_step):
                 drafted = sum(map(len, drafts))
                 self._governor.cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
-            for work, draft in zip(works, drafts, strict=True):
+            for work, draft, knew in zip(works, drafts, in_step, strict=True):
                 self._attach(work, draft)
-                if draft:
-                    self._drafted[name, work.sequence.key] = len(work.sequence.tokens)
+                if draft or knew:
+                    self._asked[name, work.sequence.key] = len(work.sequence.tokens)
 
     def _is_in_step(self, name: str, sequence: Sequence) -> bool:
         """False: a drafter may have read a long text before this draft, which says nothing of the next one."""
-        last = self._drafted.get((name, sequence.key))
+        last = self._asked.get((name, sequence.key))
         return last is not None and len(sequence.tokens) - last <= FEW
 
     def _forced(self, work: Work) -> tuple[int, ...]:

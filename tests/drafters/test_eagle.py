@@ -16,6 +16,7 @@ from paceline.drafters.base import Ask
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.held import HeldStates
 from paceline.drafters.registry import Setting
+from paceline.engine.cost import CostModel
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
@@ -200,6 +201,36 @@ def test_what_has_piled_up_is_read_in_chunks_when_the_load_falls() -> None:
     assert len(rows) > 2
     assert tokens_of(going.finish()) == tokens_of(run(build(), plain(asked)))
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+def test_drafts_before_which_much_was_read_say_nothing_of_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(CostModel, "observe_draft", lambda self, *_, tokens, **__: told.append(tokens))
+    rig = build("toy", {"seeing": Seeing()}, max_draft_batch=1)
+    going, stats = Run(rig), rig.engine.stats
+
+    def next_draft() -> int:
+        before = stats.drafted
+        while stats.drafted == before:
+            going.step()
+        return stats.drafted - before
+
+    going.submit([Request("long", prompt(40, seed=0), replace(GREEDY, max_tokens=110))])
+    first, second = next_draft(), next_draft()  # before the first the prompt was read
+    assert told == [second]
+    going.submit([Request("short", prompt(40, seed=1), replace(GREEDY, max_tokens=50))])
+    resumed = next_draft()
+    assert told == [second]
+    going.finish()
+    assert sum(told) == stats.drafted - first - resumed > second
+
+
+def test_states_that_were_read_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[int] = []
+    drop = HeldStates.drop
+    monkeypatch.setattr(HeldStates, "drop", lambda self, pages: (dropped.extend(pages), drop(self, pages))[1])
+    finished(build("toy", {"seeing": Seeing()}), [Request("x", prompt(40, seed=1), replace(GREEDY, max_tokens=60))])
+    assert len(dropped) == len(set(dropped)) == 90 // PAGE_SIZE
 
 
 @pytest.mark.parametrize(("left", "reads"), [(12, True), (2, False)])
