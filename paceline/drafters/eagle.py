@@ -234,7 +234,7 @@ class EagleDrafter:
         for ask in asks:
             state = self._states[ask.key]
             self._skip_pages(state)
-            if HOLD < state.count <= WORTH * ask.left // len(asks):
+            if HOLD < state.count <= WORTH * ask.left // len(asks) ** 2:
                 piled.append(state)
         self._read_chunk(piled)
 
