@@ -38,6 +38,24 @@ def test_tokens_are_the_same(library, rows, vocab, threads):
     assert torch.equal(got, noise.pick(logits, scales, KEYS[:rows]))
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 20.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e5, 1e9])
+def test_who_is_far_behind_is_left_out_and_nobody_else(library, spread, scale):
+    """Flat, peaked, and so hot or cold that rounding decides; tokens come in steps, so that there are ties."""
+    random = torch.Generator().manual_seed(7)
+    logits = (torch.randn(9, 6000, generator=random) * spread * 4).round() / 4
+    logits[3, ::2] = -torch.inf
+    logits[4, 17] = torch.nan
+    logits[5, 100] = torch.inf
+    scales = torch.full((9,), scale)
+    assert torch.equal(pick(library, 2, logits, scales, KEYS), by_noise(logits, scales))
+
+
+def by_noise(logits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    noisy = logits * scales[:, None] + noise.gumbel_noise(KEYS, logits.shape[1])
+    return noisy.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
+
+
 def test_rows_may_lie_apart_and_tokens_may_be_forbidden(library):
     logits = torch.full((4, 20000), -torch.inf)
     logits[::2, 12345] = -3.0
