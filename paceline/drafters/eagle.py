@@ -38,7 +38,7 @@ from paceline.runner.heads import HeadForward, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick, Stream, noise_keys
 
-USUAL = 0.8  # how likely the next token of a draft is right, given that those before it are
+USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
 WORTH = 32  # rows that are read for each token that one sequence alone may still draft
