@@ -41,7 +41,7 @@ from paceline.sampling import Pick, Stream, noise_keys
 USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
-WORTH = 32  # rows that are read for each token that one sequence alone may still draft
+WORTH = 96  # rows that are read for each token that one sequence alone may still draft
 MEMORY = 256 << 20  # bytes of hidden states
 
 

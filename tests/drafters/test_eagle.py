@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.drafters import eagle
 from paceline.drafters.base import Ask
 from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.held import HeldStates
@@ -234,7 +235,8 @@ def test_states_that_were_read_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("left", "reads"), [(12, True), (2, False)])
-def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool) -> None:
+def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle, "WORTH", 32)
     seeing = Seeing()
     rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
     lengths = 40, 40 + left

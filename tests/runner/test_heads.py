@@ -311,3 +311,18 @@ def test_compiled_medusa_heads_are_those_of_plain_torch(layers: int) -> None:
         wanted = plain(states)
         assert tuple(wanted.shape) == (3, count, CONFIG.vocab_size)
         assert float((fast(states) - wanted).abs().max()) < 1e-3 * float(wanted.abs().max())
+
+
+def test_rows_without_logits_are_read_for_their_keys_alone() -> None:
+    """All rows, and then the last of each sequence again: as in one pass. Nothing goes on from what ended early."""
+    whole, _ = both(HEADS["plain"])
+    parts, _ = both(HEADS["plain"])
+    wanted = whole(FIRST, features=FEATURES).logits
+    ends = np.cumsum(COUNTS).tolist()
+    last = torch.tensor([end - 1 for end in ends])
+    silent = replace(FIRST, logit_rows=torch.empty(0, dtype=torch.int32))
+    parts(silent, features=FEATURES)
+    with pytest.raises(AssertionError, match="rows that do not add up"):
+        parts(rows((4,), (1,), (7,), (0,)), carry=[0])
+    final = rows([count - 1 for count in COUNTS], [1, 1, 1], [int(FIRST.tokens[row]) for row in last], (0, 1, 2))
+    assert torch.equal(parts(final, features=FEATURES[last].contiguous()).logits, wanted)

@@ -177,9 +177,20 @@ static void run_operation(member *self, program *p, const operation *o) {
     }
 }
 
+/* How many operations a pass needs: where no row has logits nothing after the last layer's keys and values, unless hidden
+   states are kept there. */
+static int needed(const program *p) {
+    int n = p->count;
+    if (p->batch->outs) return n;
+    for (; n > 0 && p->operations[n - 1].kind != ROTATE; n--)
+        if (p->operations[n - 1].kind == KEEP && p->batch->features) return p->count;
+    return n;
+}
+
 static void forward(member *self, void *argument) {
     program *p = argument;
-    for (int i = 0; i < p->count; i++) {
+    const int count = needed(p);
+    for (int i = 0; i < count; i++) {
         if ((p->operations[i].input == FEATURES || p->operations[i].kind == KEEP) && !p->batch->features) continue;
         run_operation(self, p, &p->operations[i]);
         work_end(self);
@@ -215,8 +226,8 @@ int run_pass(program *p, const batch *b) {
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
     p->batch = b;
     p->buffer[FEATURES] = b->features;
-    p->last_rows = b->rows;
     carry_rows(p);
+    p->last_rows = b->outs ? b->rows : 0; /* without logits a pass may end before the residual stream does */
     if (plan_attention(p)) return OUT_OF_MEMORY;
     clear_best(p);
     pool_run(p->pool, forward, p);
