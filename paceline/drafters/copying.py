@@ -1,7 +1,8 @@
 """A drafter with a memory: where the last tokens stood before, what followed them then is the draft, else it drafts.
 
 Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any draft that is
-computed, and costs nothing. How long a copy may be follows from how the last ones of the sequence fared.
+computed, and costs nothing. How long a copy may be follows from how the last ones of the sequence fared; after one that
+was mostly wrong there is none for a while, twice as long each time in a row.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.ngram import NgramDrafter
 
 FIRST = 8  # tokens of a sequence's first copy
+STRIKES = 6  # after so many there are 63 drafts without a copy
 
 
 @dataclass(slots=True)
 class _Copies:
     length: int = FIRST  # of the next one
     last: int = 0  # of the one that is being judged; 0: it was no copy
+    rest: int = 0  # drafts until the next one is due
+    strikes: int = 0  # in a row that were mostly wrong
+
+    def learn(self, accepted: int, *, longest: int) -> None:
+        self.length = min(2 * self.length, longest) if accepted == self.last else accepted + 2
+        self.strikes = 0 if 2 * accepted >= self.last else min(self.strikes + 1, STRIKES)
+        self.rest = 2**self.strikes
 
 
 class CopyingDrafter:
@@ -46,7 +55,7 @@ class CopyingDrafter:
         self._copies[key] = _Copies()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        drafts = {ask.key: draft for ask, draft in zip(asks, self._copy(asks), strict=True) if draft}
+        drafts = self._copy([ask for ask in asks if self._is_due(ask.key)])
         for ask in asks:
             self._copies[ask.key].last = len(drafts.get(ask.key, ()))
         others = [ask for ask in asks if ask.key not in drafts]
@@ -55,15 +64,20 @@ class CopyingDrafter:
             drafts |= {ask.key: draft for ask, draft in zip(others, self._inner.propose(limited), strict=True)}
         return [drafts[ask.key] for ask in asks]
 
-    def _copy(self, asks: Sequence[Ask]) -> list[Draft]:
+    def _is_due(self, key: int) -> bool:
+        copies = self._copies[key]
+        copies.rest -= copies.rest > 0
+        return not copies.rest
+
+    def _copy(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         lengths = [min(ask.max_draft, self._copies[ask.key].length) for ask in asks]
-        return self._memory.propose([replace(ask, max_draft=n) for ask, n in zip(asks, lengths, strict=True)])
+        copies = self._memory.propose([replace(ask, max_draft=n) for ask, n in zip(asks, lengths, strict=True)])
+        return {ask.key: copy for ask, copy in zip(asks, copies, strict=True) if copy}
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         copies = self._copies[key]
         if copies.last:
-            whole = accepted == copies.last
-            copies.length = min(2 * copies.length, self._longest) if whole else accepted + 2
+            copies.learn(accepted, longest=self._longest)
         else:
             self._inner.observe(key, tokens, accepted)
 

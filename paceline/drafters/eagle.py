@@ -229,12 +229,13 @@ class EagleDrafter:
 
     def _catch_up(self, asks: Sequence[Ask]) -> None:
         """Read a chunk of what has piled up. Who has more goes without a draft for once; who will soon be at its end
-        goes without for good: the more sequences run, the less a draft saves of what reading costs."""
+        goes without for good, where it matters what that costs: the more sequences run, the less a draft saves."""
         piled = []
         for ask in asks:
             state = self._states[ask.key]
             self._skip_pages(state)
-            if HOLD < state.count <= WORTH * ask.left // len(asks) ** 2:
+            worth = WORTH * ask.left // len(asks) ** 2 if ask.price else MANY
+            if HOLD < state.count <= worth:
                 piled.append(state)
         self._read_chunk(piled)
 

@@ -74,11 +74,22 @@ def test_a_limit_holds_for_both(drafter: CopyingDrafter) -> None:
     assert [len(draft) for draft in drafter.propose([ask(LOOP, longest=2), ask([1, 2], key=1, longest=3)])] == [2, 3]
 
 
-@pytest.mark.parametrize(("accepted", "then"), [(FIRST, 12), (3, 5), (0, 2)])
+@pytest.mark.parametrize(("accepted", "then"), [(FIRST, 12), (5, 7), (4, 6)])
 def test_copies_are_as_long_as_the_last_ones_were_right(drafter: CopyingDrafter, accepted: int, then: int) -> None:
     drafter.propose([ask(LOOP)])
     drafter.observe(0, np.array(LOOP), accepted)
     assert len(drafter.propose([ask(LOOP)])[0]) == then
+
+
+def test_after_copies_that_were_wrong_the_next_one_waits(drafter: CopyingDrafter, inner: Inner) -> None:
+    waited = []
+    for accepted in (0, 1, 0, 2, 0):
+        before = len(inner.asked)
+        while drafter.propose([ask(LOOP)])[0].tokens[0] == 9:
+            pass
+        waited.append(len(inner.asked) - before)
+        drafter.observe(0, np.array(LOOP), accepted)
+    assert waited == [0, 1, 0, 1, 0]  # the second and fourth copies were of two tokens, and half of them right
 
 
 def test_the_inner_one_hears_of_its_own_drafts_alone(drafter: CopyingDrafter, inner: Inner) -> None:

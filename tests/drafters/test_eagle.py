@@ -18,6 +18,7 @@ from paceline.drafters.eagle import EagleDrafter
 from paceline.drafters.held import HeldStates
 from paceline.drafters.registry import Setting
 from paceline.engine.cost import CostModel
+from paceline.engine.governor import Governor
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
@@ -237,6 +238,7 @@ def test_states_that_were_read_are_let_go(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("left", "reads"), [(12, True), (2, False)])
 def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eagle, "WORTH", 32)
+    monkeypatch.setattr(Governor, "price", lambda self, drafter: 0.01)
     seeing = Seeing()
     rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
     lengths = 40, 40 + left

@@ -67,7 +67,7 @@ def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list
 def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature: float) -> None:
     """On prompts that it has not seen, with the text unchanged."""
     job = trained.job
-    head = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0", temperature)
+    head = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0,copy=0", temperature)
     lookup = in_engine(job.target, job.work, "ngram", temperature)
     assert [one.tokens for one in head] == [one.tokens for one in lookup]
     passes = [sum(len(one.tokens) - one.stats.accepted for one in answers) for answers in (head, lookup)]
@@ -77,7 +77,7 @@ def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature
 def test_the_evaluation_counts_as_the_engine_does(trained: Trained) -> None:
     """All but the last step of an answer, where the engine has no room for a draft."""
     job = trained.job
-    found = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0", 0.0)
+    found = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0,copy=0", 0.0)
     engine = 1 + sum(one.stats.accepted for one in found) / sum(one.stats.rounds for one in found)
     assert trained.scores[HELD_OUT].tokens_per_round == pytest.approx(engine, rel=0.03)
 

@@ -58,7 +58,8 @@ class Scene:
 
     def batch(self, *shares: Share) -> Batch:
         batch = build_batch(self.lanes, shares)
-        return Batch(**{name: None if x is None else x.to(self.kv.keys.device) for name, x in fields(batch)})
+        there = self.kv.keys.device
+        return Batch(**{name: x.to(there) if isinstance(x, torch.Tensor) else x for name, x in fields(batch)})
 
     def rows(self, *shares: Share) -> Tensor:
         return torch.cat([self.queries[s.lane, s.start : s.start + s.rows] for s in shares])
