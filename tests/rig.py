@@ -34,6 +34,7 @@ from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
 LIMITS = {
+    "max_draft_batch": 8,
     "max_sequences": 8,
     "max_step_tokens": 32,
     "max_draft": 8,
