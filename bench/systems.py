@@ -114,7 +114,7 @@ class Worker:
 
     def __init__(self, mode: Mode, *, python: Path, threads: int) -> None:
         self.mode = mode
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the worker
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         options = mode.options | {"threads": threads}
         env = {"ONEDNN_MAX_CPU_ISA": ISA, "HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(

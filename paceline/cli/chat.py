@@ -160,7 +160,7 @@ def _lines() -> Iterator[str]:
     terminal = sys.stdin.isatty()
     if terminal:
         with suppress(ImportError):
-            import readline  # noqa: F401  line editing and history for input()
+            import readline  # noqa: F401 - line editing and history for input()
     while True:
         try:
             yield input("> " if terminal else "").strip()

@@ -84,7 +84,7 @@ class EagleDrafter:
     ) -> None:
         """`width`: of the features, all taps together. `pick`: the target's. `chunk`: rows that it reads at once.
         `memory`: bytes for hidden states, if that is enough for a step. A draft ends early once the head believes in
-        all of it with less than `min_confidence`, or what the request says instead."""
+        all of it with less than `min_confidence`, by default what one more token costs, or what the request says."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.name = name
@@ -234,8 +234,8 @@ class EagleDrafter:
         for ask in asks:
             state = self._states[ask.key]
             self._skip_pages(state)
-            worth = WORTH * ask.left // len(asks) ** 2 if ask.price else MANY
-            if HOLD < state.count <= worth:
+            pays = not ask.price or state.count <= WORTH * ask.left // len(asks) ** 2
+            if state.count > HOLD and pays:
                 piled.append(state)
         self._read_chunk(piled)
 

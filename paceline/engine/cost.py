@@ -25,13 +25,13 @@ class Line:
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self._slope: float | None = None  # the last one that could be fitted
+        self.slope: float | None = None  # seconds of one more, the last that could be fitted
 
     def add(self, x: float, seconds: float) -> None:
         """A machine does other things as well: what took much longer than it should is not taken at its word."""
         if self._weight >= KNOWN:
             seconds = min(
-                seconds, OUTLIER * (self._y + (self._slope or 0.0) * (x * self._weight - self._x)) / self._weight
+                seconds, OUTLIER * (self._y + (self.slope or 0.0) * (x * self._weight - self._x)) / self._weight
             )
         self._weight = DECAY * self._weight + 1
         self._x = DECAY * self._x + x
@@ -41,11 +41,7 @@ class Line:
         x, y = self._x / self._weight, self._y / self._weight
         spread = self._xx / self._weight - x * x
         if spread >= MIN_SPREAD:
-            self._slope = min(max((self._xy / self._weight - x * y) / spread, 0.0), y / x)
-
-    @property
-    def slope(self) -> float | None:
-        return self._slope
+            self.slope = min(max((self._xy / self._weight - x * y) / spread, 0.0), y / x)
 
     @property
     def share(self) -> float:

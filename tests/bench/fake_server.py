@@ -87,15 +87,14 @@ class FakeServer:
         self.asked.append(json.loads(body))
         self.open += 1
         self.most_open = max(self.most_open, self.open)
-        try:
-            for sent in self.answer(self.asked[-1], number):
-                if sent is None:
-                    return False
-                writer.write(sent)
-                await writer.drain()
-                await asyncio.sleep(0.002)
-        finally:
-            self.open -= 1
+        pieces = list(self.answer(self.asked[-1], number))
+        for left, sent in zip(reversed(range(len(pieces))), pieces, strict=True):
+            self.open -= sent is None or not left  # before it is sent: whoever has the end may ask again at once
+            if sent is None:
+                return False
+            writer.write(sent)
+            await writer.drain()
+            await asyncio.sleep(0.002)
         return True
 
     def die(self) -> None:

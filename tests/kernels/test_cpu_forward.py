@@ -62,7 +62,7 @@ def test_every_architecture(config):
 
 def test_variants_with_fused_multiplication_agree_bitwise(monkeypatch):
     if not {"avx512", "avx2"} <= set(RUNNABLE):
-        pytest.skip("this CPU has no AVX-512")
+        pytest.skip(reason="this CPU has no AVX-512")
     logits = []
     for variant in ("avx512", "avx2"):
         monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)

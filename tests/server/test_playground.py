@@ -175,7 +175,7 @@ def run(code: str, tmp_path: Path) -> Any:
     """What `code` returns, with everything that the script exports in reach."""
     node = shutil.which("node")
     if node is None:
-        pytest.skip("the script of the page is run by Node, which is not installed")
+        pytest.skip(reason="the script of the page is run by Node, which is not installed")
     (tmp_path / "app.mjs").write_text(SCRIPT, encoding="utf-8")
     names = ", ".join(re.findall(r"^export (?:function\*?|class|const) (\w+)", SCRIPT, flags=re.MULTILINE))
     main = f'import {{ {names} }} from "./app.mjs";\nconsole.log(JSON.stringify((() => {{ {code} }})()));'

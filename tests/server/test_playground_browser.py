@@ -46,7 +46,7 @@ async def browsing(url: str) -> AsyncIterator[Any]:
         try:
             browser = await kit.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         except playwright.Error as error:
-            pytest.skip(f"no browser: {error.message.splitlines()[0]}")
+            pytest.skip(reason=f"no browser: {error.message.splitlines()[0]}")
         page = await browser.new_page(viewport={"width": 375, "height": 700}, color_scheme="dark")
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: request.url.startswith((url, "data:")) or wrong.append(request.url))

@@ -38,9 +38,7 @@ def test_split_says_which() -> None:
     assert split(["a"], []) == ([0], [])
 
 
-@pytest.mark.skipif(
-    not (DATA / "train_prompts").is_dir(), reason="the prompt sets are not here: set PACELINE_DATA to their directory"
-)
+@pytest.mark.skipif(not (DATA / "train_prompts").is_dir(), reason="the sets are not here: PACELINE_DATA is their place")
 def test_what_is_measured_on_is_not_trained_on() -> None:
     """MT-bench with both turns, HumanEval, and the test set of GSM8K."""
     trained = [prompt.text for prompt in read_prompts(DATA / "train_prompts" / "train_prompts.jsonl.gz")]

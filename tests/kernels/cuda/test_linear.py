@@ -106,7 +106,7 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
 @pytest.mark.parametrize("activation", [0, SILU])
 def test_what_follows_the_sums(parts: int, activation: int, device: torch.device, dtype: torch.dtype) -> None:
     if activation and parts > 1:
-        pytest.skip("a gated matrix is never divided")
+        pytest.skip(reason="a gated matrix is never divided")
     sums = torch.stack([random(3, 130, device, dtype, seed=part) for part in range(parts)]).float()
     bias = random(1, 130, device, dtype, seed=7)[0].float()
     width = 65 if activation else 130
