@@ -108,9 +108,12 @@ def _add_answers(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser, kind: str) -> None:
     group = parser.add_argument_group("drafter")
     if kind == "eagle":
-        group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384)")
+        group.add_argument("--begin", metavar="HEAD", help="go on with this one: a directory, 'smollm2', or a hub id")
+        group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384, or HEAD's)")
         group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
-        group.add_argument("--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's)")
+        group.add_argument(
+            "--intermediate", type=count, metavar="N", help="width of its MLP (default: the target's, or HEAD's)"
+        )
     elif kind == "medusa":
         group.add_argument("--heads", type=count, metavar="N", help="tokens ahead (default: 4)")
     else:

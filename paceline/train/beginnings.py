@@ -29,13 +29,24 @@ class DraftVocabulary:
 
 def draft_vocabulary(exchanges: Sequence[Exchange], *, size: int, vocab: int, always: Iterable[int]) -> DraftVocabulary:
     """The most frequent tokens of the answers; `always`: such as end tokens."""
+    ranked = _counts(exchanges, vocab)
+    ranked[list(always)] = ranked.sum() + 1
+    ids = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab)])
+    return given_vocabulary(exchanges, torch.from_numpy(ids), vocab=vocab)
+
+
+def given_vocabulary(exchanges: Sequence[Exchange], ids: Tensor, *, vocab: int) -> DraftVocabulary:
+    """These tokens, and what the answers say of them."""
+    counts = _counts(exchanges, vocab)
+    return DraftVocabulary(ids, float(counts[ids.numpy()].sum() / max(1, counts.sum())))
+
+
+def _counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
+    """How often each token is said [vocab]."""
     counts = np.zeros(vocab, dtype=np.int64)
     for exchange in exchanges:
         counts += np.bincount(exchange.tokens[exchange.prompt :], minlength=vocab)
-    ranked = counts.copy()
-    ranked[list(always)] = counts.sum() + 1
-    ids = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab)])
-    return DraftVocabulary(torch.from_numpy(ids), float(counts[ids].sum() / max(1, counts.sum())))
+    return counts
 
 
 def feature_layers(layers: int) -> tuple[int, int, int]:

@@ -25,8 +25,8 @@ class Facts:
     answer_tokens: int
     sampled: float
     temperature: float
-    coverage: float | None  # of the draft vocabulary
-    draft_vocab: int | None
+    vocabulary: tuple[int, float] | None  # tokens that it drafts, and their share of what the target says
+    origin: tuple[str, str | None] | None  # name and licence of what it began with
     steps: int
     minutes: float
     device: str
@@ -70,16 +70,21 @@ def _scores(facts: Facts) -> str:
 
 
 def _making(facts: Facts) -> str:
-    vocabulary = ""
-    if facts.draft_vocab is not None and facts.coverage is not None:
-        vocabulary = (
-            f" It drafts {facts.draft_vocab} tokens of the vocabulary, {facts.coverage:.2%} of what the target says."
+    vocabulary = origin = ""
+    if facts.vocabulary is not None:
+        tokens, share = facts.vocabulary
+        vocabulary = f" It drafts {tokens} tokens of the vocabulary, {share:.2%} of what the target says."
+    if facts.origin is not None:
+        name, license = facts.origin
+        origin = (
+            f"It began with the weights of `{name}` (licence: {license or 'not known'}), which had been trained before "
+            "on what its own card tells. "
         )
     return (
-        f"## How it was made\n\n{facts.steps} steps in {facts.minutes:.1f} minutes of training on {facts.device}, with "
-        f"Paceline {__version__}. The target answered the prompts itself: {facts.answers} answers, "
-        f"{facts.answer_tokens} tokens, {facts.sampled:.0%} of them sampled at temperature {facts.temperature:g}, the "
-        f"others greedy.{vocabulary}\n\n```\n{facts.command}\n```\n\n"
+        f"## How it was made\n\n{origin}{facts.steps} steps in {facts.minutes:.1f} minutes of training on "
+        f"{facts.device}, with Paceline {__version__}. The target answered the prompts itself: {facts.answers} "
+        f"answers, {facts.answer_tokens} tokens, {facts.sampled:.0%} of them sampled at temperature "
+        f"{facts.temperature:g}, the others greedy.{vocabulary}\n\n```\n{facts.command}\n```\n\n"
         "![loss and held-out tokens per round](curves.svg)\n"
     )
 

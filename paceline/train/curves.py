@@ -24,7 +24,7 @@ def curves(curve: Sequence[Record], history: Sequence[Record]) -> bytes:
         Panel("distance from the target at the first drafted token, nats", _points(curve, "loss"), "#c0392b"),
         Panel("held-out tokens per round", _points(history, "held_out"), "#2471a3"),
     ]
-    last = max([x for panel in panels for x, _ in panel.points], default=1.0)
+    last = max([1.0, *(x for panel in panels for x, _ in panel.points)])
     height = TOP + len(panels) * (PANEL + GAP)
     body = [_panel(panel, top=TOP + i * (PANEL + GAP), last=last) for i, panel in enumerate(panels)]
     head = (

@@ -17,6 +17,8 @@ from paceline.train.packing import Packing
 from paceline.train.prompts import read_prompts, read_texts
 from paceline.train.storage import same_seed
 
+DRAFT_VOCAB = 16384  # tokens that a new EAGLE head knows
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -41,9 +43,10 @@ class Job:
     temperature: float = 0.8
     answer_batch: int = 256
     answer_workers: int = 1
-    draft_vocab: int = 16384
+    begin: str | None = None  # an EAGLE head to go on with: a directory, a hub id, or one that is shipped
+    draft_vocab: int | None = None  # None: DRAFT_VOCAB, or that of `begin`
     unroll: int = 5
-    intermediate: int | None = None  # None: the target's, or what suits `hidden`
+    intermediate: int | None = None  # None: the target's, that of `begin`, or what suits `hidden`
     heads: int = 4  # of Medusa
     hidden: int = 192  # of a small model, as is the next
     layers: int = 4
@@ -83,12 +86,15 @@ class Curriculum:
 
 
 def curriculum(job: Job) -> Curriculum:
-    """All questions: sets to measure on first, then held-out prompts, then those to train on in random order."""
+    """All questions: sets to measure on first, then held-out prompts, then those to train on in random order.
+
+    Which are held out depends on the prompts alone: a training with another seed that begins with what this one has
+    made is judged by prompts that neither has learnt from."""
     sets = {name: read_prompts(path) for name, path in job.evals.items()}
     excluded = [text for path in (*job.excludes, *job.evals.values()) for text in read_texts(path)]
     prompts = read_prompts(job.prompts)
     clean, shared = split([prompt.text for prompt in prompts], excluded)
-    order = [clean[i] for i in torch.randperm(len(clean), generator=same_seed(job.seed, 3)).tolist()]
+    order = [clean[i] for i in torch.randperm(len(clean), generator=same_seed(0, 3)).tolist()]
     order = order[: job.max_prompts]
     if len(order) < job.held_out + 1:
         raise InvalidRequest(

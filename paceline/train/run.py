@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from paceline.errors import InvalidRequest
-from paceline.models.load import LoadedModel, load_model
+from paceline.models.load import LoadedModel, load_model, open_model
 from paceline.models.weights import Format
 from paceline.runner.load import memory_for
 from paceline.train import checkpoint
@@ -26,11 +26,11 @@ from paceline.train.curves import curves
 from paceline.train.job import Curriculum, Job, curriculum
 from paceline.train.parallel import World
 from paceline.train.prompts import read_prompts, sources
+from paceline.train.published import beginning
 from paceline.train.rounds import Score, evaluate
 from paceline.train.storage import replace_folder
 from paceline.train.student import Student
-from paceline.train.students import begin, read_drafter
-from paceline.train.teacher import Teacher
+from paceline.train.students import Beginning, begin, read_drafter
 from paceline.train.trainer import Course, Line, Trainer
 
 Say = Callable[[str], None]
@@ -45,18 +45,16 @@ class Lesson:
     say: Say
     plan: Curriculum
     sets: dict[str, list[Exchange]]
-    teacher: Teacher
-    student: Student
-    coverage: float | None
+    start: Beginning
     progress: Progress
 
     def facts(self, scores: Mapping[str, tuple[int, Score]]) -> Facts:
-        job, trained = self.job, self.sets[TRAIN]
+        job, trained, vocabulary = self.job, self.sets[TRAIN], self.start.vocabulary
         return Facts(
             kind=job.kind,
             target=job.target.rstrip("/").rpartition("/")[2],
             license=job.license,
-            parameters=sum(param.numel() for param in self.student.params.values()),
+            parameters=sum(param.numel() for param in self.start.student.params.values()),
             packing=job.packing,
             scores=scores,
             sources=sources(self.plan.trained),
@@ -65,8 +63,8 @@ class Lesson:
             answer_tokens=sum(exchange.answer for exchange in trained),
             sampled=job.sampled,
             temperature=job.temperature,
-            coverage=self.coverage,
-            draft_vocab=job.draft_vocab if self.coverage is not None else None,
+            vocabulary=(len(vocabulary.ids), vocabulary.coverage) if vocabulary else None,
+            origin=(self.start.origin.name, self.start.origin.license) if self.start.origin else None,
             steps=self.progress.best_step,
             minutes=self.progress.seconds / 60,
             device=_device_name(self.world),
@@ -75,7 +73,7 @@ class Lesson:
         )
 
     def write(self, scores: Mapping[str, tuple[int, Score]]) -> None:
-        files = self.student.files()
+        files = self.start.student.files()
         files["README.md"] = card(self.facts(scores))
         files["curves.svg"] = curves(self.progress.curve, self.progress.history)
         replace_folder(self.job.out, files)
@@ -106,6 +104,8 @@ def train(job: Job, say: Say) -> dict[str, Score]:
 
 
 def _train(job: Job, world: World, say: Say) -> dict[str, Score]:
+    if job.begin is not None:
+        beginning(job, open_model(job.target).config)  # what does not fit is said before anything is answered
     plan = curriculum(job)
     say(f"{len(plan.trained)} prompts to train on, {job.held_out} held out, {plan.left_out} left out for overlap")
     sets = _answers(job, plan, world, say)
@@ -164,16 +164,16 @@ def _begin(
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     start = begin(job, model, sets[TRAIN], device=world.device)
-    if start.coverage is not None:
-        say(f"draft vocabulary: {job.draft_vocab} tokens, {start.coverage:.2%} of the answers")
-    progress = Progress(settings=_settings(job, world))
-    return Lesson(job, world, say, plan, sets, start.teacher, start.student, start.coverage, progress)
+    if start.vocabulary is not None:
+        tokens, coverage = len(start.vocabulary.ids), start.vocabulary.coverage
+        say(f"draft vocabulary: {tokens} tokens, {coverage:.2%} of the answers")
+    return Lesson(job, world, say, plan, sets, start, Progress(settings=_settings(job, world)))
 
 
 def _settings(job: Job, world: World) -> dict[str, object]:
     """What must not change between two runs of one training."""
     shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing", "serving")
-    course = ("batch_tokens", "learning_rate", "max_steps", "seed")
+    course = ("batch_tokens", "learning_rate", "max_steps", "seed", "begin")
     return {name: getattr(job, name) for name in shape + course} | {"processes": world.size}
 
 
@@ -194,8 +194,9 @@ def _trainer(lesson: Lesson) -> Trainer:
         lesson.progress, groups = checkpoint.load(path, lesson.progress.settings)
         lesson.say(f"going on from step {lesson.progress.step}, {lesson.progress.seconds / 60:.1f} minutes of training")
     trainer = Trainer(
-        student=lesson.student,
-        teacher=lesson.teacher,
+        student=lesson.start.student,
+        teacher=lesson.start.teacher,
+        begun=lesson.start.origin is not None,
         train=lesson.sets[TRAIN],
         held_out=lesson.sets[HELD_OUT],
         course=course,
@@ -206,7 +207,7 @@ def _trainer(lesson: Lesson) -> Trainer:
         on_score=lesson.on_score,
     )
     if groups:
-        _put(lesson.student, groups["param"], groups["constant"])
+        _put(lesson.start.student, groups["param"], groups["constant"])
         trainer.best = {name: tensor.to(lesson.world.device) for name, tensor in groups["best"].items()}
         trainer.optimiser.recall(groups)
     return trainer
@@ -223,20 +224,22 @@ def _put(student: Student, params: Mapping[str, torch.Tensor], constants: Mappin
 def _finish(lesson: Lesson, trainer: Trainer) -> dict[str, Score]:
     """Measure the best weights on every set, and write the drafter with its card."""
     if trainer.best:
-        _put(lesson.student, trainer.best, lesson.student.constants)
+        _put(lesson.start.student, trainer.best, lesson.start.student.constants)
     sets = {name: exchanges for name, exchanges in lesson.sets.items() if name != TRAIN}
-    scores = _measure(lesson.student, lesson.teacher, sets, lesson.job, lesson.world.device, lesson.say)
+    scores = _measure(lesson.start, sets, lesson.job, lesson.world.device, lesson.say)
     lesson.write(scores)
     lesson.say(f"written: {lesson.job.out}")
     return {name: score for name, (_, score) in scores.items()}
 
 
 def _measure(
-    student: Student, teacher: Teacher, sets: Mapping[str, list[Exchange]], job: Job, device: torch.device, say: Say
+    there: Beginning, sets: Mapping[str, list[Exchange]], job: Job, device: torch.device, say: Say
 ) -> dict[str, tuple[int, Score]]:
     scores = {}
     for name, exchanges in sets.items():
-        score = evaluate(student, teacher, exchanges, draft=job.draft, tokens=job.batch_tokens, device=device)
+        score = evaluate(
+            there.student, there.teacher, exchanges, draft=job.draft, tokens=job.batch_tokens, device=device
+        )
         scores[name] = (len(exchanges), score)
         shares = " ".join(f"{share:.3f}" for share in score.by_position)
         say(
@@ -255,7 +258,7 @@ def measure(job: Job, drafter: Path, say: Say) -> dict[str, Score]:
         answer(store, crew, lambda done, total: None)
         sets = store.read()
     there = read_drafter(drafter, _load(job, device), device=device)
-    scores = _measure(there.student, there.teacher, sets, job, device, say)
+    scores = _measure(there, sets, job, device, say)
     return {name: score for name, (_, score) in scores.items()}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.models.files import member, read_json
@@ -16,11 +14,19 @@ from paceline.models.load import LoadedModel
 from paceline.tokenizer import Tokenizer
 from paceline.train.answers import Exchange
 from paceline.train.batches import pad
-from paceline.train.beginnings import draft_vocabulary, eagle_shape, feature_layers, feature_scale, new_eagle
-from paceline.train.eagle import EagleHead, EagleShape
-from paceline.train.job import Job
+from paceline.train.beginnings import (
+    DraftVocabulary,
+    draft_vocabulary,
+    eagle_shape,
+    feature_layers,
+    feature_scale,
+    given_vocabulary,
+    new_eagle,
+)
+from paceline.train.job import DRAFT_VOCAB, Job
 from paceline.train.medusa import MedusaHeads, MedusaShape
 from paceline.train.packing import unpacked
+from paceline.train.published import Origin, PublishedHead, beginning
 from paceline.train.small import HEAD_DIM, SmallModel, SmallShape
 from paceline.train.storage import read_tensors
 from paceline.train.student import Student
@@ -35,12 +41,15 @@ SAMPLE = 64  # exchanges that the size of features is measured on
 class Beginning:
     student: Student
     teacher: Teacher
-    coverage: float | None = None  # of a draft vocabulary
+    vocabulary: DraftVocabulary | None = None  # where it does not draft all tokens of the target
+    origin: Origin | None = None  # whose weights it has at first
 
 
 def begin(job: Job, model: LoadedModel, trained: Sequence[Exchange], *, device: torch.device) -> Beginning:
-    """A drafter that has learnt nothing yet, and a teacher that shows what it needs."""
+    """A drafter that has learnt nothing yet, or what another one knew, and a teacher that shows what it needs."""
     dtype = arithmetic(device)
+    if job.kind == "eagle" and job.begin is not None:
+        return _go_on(job, model, trained, dtype, device)
     if job.kind == "eagle":
         return _eagle(job, model, trained, dtype, device)
     teacher = Teacher(model, layers=(), dtype=dtype, device=device)
@@ -78,18 +87,19 @@ def small_shape(job: Job, model: LoadedModel) -> SmallShape:
 
 
 def read_drafter(folder: Path, model: LoadedModel, *, device: torch.device) -> Beginning:
-    """A trained drafter of this package, by what its config.json says it is."""
+    """A drafter that is there, by what its config.json says it is."""
     config, dtype = read_json(member(folder, "config.json")), arithmetic(device)
-    tensors = unpacked(read_tensors(member(folder, "model.safetensors"))[0])
-    if config.get("architectures") == ["LlamaForCausalLMEagle3"]:
-        return _read_eagle(config, tensors, model, dtype, device)
-    teacher = Teacher(model, layers=(), dtype=dtype, device=device)
     if "medusa_num_heads" in config:
+        teacher = Teacher(model, layers=(), dtype=dtype, device=device)
         medusa = MedusaShape(model.config.hidden_size, model.config.vocab_size, heads=config["medusa_num_heads"])
+        tensors = unpacked(read_tensors(member(folder, "model.safetensors"))[0])
         return Beginning(MedusaHeads(medusa, params=tensors, dtype=dtype, device=device), teacher)
-    raise InvalidRequest(
-        f"{folder}: neither an EAGLE-3 head nor Medusa heads; a model is measured with `paceline bench offline`"
-    )
+    if config.get("architectures") == ["LlamaForCausalLM"]:
+        raise InvalidRequest(f"{folder}: a model, no heads; it is measured with `paceline bench offline`")
+    head = PublishedHead.read(folder, model.config, steps=1)
+    teacher = Teacher(model, layers=head.shape.layers, dtype=dtype, device=device)
+    whole = torch.ones(len(head.shape.layers) * head.shape.hidden, device=device)
+    return Beginning(head.student(teacher, scale=whole, dtype=dtype, packing="bf16"), teacher)
 
 
 def _eagle(
@@ -100,7 +110,8 @@ def _eagle(
     teacher = Teacher(model, layers=layers, dtype=dtype, device=device)
     tokenizer = Tokenizer.from_gguf(model.metadata) if model.kind == "gguf" else Tokenizer.from_directory(model.path)
     ends = {*config.eos_ids, *tokenizer.eos_ids}
-    vocabulary = draft_vocabulary(trained, size=job.draft_vocab, vocab=config.vocab_size, always=ends)
+    size = job.draft_vocab or DRAFT_VOCAB
+    vocabulary = draft_vocabulary(trained, size=size, vocab=config.vocab_size, always=ends)
     sample = pad(trained[:SAMPLE]).to(device)
     shape = eagle_shape(
         config,
@@ -118,33 +129,16 @@ def _eagle(
         seed=job.seed,
         packing=job.packing,
     )
-    return Beginning(head, teacher, vocabulary.coverage)
+    return Beginning(head, teacher, vocabulary)
 
 
-def _read_eagle(
-    config: Mapping[str, Any], tensors: dict[str, Tensor], model: LoadedModel, dtype: torch.dtype, device: torch.device
+def _go_on(
+    job: Job, model: LoadedModel, trained: Sequence[Exchange], dtype: torch.dtype, device: torch.device
 ) -> Beginning:
-    layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-    shape = EagleShape(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        vocab=config["vocab_size"],
-        draft_vocab=config["draft_vocab_size"],
-        layers=layers,
-        eps=config["rms_norm_eps"],
-        theta=config["rope_theta"],
-        max_context=config["max_position_embeddings"],
-        steps=1,
-    )
-    ids = tensors.pop("d2t") + torch.arange(shape.draft_vocab)
-    head = EagleHead(
-        shape,
-        params={name: tensors[name] for name in shape.sizes()},
-        draft_ids=ids,
-        feature_scale=torch.ones(len(layers) * shape.hidden, device=device),
-        dtype=dtype,
-    )
-    return Beginning(head, Teacher(model, layers=layers, dtype=dtype, device=device))
+    head, origin = beginning(job, model.config)
+    teacher = Teacher(model, layers=head.shape.layers, dtype=dtype, device=device)
+    sample = pad(trained[:SAMPLE]).to(device)
+    scale = feature_scale(teacher(sample.ids), sample)
+    student = head.student(teacher, scale=scale, dtype=dtype, packing=job.packing)
+    vocabulary = given_vocabulary(trained, head.draft_ids, vocab=model.config.vocab_size)
+    return Beginning(student, teacher, vocabulary, origin)

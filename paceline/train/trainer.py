@@ -70,6 +70,7 @@ class Trainer:
     progress: Progress
     on_line: Callable[[Line], None]
     on_score: Callable[[Progress, Score, bool], None]  # an evaluation, and whether it is the best so far
+    begun: bool = False  # the student knows something already: it is measured before the first step
     best: dict[str, Tensor] = field(default_factory=dict)
     optimiser: Optimiser = field(init=False)
     _insights: Insights = field(init=False)
@@ -87,6 +88,8 @@ class Trainer:
         self._saved = self.progress.seconds
         self._reported = (self.progress.seconds, self.progress.tokens)
         try:
+            if self.begun and not self.progress.history:
+                self._evaluate()
             for indices, texts in self._batches():
                 self._step(indices, texts.to(self.world.device))
                 if self._look_around():
@@ -140,7 +143,7 @@ class Trainer:
     def _look_around(self) -> bool:
         """Report, evaluate, save, where it is time to. True: training is over."""
         done, progress = self.done(), self.progress
-        evaluates = int(done * self.course.evaluations) > len(progress.history) or done >= 1
+        evaluates = int(done * self.course.evaluations) > len(progress.history) - self.begun or done >= 1
         saves = progress.seconds - self._saved >= SAVE
         if evaluates or saves or progress.seconds - self._reported[0] >= REPORT:
             self._report(done)  # before anything is kept: weights that are no numbers must not be
@@ -194,8 +197,14 @@ class Trainer:
         record = {"step": progress.step, "seconds": progress.seconds, "held_out": score.tokens_per_round}
         progress.history.append(record)
         self.on_score(progress, score, better)
-        since = [record for record in progress.history if record.get("step", 0) > progress.best_step]
-        return len(since) >= course.patience
+        return self._stuck()
+
+    def _stuck(self) -> bool:
+        """What the student was worth before the first step does not count: a learning rate that is large again costs
+        some of it, and brings it back only while it falls."""
+        found = [record["held_out"] for record in self.progress.history if record["step"]]
+        last, before = found[-self.course.patience :], found[: -self.course.patience]
+        return bool(before) and max(last) <= max(before)
 
     def _save(self) -> None:
         if self.world.first:

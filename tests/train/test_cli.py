@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import train as command
 from paceline.cli.main import build_parsers, main
-from paceline.train.job import Job
+from paceline.train.job import DRAFT_VOCAB, Job
 from tests.train.toy_lesson import write_prompts
 
 
@@ -24,7 +24,7 @@ def test_options_become_a_job() -> None:
         "eagle", "m", "--prompts", "p.jsonl", "--out", "o", "--eval", "a=b.jsonl", "--unroll", "6", "--device", "cpu"
     )
     job = command._job(args, kind=args.train)
-    assert (job.kind, job.target, job.unroll, job.draft_vocab) == ("eagle", "m", 6, _default("draft_vocab"))
+    assert (job.kind, job.target, job.unroll, job.draft_vocab) == ("eagle", "m", 6, None)
     assert job.evals == {"a": Path("b.jsonl")}
     assert job.work == Path("o.work")
 
@@ -32,7 +32,7 @@ def test_options_become_a_job() -> None:
 def test_help_tells_the_defaults_that_hold() -> None:
     """Where the command line leaves an option out, the job's default counts; its help must not say another."""
     for kind, names in {
-        "eagle": ("draft_vocab", "unroll"),
+        "eagle": ("unroll",),
         "medusa": ("heads",),
         "small": ("hidden", "layers"),
     }.items():
@@ -43,6 +43,15 @@ def test_help_tells_the_defaults_that_hold() -> None:
         for name in ("minutes", "batch_tokens", "learning_rate", "max_new", "max_length", "evaluations", "held_out"):
             assert actions[name].default == _default(name)
             assert f"(default: {_default(name):g})" in str(actions[name].help)
+
+
+def test_the_shape_is_that_of_the_head_it_begins_with() -> None:
+    """Where nothing is said of it; so nothing is filled in before the head is read."""
+    args = parse("eagle", "m", "--prompts", "p", "--out", "o", "--begin", "there/head", "--device", "cpu")
+    job = command._job(args, kind="eagle")
+    assert (job.begin, job.draft_vocab, job.intermediate) == ("there/head", None, None)
+    actions = {action.dest: action for action in parse_kind("eagle")._actions}
+    assert f"(default: {DRAFT_VOCAB}, or HEAD's)" in str(actions["draft_vocab"].help)
 
 
 def parse_kind(kind: str) -> ArgumentParser:

@@ -107,6 +107,25 @@ def test_it_stops_when_nothing_becomes_better(tmp_path: Path, scores: list[float
     assert trainer.progress.finished
 
 
+def test_what_a_student_was_worth_before_is_no_reason_to_stop(tmp_path: Path, scores: list[float]) -> None:
+    """It is the best for long, and kept as the best, but training goes on as long as it becomes better again."""
+    scores[:] = [2.9, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.95]
+    trainer = trainer_of(tmp_path, Weight(), evaluations=10, patience=3)
+    trainer.begun = True
+    trainer.run()
+    assert [record["step"] for record in trainer.progress.history] == [*range(0, 41, 4)]
+    assert (trainer.progress.best, trainer.progress.best_step) == (2.95, 40)
+
+
+def test_it_stops_all_the_same_when_it_goes_nowhere(tmp_path: Path, scores: list[float]) -> None:
+    scores[:] = [2.9, 2.0, 2.1, 2.0]
+    trainer = trainer_of(tmp_path, Weight(), evaluations=10, patience=3)
+    trainer.begun = True
+    trainer.run()
+    assert trainer.progress.step == 20  # evaluations at 0 (the best), 4, 8 (better again), 12, 16 and 20
+    assert (trainer.progress.best, trainer.progress.best_step) == (2.9, 0)
+
+
 def test_evaluations_are_spread_over_the_course(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, Weight(), evaluations=4, patience=100)
     trainer.run()
