@@ -3,14 +3,15 @@
    The keys of a row are taken in chunks of 128 positions that begin at multiples of 128. Each chunk gives a maximum,
    a sum and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on
    its position and keys alone: not on the rows beside it, not on who computed which chunk, and not on whether its
-   ancestors were found through the page table or through `tails`. */
-#include <math.h>
-#include <stdlib.h>
+   ancestors were found through the page table or through `tails`.
 
-#include "program.h"
-#include "vmath.h"
+   The rows of a tree score all nodes' pages together, then each puts the scores of its own ancestors where their
+   positions are:
 
-#define PARTIAL_FLOATS_MAX (1 << 24)
+       page table      0 ............... base │            shared by all queries of the block
+       nodes' slots                           │ a b c d e   scored for all of them, in no order
+       a query's own   0 ............... base │ a c e       in the order of positions                                 */
+#include "attend.h"
 
 typedef struct { /* what one unit of work looks at */
     program *p;
@@ -19,165 +20,44 @@ typedef struct { /* what one unit of work looks at */
     query_block block;
     int index, head, group; /* of the block; kv head; queries a row */
     int low, high;          /* chunks that any row of the block needs: low … high-1 */
+    const float *queries[QUERY_BLOCK];
 } walk;
 
-typedef struct { /* keys of one chunk as a row sees them */
-    const uint16_t *keys[CHUNK_PAGES], *values[CHUNK_PAGES];
-    const uint16_t *ahead[CHUNK_PAGES]; /* what the next unit of work will probably begin with: keys, then values */
-} chunk_pages;
+typedef struct { /* keys of a chunk that a query attends to, relative to it: none where from >= to */
+    int from, to, tail; /* those from `tail` on are found through `tails` */
+} reach;
 
 static int first_key(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
+static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
+
 /* ---- one chunk ---- */
 
-typedef struct {
-    const uint16_t *keys[2];  /* pages to score; the second is the first where there is none */
-    const uint16_t *ahead[2]; /* to be fetched meanwhile: pages lie apart, so the hardware cannot guess them */
-} score_job;
+static int row_of_query(const walk *w, int q) { return w->block.first + q / w->group; }
 
-/* Scores of 16 or 32 keys: out [queries][CHUNK]. */
-INLINE void score_pages(const float *q, const int queries, const score_job *job, int dim, float *out) {
-    const uint16_t *k = job->keys[0], *k2 = job->keys[1];
-    vf a[SCORE_QUERIES], b[SCORE_QUERIES];
-    for (int i = 0; i < queries; i++) a[i] = b[i] = vf_set1(0.0f);
-    for (int d = 0; d < dim; d++, q += SCORE_QUERIES) {
-        if (d % 2 == 0)
-            for (int i = 0; i < SCORE_PAGES; i++) {
-                prefetch_far(job->ahead[i] + d * PAGE);
-                prefetch_far(job->ahead[i] + (dim + d) * PAGE);
-            }
-        const vf x = vf_load_half(k + d * PAGE);
-        for (int i = 0; i < queries; i++) a[i] = vf_fma(vf_set1(q[i]), x, a[i]);
-#if SCORE_PAGES == 2
-        const vf y = vf_load_half(k2 + d * PAGE);
-        for (int i = 0; i < queries; i++) b[i] = vf_fma(vf_set1(q[i]), y, b[i]);
-#endif
+/* The first position of a tree, relative to chunk c: what lies before is found through the page table. */
+static int base_in(const walk *w, int c) {
+    return w->p->batch->tails ? w->p->batch->bases[w->block.sequence] - c * CHUNK : CHUNK;
+}
+
+static reach reach_of(const walk *w, int row, int c) {
+    const int position = w->p->batch->positions[row], first = c * CHUNK;
+    const int from = larger(first_key(position, w->o->window) - first, 0), to = smaller(position + 1 - first, CHUNK);
+    return (reach){from, to, larger(base_in(w, c), from)};
+}
+
+/* The keys of chunk c that any row of the block attends to, and those of them found through the page table. */
+static reach reach_of_all(const walk *w, int c) {
+    reach all = {CHUNK, 0, 0};
+    for (int r = 0; r < w->block.rows; r++) {
+        const reach one = reach_of(w, w->block.first + r, c);
+        if (one.from >= one.to) continue;
+        all.from = smaller(all.from, one.from), all.to = larger(all.to, one.to);
     }
-    for (int i = 0; i < queries; i++) {
-        vf_store(out + i * CHUNK, a[i]);
-        if (SCORE_PAGES == 2 && k2 != k) vf_store(out + i * CHUNK + PAGE, b[i]);
-    }
+    all.tail = smaller(larger(base_in(w, c), 0), all.to);
+    return all;
 }
-
-#define SCORE_CASE(n) case n: score_pages(q, n < SCORE_QUERIES ? n : SCORE_QUERIES, job, dim, out); break;
-static void score(const float *q, int queries, const score_job *job, int dim, float *out) {
-    switch (queries) {
-        SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6) SCORE_CASE(7) SCORE_CASE(8)
-    }
-}
-
-/* The lanes [from, to) as bits; none where from >= to. */
-static unsigned lanes_between(int from, int to) {
-    from = from < 0 ? 0 : from > LANES ? LANES : from;
-    to = to < 0 ? 0 : to > LANES ? LANES : to;
-    return ((1u << to) - 1) & ~((1u << from) - 1);
-}
-
-/* Scores [low, high) to exp(score - maximum), zero outside of [from, to); gives maximum and sum. */
-static void soften(float *scores, int low, int high, int from, int to, float *maximum, float *sum) {
-    const vf nothing = vf_set1(-INFINITY);
-    vf top = nothing, total = vf_set1(0.0f);
-    for (int i = low / LANES * LANES; i < high; i += LANES) {
-        const vf x = vf_select(lanes_between(from - i, to - i), vf_load(scores + i), nothing);
-        vf_store(scores + i, x);
-        top = vf_max(top, x);
-    }
-    *maximum = vf_top(top);
-    for (int i = low / LANES * LANES; i < high; i += LANES) {
-        const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* no key at all: exp(NaN) = 0 */
-        vf_store(scores + i, e);
-        total = vf_add(total, e);
-    }
-    *sum = vf_sum(total);
-}
-
-/* Σ weight * value over keys [from, to) for `vectors` × 16 dimensions. */
-INLINE void weigh(const float *weights, const int queries, const int vectors, const chunk_pages *pages, int from, int to,
-                  int dim, int d, float *out) {
-    vf sum[VALUE_QUERIES][4];
-    for (int i = 0; i < queries; i++)
-        for (int j = 0; j < vectors; j++) sum[i][j] = vf_set1(0.0f);
-    for (int key = from; key < to; key++) {
-        const uint16_t *value = pages->values[key / PAGE] + key % PAGE * dim + d;
-        vf v[4];
-        for (int j = 0; j < vectors; j++) v[j] = vf_load_half(value + j * LANES);
-        for (int i = 0; i < queries; i++) {
-            const vf w = vf_set1(weights[i * CHUNK + key]);
-            for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(w, v[j], sum[i][j]);
-        }
-    }
-    for (int i = 0; i < queries; i++)
-        for (int j = 0; j < vectors; j++) vf_store(out + i * (dim + 2) + d + j * LANES, sum[i][j]);
-}
-
-#define WEIGH_CASE(n)                                                                                                  \
-    case n:                                                                                                            \
-        for (; d + 64 <= dim; d += 64) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 4, pages, from, to, dim, d, out); \
-        for (; d < dim; d += LANES) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 1, pages, from, to, dim, d, out);  \
-        break;
-static void weigh_values(const float *w, int queries, const chunk_pages *pages, int from, int to, int dim, float *out) {
-    int d = 0;
-    switch (queries) {
-        WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) WEIGH_CASE(5) WEIGH_CASE(6)
-    }
-}
-
-/* Keys [*from, *to) of chunk c that a row attends to, relative to the chunk; none: from >= to. */
-static void row_range(const walk *w, int row, int c, int *from, int *to) {
-    const int position = w->p->batch->positions[row], first = first_key(position, w->o->window) - c * CHUNK;
-    const int last = position + 1 - c * CHUNK;
-    *from = first > 0 ? first : 0;
-    *to = last < CHUNK ? last : CHUNK;
-}
-
-/* The keys [*low, *high) of chunk c that any of the rows attends to. */
-static void rows_range(const walk *w, int row, int rows, int c, int *low, int *high) {
-    *low = CHUNK, *high = 0;
-    for (int r = row; r < row + rows; r++) {
-        int from, to;
-        row_range(w, w->block.first + r, c, &from, &to);
-        if (from >= to) continue;
-        *low = from < *low ? from : *low;
-        *high = to > *high ? to : *high;
-    }
-}
-
-static score_job job_at(const chunk_pages *pages, int page, int count) {
-    const int second = SCORE_PAGES == 2 && page + 1 < count ? page + 1 : page;
-    score_job job = {{pages->keys[page], pages->keys[second]}, {pages->ahead[page], pages->ahead[second]}};
-    return job;
-}
-
-static void score_chunk(const walk *w, int begin, int end, const chunk_pages *pages, int low, int high) {
-    const int dim = w->p->shape.head_dim, count = (high + PAGE - 1) / PAGE;
-    for (int page = low / PAGE; page < count; page += SCORE_PAGES) {
-        const score_job job = job_at(pages, page, count);
-        for (int q = begin, n; q < end; q += n) {
-            n = SCORE_QUERIES - q % SCORE_QUERIES < end - q ? SCORE_QUERIES - q % SCORE_QUERIES : end - q;
-            score(w->s->queries + q / SCORE_QUERIES * SCORE_QUERIES * dim + q % SCORE_QUERIES, n, &job, dim,
-                  w->s->scores + q * CHUNK + page * PAGE);
-        }
-    }
-}
-
-/* Weighted values, maximum and sum of chunk c for rows [row, row + rows) of the block (which see the same pages):
-   out [queries of the block][head_dim values, maximum, sum]. */
-static void chunk_sums(const walk *w, int row, int rows, int c, const chunk_pages *pages, float *out) {
-    const int dim = w->p->shape.head_dim, width = dim + 2, begin = row * w->group, end = begin + rows * w->group;
-    float *scores = w->s->scores;
-    int low, high, from, to;
-    rows_range(w, row, rows, c, &low, &high);
-    score_chunk(w, begin, end, pages, low, high);
-    for (int q = begin; q < end; q++) {
-        row_range(w, w->block.first + q / w->group, c, &from, &to);
-        soften(scores + q * CHUNK, low, high, from, to, &out[q * width + dim], &out[q * width + dim + 1]);
-    }
-    for (int q = begin; q < end; q += VALUE_QUERIES)
-        weigh_values(scores + q * CHUNK, end - q < VALUE_QUERIES ? end - q : VALUE_QUERIES, pages, low, high, dim,
-                     out + q * width);
-}
-
-/* ---- finding the keys of a chunk ---- */
 
 /* Keys of the same chunk for whoever comes after this walk: the next head, or the first of the next block. */
 static const uint16_t *successor(const walk *w, int page) {
@@ -189,67 +69,106 @@ static const uint16_t *successor(const walk *w, int page) {
     return keys_of(&p->shape, w->o->layer, known ? id : 0, same ? w->head + 1 : 0);
 }
 
-static void shared_pages(const walk *w, int c, chunk_pages *pages) {
+/* Scores of one or two pages for all queries of the block: out [queries][stride]. */
+static void score_block(const walk *w, const score_job *job, float *out, int stride) {
+    const int queries = w->block.rows * w->group, dim = w->p->shape.head_dim;
+    for (int q = 0; q < queries; q += SCORE_QUERIES)
+        score(w->queries + q, smaller(queries - q, SCORE_QUERIES), job, dim, out + q * stride, stride);
+}
+
+static score_job job_of(const walk *w, const int32_t *pages, int count) {
+    score_job job = {.pages = smaller(count, SCORE_PAGES)};
+    for (int i = 0; i < job.pages; i++) {
+        job.keys[i] = keys_of(&w->p->shape, w->o->layer, pages[i], w->head);
+        job.ahead[i] = job.keys[i];
+    }
+    return job;
+}
+
+/* The part of the page table that holds chunk c. */
+static const int32_t *table_of(const walk *w, int c) {
     const batch *b = w->p->batch;
-    const int32_t *table = b->page_table + (int64_t)w->block.sequence * b->table_width;
-    for (int i = 0; i < CHUNK_PAGES && c * CHUNK_PAGES + i < b->table_width; i++) {
-        pages->keys[i] = keys_of(&w->p->shape, w->o->layer, table[c * CHUNK_PAGES + i], w->head);
-        pages->values[i] = values_of(&w->p->shape, w->o->layer, table[c * CHUNK_PAGES + i], w->head);
-        pages->ahead[i] = successor(w, c * CHUNK_PAGES + i);
+    return b->page_table + (int64_t)w->block.sequence * b->table_width + c * CHUNK_PAGES;
+}
+
+static void score_shared(const walk *w, int c, reach all) {
+    const int count = (all.tail + PAGE - 1) / PAGE;
+    for (int page = all.from / PAGE; page < count; page += SCORE_PAGES) {
+        score_job job = job_of(w, table_of(w, c) + page, count - page);
+        for (int i = 0; i < job.pages; i++) job.ahead[i] = successor(w, c * CHUNK_PAGES + page + i);
+        score_block(w, &job, w->s->scores + page * PAGE, CHUNK);
     }
 }
 
-/* Put slot `slot` into place `offset` of a page of one's own. */
-static void copy_slot(const walk *w, int slot, uint16_t *keys, uint16_t *values, int offset) {
+/* Scores of all nodes. Where a tree begins inside of a page that was scored with what lies before, they are there. */
+static void score_tails(const walk *w, int c, reach all) {
+    const tail_plan *t = &w->p->tails;
+    const int32_t *pages = t->pages + t->starts[w->block.sequence];
+    const int count = t->starts[w->block.sequence + 1] - t->starts[w->block.sequence], stride = t->widest * PAGE;
+    const int last = all.tail / PAGE, known = all.from < all.tail && all.tail % PAGE && pages[0] == table_of(w, c)[last];
+    for (int q = 0; known && q < w->block.rows * w->group; q++)
+        vf_store(w->s->tail_scores + q * stride, vf_load(w->s->scores + q * CHUNK + last * PAGE));
+    for (int page = known; page < count; page += SCORE_PAGES) {
+        const score_job job = job_of(w, pages + page, count - page);
+        score_block(w, &job, w->s->tail_scores + page * PAGE, stride);
+    }
+}
+
+/* The scores of a query's own ancestors to the places of their positions. */
+static void place_tail(const walk *w, int q, int c, reach own) {
+    const batch *b = w->p->batch;
+    const int row = row_of_query(w, q);
+    const int32_t *places = w->p->tails.places + (int64_t)row * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
+    for (int key = own.tail; key < own.to; key++)
+        w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * w->p->tails.widest * PAGE + places[key]];
+}
+
+static void weigh_shared(const walk *w, int c, reach all, float *out) {
+    const program *p = w->p;
+    const int32_t *table = table_of(w, c);
+    const int queries = w->block.rows * w->group, dim = p->shape.head_dim;
+    run runs[CHUNK_PAGES];
+    int count = 0;
+    for (int key = all.from, next; key < all.tail; key = next) {
+        next = smaller((key / PAGE + 1) * PAGE, all.tail);
+        const uint16_t *values = values_of(&p->shape, w->o->layer, table[key / PAGE], w->head) + key % PAGE * dim;
+        runs[count++] = (run){values, key, next - key};
+    }
+    for (int q = 0; q < queries; q += VALUE_QUERIES)
+        weigh_values(w->s->scores + q * CHUNK, smaller(queries - q, VALUE_QUERIES), runs, count, dim, out + q * (dim + 2));
+}
+
+/* The values of a row's own ancestors, after those that all rows share. */
+static void weigh_tail(const walk *w, int r, int c, reach own, float *out) {
+    const batch *b = w->p->batch;
     const int dim = w->p->shape.head_dim;
-    const uint16_t *from = keys_of(&w->p->shape, w->o->layer, slot / PAGE, w->head) + slot % PAGE;
-    for (int d = 0; d < dim; d++) keys[d * PAGE + offset] = from[d * PAGE];
-    memcpy(values + offset * dim, values_of(&w->p->shape, w->o->layer, slot / PAGE, w->head) + slot % PAGE * dim,
-           sizeof(uint16_t) * (size_t)dim);
-}
-
-/* Pages of chunk c as `row` sees them: from its base on, its own ancestors in the order of their positions. */
-static void tail_pages(const walk *w, int row, int c, chunk_pages *pages) {
-    const batch *b = w->p->batch;
-    const int base = b->bases[w->block.sequence], position = b->positions[row];
-    const int size = w->p->shape.head_dim * PAGE;
-    for (int i = 0; i < CHUNK_PAGES; i++) {
-        const int first = c * CHUNK + i * PAGE;
-        if (first + PAGE <= base || first > position || position < base) continue;
-        uint16_t *keys = w->s->keys + i * size, *values = w->s->values + i * size;
-        if (first < base) {
-            memcpy(keys, pages->keys[i], sizeof(uint16_t) * (size_t)size);
-            memcpy(values, pages->values[i], sizeof(uint16_t) * (size_t)size);
-        }
-        for (int at = first > base ? first : base; at <= position && at < first + PAGE; at++)
-            copy_slot(w, b->tails[(int64_t)row * b->depth + at - base], keys, values, at - first);
-        pages->keys[i] = keys;
-        pages->values[i] = values;
+    const int32_t *slots = b->tails + (int64_t)(w->block.first + r) * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
+    run runs[CHUNK];
+    for (int key = own.tail; key < own.to; key++) {
+        const uint16_t *values = values_of(&w->p->shape, w->o->layer, slots[key] / PAGE, w->head);
+        runs[key - own.tail] = (run){values + slots[key] % PAGE * dim, key, 1};
+    }
+    for (int q = r * w->group, n; q < (r + 1) * w->group; q += n) {
+        n = smaller((r + 1) * w->group - q, VALUE_QUERIES);
+        weigh_values(w->s->scores + q * CHUNK, n, runs, own.to - own.tail, dim, out + q * (dim + 2));
     }
 }
 
-/* Whether a row of the block finds keys of chunk c through its tail. */
-static int needs_tails(const walk *w, int c) {
-    const batch *b = w->p->batch;
-    const int base = b->bases[w->block.sequence];
-    if (!b->tails || (c + 1) * CHUNK <= base) return 0;
-    for (int r = 0; r < w->block.rows; r++)
-        if (b->positions[w->block.first + r] >= base) return 1;
-    return 0;
-}
-
+/* Weighted values, maximum and sum of chunk c: out [queries of the block][head_dim values, maximum, sum]. */
 static void block_chunk(const walk *w, int c, float *out) {
-    chunk_pages shared, own;
-    shared_pages(w, c, &shared);
-    if (!needs_tails(w, c)) {
-        chunk_sums(w, 0, w->block.rows, c, &shared, out);
-        return;
+    const int dim = w->p->shape.head_dim, width = dim + 2, queries = w->block.rows * w->group;
+    const reach all = reach_of_all(w, c);
+    const int trees = all.tail < all.to;
+    score_shared(w, c, all);
+    if (trees) score_tails(w, c, all);
+    memset(out, 0, sizeof(float) * (size_t)(queries * width));
+    for (int q = 0; q < queries; q++) {
+        const reach own = reach_of(w, row_of_query(w, q), c);
+        if (trees) place_tail(w, q, c, own);
+        soften(w->s->scores + q * CHUNK, all.from, all.to, own.from, own.to, &out[q * width + dim], &out[q * width + dim + 1]);
     }
-    for (int r = 0; r < w->block.rows; r++) {
-        own = shared;
-        tail_pages(w, w->block.first + r, c, &own);
-        chunk_sums(w, r, 1, c, &own, out);
-    }
+    weigh_shared(w, c, all, out);
+    for (int r = 0; trees && r < w->block.rows; r++) weigh_tail(w, r, c, reach_of(w, w->block.first + r, c), out);
 }
 
 /* ---- over chunks ---- */
@@ -283,19 +202,9 @@ static void emit_state(const walk *w) {
     const int dim = w->p->shape.head_dim;
     for (int q = 0; q < w->block.rows * w->group; q++) {
         const float *state = w->s->state + q * (dim + 2);
-        float *out = row_of(w->p, ATTENDED, w->block.first + q / w->group) + (w->head * w->group + q % w->group) * dim;
+        float *out = row_of(w->p, ATTENDED, row_of_query(w, q)) + (w->head * w->group + q % w->group) * dim;
         const vf sum = vf_set1(state[dim + 1]);
         for (int d = 0; d < dim; d += LANES) vf_store(out + d, vf_div(vf_load(state + d), sum));
-    }
-}
-
-/* Queries of the block in the order score() walks: [queries / SCORE_QUERIES][head_dim][SCORE_QUERIES]. */
-static void load_queries(const walk *w) {
-    const int dim = w->p->shape.head_dim;
-    for (int q = 0; q < w->block.rows * w->group; q++) {
-        const float *x = row_of(w->p, PROJECTED, w->block.first + q / w->group) + (w->head * w->group + q % w->group) * dim;
-        float *to = w->s->queries + q / SCORE_QUERIES * SCORE_QUERIES * dim + q % SCORE_QUERIES;
-        for (int d = 0; d < dim; d++) to[d * SCORE_QUERIES] = x[d];
     }
 }
 
@@ -328,14 +237,15 @@ static void split_walk(const walk *w, int split) {
 }
 
 static walk begin_walk(program *p, const operation *o, scratch *s, int index, int head) {
-    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
+    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0, {0}};
     for (int r = w.block.first; r < w.block.first + w.block.rows; r++) {
         const int position = p->batch->positions[r];
         const int low = first_key(position, o->window) / CHUNK, high = position / CHUNK + 1;
         w.low = low < w.low ? low : w.low;
         w.high = high > w.high ? high : w.high;
     }
-    load_queries(&w);
+    for (int q = 0; q < w.block.rows * w.group; q++)
+        w.queries[q] = row_of(p, PROJECTED, row_of_query(&w, q)) + (head * w.group + q % w.group) * p->shape.head_dim;
     return w;
 }
 
@@ -348,41 +258,4 @@ void run_attend(member *self, program *p, const operation *o) {
         if (p->splits > 1) split_walk(&w, split);
         else whole_walk(&w);
     }
-}
-
-/* ---- before a pass ---- */
-
-static int make_blocks(program *p) {
-    const batch *b = p->batch;
-    const int group = p->shape.heads / p->shape.kv_heads, most = QUERY_BLOCK / group;
-    int chunks = 1;
-    p->block_count = 0;
-    for (int s = 0; s < b->sequences; s++)
-        for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row += most) {
-            const int left = b->row_starts[s + 1] - row;
-            p->blocks[p->block_count++] = (query_block){s, row, left < most ? left : most};
-        }
-    for (int row = 0; row < b->rows; row++)
-        if (b->positions[row] / CHUNK >= chunks) chunks = b->positions[row] / CHUNK + 1;
-    return chunks;
-}
-
-static int reserve_partials(program *p, int64_t floats) {
-    if (floats <= p->partial_capacity) return 0;
-    free(p->partials);
-    p->partials = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
-    p->partial_capacity = p->partials ? floats : 0;
-    return p->partials ? 0 : -1;
-}
-
-/* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. */
-int plan_attention(program *p) {
-    p->partial_chunks = make_blocks(p);
-    const int units = p->block_count * p->shape.kv_heads, wanted = 4 * pool_threads(p->pool);
-    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
-    p->splits = 1;
-    if (pool_threads(p->pool) == 1 || units == 0 || units >= wanted || floats > PARTIAL_FLOATS_MAX) return 0;
-    const int splits = (wanted + units - 1) / units;
-    p->splits = splits < p->partial_chunks ? splits : p->partial_chunks;
-    return p->splits > 1 ? reserve_partials(p, floats) : 0;
 }

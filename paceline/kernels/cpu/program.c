@@ -28,29 +28,25 @@ static void drop_quantised(quantised *x) {
 }
 
 static int make_scratch(scratch *s, const shape *shape, int inputs) {
-    const int64_t dim = shape->head_dim, page = dim * PAGE * 2;
+    const int64_t dim = shape->head_dim;
     s->row = memory(4 * (int64_t)inputs);
-    s->queries = memory(4 * QUERY_BLOCK * dim);
     s->scores = memory(4 * QUERY_BLOCK * CHUNK);
     s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
     s->state = memory(4 * QUERY_BLOCK * (dim + 2));
-    s->keys = memory(CHUNK_PAGES * page);
-    s->values = memory(CHUNK_PAGES * page);
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state &&
-           s->keys && s->values;
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->scores && s->sums && s->state;
 }
 
 static void drop_scratch(scratch *s) {
     drop_quantised(&s->inputs);
-    free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->keys), free(s->values);
-    free(s->best);
+    free(s->row), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores), free(s->best);
 }
 
 EXPORT void paceline_program_free(program *p) {
     for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
     for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
     drop_quantised(&p->shared);
-    free(p->scratch), free(p->operations), free(p->blocks), free(p->partials), free(p->finished), free(p);
+    free(p->scratch), free(p->operations), free(p->blocks), free(p->partials), free(p->finished), free(p->tails.memory);
+    free(p);
 }
 
 static int has_pairs(const operation *operations, int count) {
@@ -91,7 +87,7 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
     return NULL;
 }
 
-static int reserve_rows(program *p, int rows) {
+int reserve_rows(program *p, int rows) {
     if (rows <= p->row_capacity) return 1;
     p->row_capacity = 0;
     drop_quantised(&p->shared);
@@ -144,15 +140,8 @@ static int check_sequence(const program *p, const batch *b, int s) {
     return outside(b->page_table + (int64_t)s * b->table_width, pages, p->shape.pages) ? BAD_PAGE : FINE;
 }
 
-/* Rows go on from rows at or after their own place, so that they can be moved where they are. */
-static int check_carry(const program *p, const batch *b) {
-    for (int r = 0, least = 0; r < b->rows; least = b->carry[r++] + 1)
-        if (b->carry[r] < least || b->carry[r] >= p->last_rows) return BAD_ROWS;
-    return FINE;
-}
-
 static int check(const program *p, const batch *b) {
-    if (b->carry && check_carry(p, b) != FINE) return BAD_ROWS;
+    if (b->carry && outside(b->carry, b->rows, p->last_rows)) return BAD_ROWS;
     if (outside(b->tokens, b->rows, p->shape.vocab)) return BAD_TOKEN;
     if (outside(b->positions, b->rows, p->shape.positions)) return BAD_POSITION;
     if (outside(b->slots, b->rows, p->shape.pages * PAGE)) return BAD_SLOT;
@@ -214,10 +203,12 @@ static void gather_argmax(const program *p, int threads) {
     }
 }
 
+/* Several rows may go on from one, and rows from later ones or earlier ones: by way of a buffer that is not in use yet. */
 static void carry_rows(program *p) {
-    for (int r = 0; p->batch->carry && r < p->batch->rows; r++)
-        if (p->batch->carry[r] != r)
-            memcpy(row_of(p, RESIDUAL, r), row_of(p, RESIDUAL, p->batch->carry[r]), sizeof(float) * (size_t)p->shape.hidden);
+    const size_t bytes = sizeof(float) * (size_t)p->shape.hidden;
+    if (!p->batch->carry) return;
+    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, BRANCH, r), row_of(p, RESIDUAL, p->batch->carry[r]), bytes);
+    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
 }
 
 int run_pass(program *p, const batch *b) {

@@ -70,13 +70,22 @@ typedef struct { /* rows of one sequence that walk over the keys together */
     int32_t sequence, first, rows;
 } query_block;
 
+typedef struct { /* where trees find their nodes */
+    int32_t *pages;  /* those of all tails of a sequence, each once, sequence after sequence */
+    int32_t *starts; /* [sequences + 1] */
+    int32_t *places; /* [rows][depth] which slot of the sequence's pages a tail names */
+    int32_t widest;  /* most pages of a sequence */
+    int32_t *memory; /* all of the above */
+    int64_t capacity;
+} tail_plan;
+
 typedef struct { /* a member's own memory */
     quantised inputs;
     float *row;                                  /* one normalised row */
-    float *queries;                              /* [QUERY_BLOCK / SCORE_QUERIES][head_dim][SCORE_QUERIES] */
     float *scores;                               /* [QUERY_BLOCK][CHUNK] */
     float *sums, *state;                         /* [QUERY_BLOCK][head_dim + 2] of one chunk, and over chunks */
-    uint16_t *keys, *values;                     /* [CHUNK_PAGES][head_dim * PAGE]: pages put together for a tail */
+    float *tail_scores;                          /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
+    int32_t tail_pages;                          /* for how many pages there is room */
     best *best;                                  /* [outs] */
 } scratch;
 
@@ -96,6 +105,7 @@ typedef struct {
     int32_t partial_chunks;
     int64_t partial_capacity;
     atomic_int *finished; /* [blocks][kv_heads] splits done */
+    tail_plan tails;
     const batch *batch;
 } program;
 
@@ -108,9 +118,16 @@ void run_pair(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
 void run_attend(member *, program *, const operation *);
 int plan_attention(program *); /* non-zero: out of memory */
+int reserve_rows(program *, int rows); /* zero: out of memory; what the last pass left is lost where memory grows */
 int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
 /* The best of logits [from, to) * inverse temperature + noise; index INT32_MAX: all is NaN. ids: as for paceline_pick. */
 best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to);
+
+/* The best `count` of them, at most LANES, the best first, merged into `tops`; ids are not NULL. */
+void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
+                  best *tops, int count);
+void clear_tops(best *tops, int count);
+void insert_top(best *tops, int count, best one);
 
 static inline float *row_of(const program *p, int buffer, int row) {
     return p->buffer[buffer] + (int64_t)row * p->stride[buffer];

@@ -2,7 +2,7 @@
 
    vf is 16 floats, vi 16 int32. Every function is lane-wise, so what is computed for a lane never depends on another
    lane, and each rounds once (vf_fma: once with hardware FMA, twice in the portable variant). Sums over lanes go
-   through vf_sum, which adds in one fixed tree (vf_top and vi_sum are exact in any order). vf_ge gives a bit a lane; vf_select takes `yes` where the bit is set.
+   through vf_sum, which adds the upper half to the lower, then again (vf_top and vi_sum are exact in any order). vf_ge gives a bit a lane; vf_select takes `yes` where the bit is set.
 
    A weight tile holds 16 outputs. dot4 and dot8 accumulate exactly, in integers, the products of weights with signed
    8-bit inputs, four inputs a call and one group of 32 at most. dot4 takes its unsigned weights as they are; dot8 takes
@@ -23,13 +23,5 @@
 
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
-
-static inline float vf_sum(vf a) {
-    float v[LANES];
-    vf_store(v, a);
-    for (int width = 8; width; width /= 2)
-        for (int i = 0; i < width; i++) v[i] = v[i] + v[i + width];
-    return v[0];
-}
 
 #endif

@@ -53,6 +53,12 @@ static inline float vf_top(vf x) {
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
+static inline float vf_sum(vf x) {
+    const __m256 eight = _mm256_add_ps(x.a, x.b);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
 static inline vi vf_to_int(vf x) { vi r = {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; return r; }
 static inline vf vi_to_float(vi x) { vf r = {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; return r; }
 static inline vi vf_bits(vf x) { vi r = {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; return r; }

@@ -28,6 +28,12 @@ static inline void vf_store_half(uint16_t *p, vf x) {
 static inline unsigned vf_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 static inline vf vf_select(unsigned mask, vf yes, vf no) { return _mm512_mask_blend_ps((__mmask16)mask, no, yes); }
 static inline float vf_top(vf a) { return _mm512_reduce_max_ps(a); }
+static inline float vf_sum(vf a) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
 static inline vi vf_to_int(vf a) { return _mm512_cvtps_epi32(a); }
 static inline vf vi_to_float(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi vf_bits(vf a) { return _mm512_castps_si512(a); }

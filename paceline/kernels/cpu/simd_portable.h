@@ -67,6 +67,11 @@ static inline float vf_top(vf a) {
     LANES top = a.v[i] > top ? a.v[i] : top;
     return top;
 }
+static inline float vf_sum(vf a) {
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) a.v[i] = a.v[i] + a.v[i + width];
+    return a.v[0];
+}
 static inline int32_t nearest_int(float x) { return x >= -0x1p31f && x < 0x1p31f ? (int32_t)rintf(x) : INT32_MIN; }
 static inline vi vf_to_int(vf a) MAP(vi, nearest_int(a.v[i]))
 static inline vf vi_to_float(vi a) MAP(vf, (float)a.v[i])

@@ -1,0 +1,118 @@
+/* The arithmetic of attention on one chunk of keys: scores, their softmax, weighted values.
+
+   What is computed for a query never depends on the queries beside it, nor for a key on the keys beside it: a score adds
+   over dimensions in order, a value over keys in order. */
+#ifndef PACELINE_ATTEND_H
+#define PACELINE_ATTEND_H
+
+#include <math.h>
+
+#include "program.h"
+#include "vmath.h"
+
+typedef struct {
+    const uint16_t *keys[2];  /* pages to score */
+    const uint16_t *ahead[2]; /* to be fetched meanwhile: pages lie apart, so the hardware cannot guess them */
+    int pages;                /* 1 or 2 */
+} score_job;
+
+typedef struct { /* values that lie one after the other: of keys [key, key + count) of the chunk */
+    const uint16_t *values;
+    int key, count;
+} run;
+
+/* Scores of the keys of one or two pages: out [queries][stride]. */
+INLINE void score_pages(const float *const *queries, const int count, const int pages, const score_job *job, int dim,
+                        float *out, int stride) {
+    const float *q[SCORE_QUERIES];
+    vf sum[SCORE_PAGES][SCORE_QUERIES];
+    for (int i = 0; i < count; i++) {
+        q[i] = queries[i];
+        for (int page = 0; page < pages; page++) sum[page][i] = vf_set1(0.0f);
+    }
+    for (int d = 0; d < dim; d++)
+        for (int page = 0; page < pages; page++) {
+            if (d % 2 == 0) {
+                prefetch_far(job->ahead[page] + d * PAGE);
+                prefetch_far(job->ahead[page] + (dim + d) * PAGE);
+            }
+            const vf keys = vf_load_half(job->keys[page] + d * PAGE);
+            for (int i = 0; i < count; i++) sum[page][i] = vf_fma(vf_set1(q[i][d]), keys, sum[page][i]);
+        }
+    for (int page = 0; page < pages; page++)
+        for (int i = 0; i < count; i++) vf_store(out + i * stride + page * PAGE, sum[page][i]);
+}
+
+#define SCORE_CASE(n)                                                                                                  \
+    case n: score_pages(queries, n < SCORE_QUERIES ? n : SCORE_QUERIES, pages, job, dim, out, stride); break;
+INLINE void score_some(const float *const *queries, int count, const int pages, const score_job *job, int dim, float *out,
+                       int stride) {
+    switch (count) {
+        SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6) SCORE_CASE(7) SCORE_CASE(8)
+    }
+}
+
+static void score(const float *const *queries, int count, const score_job *job, int dim, float *out, int stride) {
+    if (job->pages == 1) score_some(queries, count, 1, job, dim, out, stride);
+    else score_some(queries, count, SCORE_PAGES, job, dim, out, stride);
+}
+
+/* The lanes [from, to) as bits; none where from >= to. */
+static unsigned lanes_between(int from, int to) {
+    from = from < 0 ? 0 : from > LANES ? LANES : from;
+    to = to < 0 ? 0 : to > LANES ? LANES : to;
+    return ((1u << to) - 1) & ~((1u << from) - 1);
+}
+
+/* Scores [low, high) to exp(score - maximum), zero outside of [from, to); gives maximum and sum. */
+static void soften(float *scores, int low, int high, int from, int to, float *maximum, float *sum) {
+    const vf nothing = vf_set1(-INFINITY);
+    vf top = nothing, total = vf_set1(0.0f);
+    for (int i = low / LANES * LANES; i < high; i += LANES) {
+        const vf x = vf_select(lanes_between(from - i, to - i), vf_load(scores + i), nothing);
+        vf_store(scores + i, x);
+        top = vf_max(top, x);
+    }
+    *maximum = vf_top(top);
+    for (int i = low / LANES * LANES; i < high; i += LANES) {
+        const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* no key at all: exp(NaN) = 0 */
+        vf_store(scores + i, e);
+        total = vf_add(total, e);
+    }
+    *sum = vf_sum(total);
+}
+
+/* out += Σ weight * value over the keys of some runs, in order, for `vectors` × 16 dimensions. */
+INLINE void weigh(const float *weights, const int queries, const int vectors, const run *runs, int count, int dim, int d,
+                  float *out) {
+    vf sum[VALUE_QUERIES][4];
+    for (int i = 0; i < queries; i++)
+        for (int j = 0; j < vectors; j++) sum[i][j] = vf_load(out + i * (dim + 2) + d + j * LANES);
+    for (const run *r = runs; r < runs + count; r++) {
+        const uint16_t *value = r->values + d;
+        for (const float *weight = weights + r->key, *end = weight + r->count; weight < end; weight++, value += dim) {
+            vf v[4];
+            for (int j = 0; j < vectors; j++) v[j] = vf_load_half(value + j * LANES);
+            for (int i = 0; i < queries; i++) {
+                const vf w = vf_set1(weight[i * CHUNK]);
+                for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(w, v[j], sum[i][j]);
+            }
+        }
+    }
+    for (int i = 0; i < queries; i++)
+        for (int j = 0; j < vectors; j++) vf_store(out + i * (dim + 2) + d + j * LANES, sum[i][j]);
+}
+
+#define WEIGH_CASE(n)                                                                                                  \
+    case n:                                                                                                            \
+        for (; d + 64 <= dim; d += 64) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 4, runs, count, dim, d, out);   \
+        for (; d < dim; d += LANES) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 1, runs, count, dim, d, out);      \
+        break;
+static void weigh_values(const float *w, int queries, const run *runs, int count, int dim, float *out) {
+    int d = 0;
+    switch (queries) {
+        WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) WEIGH_CASE(5) WEIGH_CASE(6)
+    }
+}
+
+#endif

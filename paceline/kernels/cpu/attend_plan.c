@@ -1,0 +1,102 @@
+/* Before a pass: rows into query blocks, who walks over which chunks, and where the nodes of trees are.
+
+   Made once a pass and used by every layer. Nothing here changes what is computed for a row. */
+#include <stdlib.h>
+
+#include "program.h"
+
+#define PARTIAL_FLOATS_MAX (1 << 24)
+
+/* ---- trees ---- */
+
+static int reserve_ints(int32_t **memory, int64_t *capacity, int64_t ints) {
+    if (ints <= *capacity) return 1;
+    free(*memory);
+    *memory = malloc(sizeof(int32_t) * (size_t)ints);
+    *capacity = *memory ? ints : 0;
+    return *memory != NULL;
+}
+
+/* Which of the pages [first, count) is `page`; it becomes the last where it is none of them. */
+static int page_among(int32_t *pages, int first, int *count, int page) {
+    for (int i = first; i < *count; i++)
+        if (pages[i] == page) return i - first;
+    pages[*count] = page;
+    return (*count)++ - first;
+}
+
+/* The pages of a sequence's tails, and where in them each of its rows finds its ancestors; how many there are so far. */
+static int plan_tree(const batch *b, tail_plan *t, int s, int count) {
+    const int first = count;
+    for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row++)
+        for (int i = 0; i <= b->positions[row] - b->bases[s]; i++) {
+            const int64_t at = (int64_t)row * b->depth + i;
+            t->places[at] = page_among(t->pages, first, &count, b->tails[at] / PAGE) * PAGE + b->tails[at] % PAGE;
+        }
+    t->widest = count - first > t->widest ? count - first : t->widest;
+    return count;
+}
+
+static int reserve_tail_scores(program *p) {
+    const tail_plan *t = &p->tails;
+    for (int i = 0; i < p->shape.threads; i++) {
+        scratch *s = &p->scratch[i];
+        if (t->widest <= s->tail_pages) continue;
+        free(s->tail_scores);
+        s->tail_scores = aligned_alloc(64, sizeof(float) * QUERY_BLOCK * PAGE * (size_t)t->widest);
+        s->tail_pages = s->tail_scores ? t->widest : 0;
+        if (!s->tail_scores) return 0;
+    }
+    return 1;
+}
+
+static int plan_trees(program *p) {
+    const batch *b = p->batch;
+    tail_plan *t = &p->tails;
+    const int64_t places = (int64_t)b->rows * b->depth;
+    t->widest = 0;
+    if (!b->tails) return 1;
+    if (!reserve_ints(&t->memory, &t->capacity, 2 * places + b->sequences + 1)) return 0;
+    t->places = t->memory, t->pages = t->places + places, t->starts = t->pages + places;
+    t->starts[0] = 0;
+    for (int s = 0; s < b->sequences; s++) t->starts[s + 1] = plan_tree(b, t, s, t->starts[s]);
+    return reserve_tail_scores(p);
+}
+
+/* ---- blocks and splits ---- */
+
+static int make_blocks(program *p) {
+    const batch *b = p->batch;
+    const int group = p->shape.heads / p->shape.kv_heads, most = QUERY_BLOCK / group;
+    int chunks = 1;
+    p->block_count = 0;
+    for (int s = 0; s < b->sequences; s++)
+        for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row += most) {
+            const int left = b->row_starts[s + 1] - row;
+            p->blocks[p->block_count++] = (query_block){s, row, left < most ? left : most};
+        }
+    for (int row = 0; row < b->rows; row++)
+        if (b->positions[row] / CHUNK >= chunks) chunks = b->positions[row] / CHUNK + 1;
+    return chunks;
+}
+
+static int reserve_partials(program *p, int64_t floats) {
+    if (floats <= p->partial_capacity) return 0;
+    free(p->partials);
+    p->partials = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
+    p->partial_capacity = p->partials ? floats : 0;
+    return p->partials ? 0 : -1;
+}
+
+/* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. */
+int plan_attention(program *p) {
+    if (!plan_trees(p)) return -1;
+    p->partial_chunks = make_blocks(p);
+    const int units = p->block_count * p->shape.kv_heads, wanted = 4 * pool_threads(p->pool);
+    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
+    p->splits = 1;
+    if (pool_threads(p->pool) == 1 || units == 0 || units >= wanted || floats > PARTIAL_FLOATS_MAX) return 0;
+    const int splits = (wanted + units - 1) / units;
+    p->splits = splits < p->partial_chunks ? splits : p->partial_chunks;
+    return p->splits > 1 ? reserve_partials(p, floats) : 0;
+}
