@@ -85,8 +85,10 @@ class Sampler:
         self.seed = seed
         self.greedy = params.greedy
         self.is_argmax = params.greedy and not params.edits_logits  # the forward pass has done all the work
+        # Nothing but noise between logits and token: a forward pass can do it, with this inverse temperature.
+        self.is_simple = not params.edits_logits and (params.greedy or not params.filters)
         self.output_tokens = 0
-        self._inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
+        self.warmth = 0.0 if params.greedy else 1.0 / params.temperature
         self._stops = sorted({*eos_ids, *params.stop_ids})
         self._additive = _additive(params, vocab_size)  # [vocab] or None
         self._counts: Tensor | None = None  # output tokens, for presence and frequency
@@ -124,7 +126,7 @@ class Sampler:
 
     def shape(self, logits: Tensor) -> Tensor:
         """Edited logits → scaled and filtered ones, whose softmax is what is drawn from (temperature > 0)."""
-        return _filter(logits * self._inverse_temperature, self.params)
+        return _filter(logits * self.warmth, self.params)
 
     def probs(self, logits: Tensor) -> Tensor:
         """The distribution drawn from, for edited logits [rows, vocab]."""
@@ -137,7 +139,7 @@ class Sampler:
         if self.greedy:
             return logits.argmax(-1)
         keys = torch.from_numpy(noise_keys(self.seed, positions, stream))
-        scale = self._inverse_temperature
+        scale = self.warmth
         if self.params.filters:
             logits, scale = self.shape(logits), 1.0
         return pick(logits, torch.full((len(logits),), scale), keys)
@@ -174,7 +176,7 @@ class RowGroup:
     sampler: Sampler
     rows: slice
     positions: np.ndarray  # of the tokens to be chosen, one a row
-    ancestors: Sequence[Sequence[int]]  # drafted tokens before each row
+    ancestors: Sequence[Sequence[int]]  # drafted tokens before each row, for a sampler that edits logits
 
 
 def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pick) -> Tensor:

@@ -264,7 +264,7 @@ class Engine:
             rows += [work.count + node for node in verdict.path]
             tokens = [work.draft.tokens[node] for node in verdict.path] + [verdict.token]
             length = len(sequence.tokens)
-            self._lanes.tokens_np[sequence.lane, length : length + len(tokens)] = tokens
+            self._lanes.write(sequence.lane, length, tokens)
             self._lanes.lengths_np[sequence.lane] = length + len(tokens)
         self._cache.commit(span, self._lanes.tokens_np[sequence.lane], rows)
         return tokens

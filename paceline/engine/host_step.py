@@ -111,15 +111,17 @@ class HostStep:
 
     def _attach(self, work: Work, draft: Draft) -> None:
         work.draft = draft
-        length = len(work.sequence.tokens)
-        self._lanes.tokens_np[work.sequence.lane, length : length + len(draft)] = draft.tokens
+        self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
     def verify(self, plan: StepPlan) -> Output:
         shares, first_out = [], 0
         for work in plan.works:
-            shares.append(Share(work.sequence.lane, work.start, work.count, work.draft, work.outs))
+            sampler, outs = work.sequence.sampler, work.outs
+            warmth = sampler.warmth if sampler.is_simple else 0.0
+            share = Share(work.sequence.lane, work.start, work.count, work.draft, outs, sampler.seed, warmth)
+            shares.append(share)
             work.first_out = first_out
-            first_out += work.outs + len(work.draft)
+            first_out += outs + len(work.draft)
         features = any(work.sequence.key in self._readers for work in plan.works)
         return self._forward(build_batch(self._lanes, shares, features=features))
 
@@ -148,9 +150,7 @@ class HostStep:
 
     def _view(self, sequence: Sequence) -> np.ndarray:
         """The committed tokens, read-only: drafters are not trusted."""
-        view = self._lanes.tokens_np[sequence.lane, : len(sequence.tokens)]
-        view.flags.writeable = False
-        return view
+        return self._lanes.view(sequence.lane, len(sequence.tokens))
 
     def _ask(self, work: Work, price: float) -> Ask:
         sequence = work.sequence

@@ -23,38 +23,42 @@ from paceline.types import THRESHOLDS, Rule, Verdict
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
     """Verdicts by sequence key. A work without a draft gets the target's token: plain decoding."""
-    groups = [_row_group(work) for work in works if not work.sequence.sampler.is_argmax]
-    targets = sample(output.logits, output.argmax, groups, pick)
-    drawn = targets.tolist()
+    drawn = _drawn(works, output, pick)
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
     for work in works:
         rule = _rule(work)
-        if work.draft.is_chain and rule is Rule.COUPLED:
-            verdicts[work.sequence.key] = _follow(work.draft.tokens, drawn[work.root :])
+        if rule is Rule.COUPLED:
+            own = drawn[work.root : work.root + 1 + len(work.draft)]
+            verdicts[work.sequence.key] = accept_coupled(work.draft, own)
         else:
             others.setdefault(rule, []).append(work)
     for rule, mine in others.items():
-        verdicts.update(_verdicts(mine, JUDGES[rule](mine, output, targets)))
+        verdicts.update(_verdicts(mine, JUDGES[rule](mine, output, torch.tensor(drawn))))
     return verdicts
 
 
-def _follow(drafted: Sequence[int], drawn: Sequence[int]) -> Verdict:
-    """The coupled rule for a chain, or for nothing: the usual case, and tensors would cost more than all of it."""
-    right = 0
-    while right < len(drafted) and drafted[right] == drawn[right]:
-        right += 1
-    return Verdict(path=tuple(range(right)), token=drawn[right])
+def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
+    """What the target draws after each row with logits: in the pass where it can, and where nothing but noise is asked
+    of it; else here."""
+    if output.drawn is None:
+        drawn = output.argmax.tolist()
+        left = [work for work in works if not work.sequence.sampler.is_argmax]
+    else:
+        drawn = [*output.drawn]
+        left = [work for work in works if not work.sequence.sampler.is_simple]
+    if left:
+        groups = [_row_group(work) for work in left]
+        targets = sample(output.logits, output.argmax, groups, pick)
+        for group in groups:
+            drawn[group.rows] = targets[group.rows].tolist()
+    return drawn
 
 
 def _rule(work: Work) -> Rule:
     """The request's; but without a draft, or without distributions where it asks for them, it is the coupled one."""
-    wanted = work.sequence.request.speculation.rule
-    return Rule.COUPLED if not work.draft or (wanted.wants_probs and work.draft.probs is None) else wanted
-
-
-def _judge_coupled(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
-    return accept_coupled(_rows(works), targets[_outs(works)])
+    wanted, draft = work.sequence.request.speculation.rule, work.draft
+    return Rule.COUPLED if not draft.tokens or (wanted.wants_probs and draft.probs is None) else wanted
 
 
 def _judge_rejection(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
@@ -86,7 +90,6 @@ def _judge_lossy(works: Sequence[Work], output: Output, targets: Tensor) -> Outc
 
 
 JUDGES: Mapping[Rule, Callable[[Sequence[Work], Output, Tensor], Outcome]] = {
-    Rule.COUPLED: _judge_coupled,
     Rule.REJECTION: _judge_rejection,
     Rule.BLOCK: _judge_block,
     Rule.THRESHOLD: _judge_lossy,
@@ -152,19 +155,21 @@ def _outs(works: Sequence[Work]) -> Tensor:
 
 
 def _row_group(work: Work) -> RowGroup:
-    rows = slice(work.root, work.root + 1 + len(work.draft))
-    return RowGroup(work.sequence.sampler, rows, _positions(work), _ancestors(work.draft))
+    rows, sampler = slice(work.root, work.root + 1 + len(work.draft)), work.sequence.sampler
+    return RowGroup(sampler, rows, _positions(work), _ancestors(work.draft) if sampler.params.edits_logits else ())
 
 
 def _positions(work: Work) -> np.ndarray:
     """Of the tokens that follow the root and each drafted token."""
-    return len(work.sequence.tokens) + np.array([len(before) for before in _ancestors(work.draft)])
+    positions = [len(work.sequence.tokens)]
+    for parent in work.draft.parents or range(-1, len(work.draft) - 1):
+        positions.append(positions[parent + 1] + 1)
+    return np.array(positions)
 
 
 def _ancestors(draft: Draft) -> list[tuple[int, ...]]:
     """The drafted tokens up to and including each row; none for the root."""
     paths: list[tuple[int, ...]] = [()]
-    for node, token in enumerate(draft.tokens):
-        parent = draft.parents[node] if draft.parents else node - 1
+    for parent, token in zip(draft.parents or range(-1, len(draft) - 1), draft.tokens, strict=True):
         paths.append((*paths[parent + 1], token))
     return paths

@@ -22,7 +22,7 @@ Nothing here knows of requests, drafters or queues.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +46,8 @@ class Batch:
     logit_rows: Tensor  # [outs] rows whose logits are wanted, ascending
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
     features: bool = True  # False: hidden states are not wanted, though the Forward may have taps
+    seeds: Tensor | None = None  # int64 [seqs] of the noise that the next tokens are drawn with; see `Output.drawn`
+    warmths: Tensor | None = None  # float32 [seqs] their inverse temperature; 0: without noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Output:
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; the lowest index among equals
     features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps, or not wanted
+    drawn: Iterable[int] | None = None  # [outs] tokens by the batch's seeds and warmths; None: this Forward draws none
 
 
 class KVMemory(Protocol):

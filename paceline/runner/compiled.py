@@ -7,6 +7,8 @@ and whether its context came as a prefill, token by token, or through accepted d
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from ctypes import addressof, c_int32
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu import team
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Epilogue, Pass, Shape
+from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 from paceline.models.config import ModelConfig
@@ -25,6 +27,7 @@ from paceline.models.rope import layer_rope, rope_tables
 Weights = MutableMapping[str, Weight]
 Progress = Callable[[str], None]
 """Told the name of each weight when it has been packed."""
+MANY = 256  # batches that are known
 
 
 class CompiledForward:
@@ -56,15 +59,16 @@ class CompiledForward:
         assembly = Assembly(config, weights, self._program, positions=positions, progress=progress)
         self.embedding = assembly.assemble(taps)
         self._program.finish()
-        self._pass = Pass()
         self._width: int = shape.features
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
         self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
+        # After a pass the caches are cold: to look at a tensor costs microseconds, to make one tens of them. Batches
+        # come back, so that what a pass reads and writes is kept under their ids.
+        self._known: dict[int, tuple[Batch, Pass, Draws, Output]] = {}
 
     def __call__(self, batch: Batch) -> Output:
-        output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)
-        point(self._pass, batch, output)
-        self._program.run(self._pass)
+        _, pass_, draws, output = self._known.get(id(batch)) or self._prepare(batch)
+        self._program.run_and_draw(pass_, draws)
         return output
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -73,13 +77,26 @@ class CompiledForward:
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys)
 
+    def _prepare(self, batch: Batch) -> tuple[Batch, Pass, Draws, Output]:
+        output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)
+        drawn = (c_int32 * len(batch.logit_rows))()
+        draws = Draws(tokens=addressof(drawn))
+        if batch.seeds is not None and batch.warmths is not None:
+            draws.seeds, draws.inverse_temperature = batch.seeds.data_ptr(), batch.warmths.data_ptr()
+        known = batch, Pass(), draws, replace(output, drawn=drawn)
+        point(known[1], batch, output)
+        if len(self._known) == MANY:
+            self._known.clear()
+        self._known[id(batch)] = known
+        return known
+
     def _output(self, rows: int, outs: int, width: int) -> Output:
-        """Memory for the results, with features of a `width`. Views of it are kept: after a pass the caches are cold,
-        and to make one costs tens of microseconds."""
+        """Memory for the results, with features of a `width`."""
         if outs > len(self._logits) or rows * width > len(self._features):
             self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
             self._features = torch.empty(max(rows * width, len(self._features)))
-            self._views = {}
+            self._views.clear()
+            self._known.clear()  # they point to the memory before
         if (rows, outs, width) not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             features = self._features[: rows * width].view(rows, -1) if width else None

@@ -6,18 +6,22 @@
 
 A forward pass reads tokens and pages by (lane, position), a drafter writes its guess behind the committed tokens, and
 acceptance moves `lengths`: draft → verify → accept need nothing else, so that a device can run them without the host.
-On a CPU the host sees the same memory through the `*_np` views.
+On a CPU the host sees the same memory through the `*_np` views, and lane by lane through `texts` and `tables`: after a
+pass over all weights the caches are cold, and a slice of a memoryview touches least.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.base import PAGE_SIZE
 
-Memory = tuple[Batch, np.ndarray, np.ndarray]
-"""The tensors of a pass, and as arrays all its values but the page table, and that."""
+if TYPE_CHECKING:
+    from paceline.runner.batch import Memory, Shape
 
 
 class Lanes:
@@ -29,17 +33,35 @@ class Lanes:
         self.tokens_np = self.tokens.numpy()
         self.lengths_np = self.lengths.numpy()
         self.pages_np = self.pages.numpy()
-        self.memories: dict[tuple[int, ...], Memory] = {}  # of passes, by shape; see runner/batch.py
+        self.texts = [row.data for row in self.tokens_np]  # the tokens of each lane
+        self.tables = [row.data for row in self.pages_np]  # its pages
+        self.memories: dict[Shape, Memory] = {}  # of passes, by shape; see runner/batch.py
+        self._shown = [_read_only(row) for row in self.tokens_np]
         self._free = list(range(count - 1, -1, -1))
 
     @property
     def free(self) -> int:
         return len(self._free)
 
+    def view(self, lane: int, length: int) -> np.ndarray:
+        """The first tokens of a lane, read-only."""
+        return self._shown[lane][:length]
+
+    def write(self, lane: int, start: int, tokens: Sequence[int]) -> None:
+        text = self.texts[lane]
+        for place, token in enumerate(tokens, start):
+            text[place] = token
+
     def pages_of(self, lane: int, first: int, last: int) -> list[int]:
         """Pages `first` … `last` - 1 of a lane's table."""
-        pages: list[int] = self.pages_np[lane, first:last].tolist()
+        pages: list[int] = self.tables[lane][first:last].tolist()
         return pages
+
+    def slots_of(self, lane: int, start: int, stop: int) -> list[int]:
+        """KV slots of positions `start` … `stop` - 1."""
+        first = start // PAGE_SIZE
+        pages = self.tables[lane][first : -(-stop // PAGE_SIZE)].tolist()
+        return [pages[place // PAGE_SIZE - first] * PAGE_SIZE + place % PAGE_SIZE for place in range(start, stop)]
 
     def take(self) -> int:
         return self._free.pop()
@@ -47,3 +69,9 @@ class Lanes:
     def give_back(self, lane: int) -> None:
         assert lane not in self._free, f"lane {lane} given back twice"
         self._free.append(lane)
+
+
+def _read_only(row: np.ndarray) -> np.ndarray:
+    view = row.view()
+    view.flags.writeable = False
+    return view

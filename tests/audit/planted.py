@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.accept.rows import Outcome, Rows
+from paceline.draft import Draft
 from paceline.engine import judge
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Work
@@ -22,12 +23,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def accepts_one_too_many(patch: pytest.MonkeyPatch) -> None:
     """The first wrong token of a draft is let through."""
 
-    def follow(drafted: Sequence[int], drawn: Sequence[int]) -> Verdict:
-        right = [token == own for token, own in zip(drafted, drawn, strict=False)]
-        count = min(len(drafted), [*right, False].index(False) + 1)
+    def follow(draft: Draft, drawn: Sequence[int]) -> Verdict:
+        right = [token == own for token, own in zip(draft.tokens, drawn, strict=False)]
+        count = min(len(draft), [*right, False].index(False) + 1)
         return Verdict(path=tuple(range(count)), token=drawn[count])
 
-    patch.setattr(judge, "_follow", follow)
+    patch.setattr(judge, "accept_coupled", follow)
 
 
 def penalties_stand_still(patch: pytest.MonkeyPatch) -> None:

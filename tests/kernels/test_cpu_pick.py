@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
+from paceline.draft import Draft
 from paceline.kernels import noise
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.team import pick
-from tests.kernels.tiny_forward import RUNNABLE
+from paceline.runner.batch import Share, build_batch
+from paceline.runner.lanes import Lanes
+from paceline.sampling import Stream, noise_keys
+from tests.kernels.tiny_forward import PLAIN, RUNNABLE, compiled
 
 KEYS = torch.randint(0, 2**32, (9, 2), generator=torch.Generator().manual_seed(1))
 KEYS[0] = torch.tensor([0, 0])
@@ -61,6 +68,37 @@ def test_rows_may_lie_apart_and_tokens_may_be_forbidden(library):
     logits[::2, 12345] = -3.0
     logits[::2, 17] = torch.nan
     assert pick(library, 2, logits[::2], torch.ones(2), KEYS[:2]).tolist() == [12345, 12345]
+
+
+@pytest.mark.parametrize("vocab", [90, 9000])
+def test_a_pass_draws_as_sampling_does(library, vocab):
+    """Chunks, plain rows, a chain and a tree of several sequences; hot, cold, without noise, and large seeds."""
+    forward = compiled(replace(PLAIN, vocab_size=vocab), num_pages=25)
+    lanes = Lanes(count=5, max_context=60, max_draft=4)
+    lanes.tokens_np[:] = torch.randint(0, 90, lanes.tokens_np.shape, generator=torch.Generator().manual_seed(3)).numpy()
+    lanes.pages_np[:] = torch.randperm(25).view(5, 5).numpy()
+    tree = Draft(tokens=(1, 2, 3, 4), parents=(-1, -1, 1, 0))
+    shares = [
+        Share(lane=3, start=0, count=9, outs=2, seed=5, warmth=1.0),
+        Share(lane=0, start=0, count=7, outs=0, seed=6, warmth=1.0),
+        Share(lane=1, start=0, count=1, draft=Draft(tokens=(7, 8)), seed=2**64 - 1, warmth=0.5),
+        Share(lane=4, start=0, count=3, draft=tree, seed=8),
+        Share(lane=2, start=0, count=20, draft=tree, seed=2**63, warmth=1e-6),
+    ]
+    output = forward(build_batch(lanes, shares))
+    expected = [
+        *drawn(output.logits[:2], shares[0], [8, 9]),
+        *drawn(output.logits[2:5], shares[2], [1, 2, 3]),
+        *output.argmax[5:10].tolist(),
+        *drawn(output.logits[10:], shares[4], [20, 21, 21, 22, 22]),
+    ]
+    assert [*output.drawn] == expected
+    assert [*output.drawn] != output.argmax.tolist()
+
+
+def drawn(logits: torch.Tensor, share: Share, positions: list[int]) -> list[int]:
+    keys = torch.from_numpy(noise_keys(share.seed, np.array(positions), Stream.TOKEN))
+    return noise.pick(logits, torch.full((len(logits),), share.warmth), keys).tolist()
 
 
 def test_nothing_to_pick(library):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.accept.coupled import accept_coupled
-from paceline.accept.rows import Rows
+from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
 from paceline.kernels import round_reference as rounds
@@ -186,16 +186,14 @@ def test_accepts_as_the_coupled_rule_does(seed: int) -> None:
     for b, lane in enumerate(seats.tolist()):
         start, stop = row_starts[b : b + 2].tolist()
         n, length = stop - start, int(lengths[lane])
-        draft = tokens[lane, length - 1 : length + n - 1].long()
-        parents = torch.tensor([0, *range(n - 1)])
-        rule = Rows(tokens=draft, parents=parents, owners=parents * 0, roots=torch.tensor([0]), depth=n - 1)
-        outcome = accept_coupled(rule, targets[start:stop].long())
-        accepted = int(outcome.alive.sum()) - 1
-        new = [*draft[1 : accepted + 1].tolist(), int(outcome.tokens[0])]
+        draft = tokens[lane, length : length + n - 1].tolist()
+        verdict = accept_coupled(Draft(tokens=tuple(draft)), targets[start:stop].tolist())
+        accepted = len(verdict.path)
+        new = [*draft[:accepted], verdict.token]
         pad = [0] * (4 - accepted)
         assert out[b].tolist() == [
             *(accepted, n - 1, *new, *pad),
-            *(*draft[1:].tolist(), *[0] * (5 - n), length + accepted + 1),
+            *(*draft, *[0] * (5 - n), length + accepted + 1),
         ]
         assert state.lengths[lane] == length + accepted + 1
         assert state.tokens[lane, length : length + accepted + 1].tolist() == new

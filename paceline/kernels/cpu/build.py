@@ -41,6 +41,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_rows": (c_int, (POINTER, POINTER, c_int, POINTER)),
     "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
     "paceline_program_run": (c_int, (POINTER, POINTER)),
+    "paceline_program_draw": (c_int, (POINTER, POINTER, POINTER)),
     "paceline_program_free": (None, (POINTER,)),
     "paceline_kv_move": (c_int, (POINTER, POINTER, POINTER, c_int)),
     "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),

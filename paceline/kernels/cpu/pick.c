@@ -16,6 +16,7 @@ typedef struct {
     const float *inverse_temperature;
     const uint32_t *keys; /* [rows][2] */
     const int32_t *ids;   /* [vocab] the tokens that the noise speaks of; NULL: the places themselves */
+    const float *sure;    /* [rows] what some place has with noise; NULL: to be found out */
     int rows, vocab, slices;
     best *best; /* [rows][slices] */
 } pick;
@@ -59,7 +60,9 @@ INLINE int may_reach(vf l, vf u, vf least) {
 
 /* What the best place of [from, to), or one beside it, has with noise: who is surely below is not the winner. Where this
    is no number there is no bound. */
-static float certain(const float *logits, vf warmth, const int32_t *ids, vi k0, vi k1, int from, int to) {
+static float certain(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from,
+                     int to) {
+    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
     float most = -INFINITY;
     int at = -1;
     for (int j = from; j + LANES <= to; j += LANES) {
@@ -68,13 +71,14 @@ static float certain(const float *logits, vf warmth, const int32_t *ids, vi k0, 
     }
     if (at < 0) return -INFINITY;
     const vi token = ids ? vi_load(ids + at) : vi_add(count_up(), vi_set1(at));
-    return vf_top(vf_add(vf_mul(vf_load(logits + at), warmth), gumbel(uniform(token, k0, k1))));
+    return vf_top(vf_add(vf_mul(vf_load(logits + at), vf_set1(inverse_temperature)), gumbel(uniform(token, k0, k1))));
 }
 
-best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to) {
+/* The best place of [from, to); none where all are below `sure`, which some place is known to have. */
+static best pick_from(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from,
+                      int to, float sure) {
     const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]), lane = count_up();
     const vf warmth = vf_set1(inverse_temperature);
-    const float sure = certain(logits, warmth, ids, k0, k1, from, to);
     const int bounded = fabsf(sure) < 1e4f; /* beyond it rounding alone may be worth more than the slack */
     const vf least = vf_set1(sure), reach = vf_set1(sure - MOST_NOISE);
     best top = {-INFINITY, INT32_MAX};
@@ -95,33 +99,185 @@ best pick_between(const float *logits, float inverse_temperature, const uint32_t
     return top;
 }
 
+best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to) {
+    const float sure = certain(logits, inverse_temperature, keys, ids, from, to);
+    return pick_from(logits, inverse_temperature, keys, ids, from, to, sure);
+}
+
 static void pick_all(member *self, void *argument) {
     const pick *w = argument;
     work_begin(self, w->rows * w->slices);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit % w->slices * SLICE, to = from + SLICE < w->vocab ? from + SLICE : w->vocab;
         const int row = unit / w->slices;
-        w->best[unit] = pick_between(w->logits[row], w->inverse_temperature[row], w->keys + 2 * row, w->ids, from, to);
+        const float *logits = w->logits[row], warmth = w->inverse_temperature[row];
+        const uint32_t *keys = w->keys + 2 * row;
+        w->best[unit] = w->sure ? pick_from(logits, warmth, keys, w->ids, from, to, w->sure[row])
+                                : pick_between(logits, warmth, keys, w->ids, from, to);
     }
     work_end(self);
 }
 
 /* tokens[row]: the lowest index among equals, 0 where all is NaN. Non-zero: out of memory. */
-EXPORT int paceline_pick(pool *team, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
-                         const int32_t *ids, int rows, int vocab, int32_t *tokens) {
-    const int slices = (vocab + SLICE - 1) / SLICE;
-    best *found = malloc(sizeof(best) * (size_t)(rows * slices + 1));
-    pick work = {logits, inverse_temperature, keys, ids, rows, vocab, slices, found};
-    if (!work.best) return -1;
-    pool_run(team, pick_all, &work);
-    for (int row = 0; row < rows; row++) {
-        best top = work.best[row * slices];
+static int pick_rows(pool *team, pick *work, int32_t *tokens) {
+    const int slices = work->slices = (work->vocab + SLICE - 1) / SLICE;
+    work->best = malloc(sizeof(best) * (size_t)(work->rows * slices + 1));
+    if (!work->best) return -1;
+    pool_run(team, pick_all, work);
+    for (int row = 0; row < work->rows; row++) {
+        best top = work->best[row * slices];
         for (int i = 1; i < slices; i++)
-            if (work.best[row * slices + i].value > top.value) top = work.best[row * slices + i];
+            if (work->best[row * slices + i].value > top.value) top = work->best[row * slices + i];
         tokens[row] = top.index == INT32_MAX ? 0 : top.index;
     }
-    free(work.best);
+    free(work->best);
     return 0;
+}
+
+EXPORT int paceline_pick(pool *team, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
+                         const int32_t *ids, int rows, int vocab, int32_t *tokens) {
+    pick work = {.logits = logits, .inverse_temperature = inverse_temperature, .keys = keys, .ids = ids};
+    work.rows = rows, work.vocab = vocab;
+    return pick_rows(team, &work, tokens);
+}
+
+/* ---- after a pass ---- */
+
+typedef struct { /* mirrored in layout.py */
+    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
+    const uint64_t *seeds;            /* [sequences] */
+    int32_t *tokens;                  /* out [outs] */
+} draws;
+
+static uint64_t finalise(uint64_t bits) {
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
+    return bits ^ bits >> 31;
+}
+
+/* paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams */
+static void write_keys(uint32_t *keys, uint64_t seed, int position) {
+    const uint64_t counter = (uint64_t)position * 4;
+    const uint64_t bits = finalise(seed ^ finalise(counter * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u));
+    keys[0] = (uint32_t)(bits >> 32);
+    keys[1] = (uint32_t)bits;
+}
+
+/* What one place has with noise. */
+static float with_noise(float logit, float inverse_temperature, const uint32_t *keys, int place) {
+    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
+    const vf noise = gumbel(uniform(vi_set1(place), k0, k1));
+    return vf_top(vf_add(vf_mul(vf_set1(logit), vf_set1(inverse_temperature)), noise));
+}
+
+typedef struct { /* the rows of a pass that are drawn with noise; each array [outs] */
+    const float **logits;
+    float *inverse_temperature, *sure;
+    uint32_t *keys;
+    int32_t *outs, *tokens;
+    int count;
+} noisy_rows;
+
+static void add_noisy(noisy_rows *n, const batch *b, int out, int vocab, uint64_t seed, float inverse_temperature) {
+    const int i = n->count++, top = b->argmax[out];
+    n->logits[i] = b->logits + (int64_t)out * vocab;
+    n->inverse_temperature[i] = inverse_temperature;
+    write_keys(n->keys + 2 * i, seed, b->positions[b->logit_rows[out]] + 1);
+    n->sure[i] = with_noise(n->logits[i][top], inverse_temperature, n->keys + 2 * i, top);
+    n->outs[i] = out;
+}
+
+static void find_noisy(noisy_rows *n, const batch *b, int vocab, const draws *d) {
+    for (int out = 0, s = 0; out < b->outs; out++) {
+        while (b->logit_rows[out] >= b->row_starts[s + 1]) s++;
+        if (d->inverse_temperature[s] > 0.0f) add_noisy(n, b, out, vocab, d->seeds[s], d->inverse_temperature[s]);
+    }
+}
+
+static int any_warm(const draws *d, int sequences) {
+    int warm = 0;
+    for (int s = 0; d->inverse_temperature && s < sequences; s++) warm |= d->inverse_temperature[s] > 0.0f;
+    return warm;
+}
+
+static int draw_noisy(const program *p, const batch *b, const draws *d) {
+    const size_t n = (size_t)b->outs;
+    char *memory = malloc(n * (sizeof(float *) + 2 * sizeof(float) + 4 * sizeof(int32_t)));
+    if (!memory) return OUT_OF_MEMORY;
+    noisy_rows rows = {.logits = (const float **)memory};
+    rows.inverse_temperature = (float *)(rows.logits + n), rows.sure = rows.inverse_temperature + n;
+    rows.keys = (uint32_t *)(rows.sure + n);
+    rows.outs = (int32_t *)(rows.keys + 2 * n), rows.tokens = rows.outs + n;
+    find_noisy(&rows, b, p->shape.vocab, d);
+    pick work = {.logits = rows.logits, .inverse_temperature = rows.inverse_temperature, .keys = rows.keys};
+    work.sure = rows.sure, work.rows = rows.count, work.vocab = p->shape.vocab;
+    const int status = pick_rows(p->pool, &work, rows.tokens) ? OUT_OF_MEMORY : FINE;
+    for (int i = 0; status == FINE && i < rows.count; i++) d->tokens[rows.outs[i]] = rows.tokens[i];
+    free(memory);
+    return status;
+}
+
+/* A pass, and the token after each row with logits: the best, or by noise of its sequence's seed and its position. */
+EXPORT int paceline_program_draw(program *p, const batch *b, const draws *d) {
+    const int status = run_pass(p, b);
+    if (status != FINE || !b->outs) return status;
+    memcpy(d->tokens, b->argmax, sizeof(int32_t) * (size_t)b->outs);
+    return any_warm(d, b->sequences) ? draw_noisy(p, b, d) : FINE;
+}
+
+/* ---- the best few ---- */
+
+void clear_tops(best *tops, int count) {
+    for (int i = 0; i < count; i++) tops[i] = (best){-INFINITY, INT32_MAX};
+}
+
+/* Into its place among the best so far, after its equals. */
+void insert_top(best *tops, int count, best one) {
+    if (!(one.value > tops[count - 1].value)) return;
+    int i = count - 1;
+    for (; i > 0 && one.value > tops[i - 1].value; i--) tops[i] = tops[i - 1];
+    tops[i] = one;
+}
+
+/* A value that the last of the best few is not below: that of the noisy ones beside the best place. */
+static float surely_among(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
+                          int vocab, int count) {
+    best tops[LANES];
+    float most = -INFINITY, values[LANES];
+    int at = -1;
+    for (int j = 0; j + LANES <= vocab; j += LANES) {
+        const vf l = vf_load(logits + j);
+        if (vf_ge(l, vf_set1(most))) most = vf_top(l), at = j;
+    }
+    if (at < 0) return -INFINITY;
+    const vf noise = gumbel(uniform(vi_load(ids + at), vi_set1((int32_t)keys[0]), vi_set1((int32_t)keys[1])));
+    vf_store(values, vf_add(vf_mul(vf_load(logits + at), vf_set1(inverse_temperature)), noise));
+    clear_tops(tops, count);
+    for (int i = 0; i < LANES; i++) insert_top(tops, count, (best){values[i], at + i});
+    return tops[count - 1].value;
+}
+
+void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
+                  best *tops, int count) {
+    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
+    const vf warmth = vf_set1(inverse_temperature);
+    float sure = surely_among(logits, inverse_temperature, keys, ids, vocab, count), values[LANES];
+    int j = 0;
+    for (; j + LANES <= vocab; j += LANES) {
+        const vf l = vf_mul(vf_load(logits + j), warmth);
+        const int bounded = fabsf(sure) < 1e4f;
+        if (bounded && !vf_ge(l, vf_set1(sure - MOST_NOISE))) continue;
+        const vf u = uniform(vi_load(ids + j), k0, k1);
+        if (bounded && !may_reach(l, u, vf_set1(sure))) continue;
+        vf_store(values, vf_add(l, gumbel(u)));
+        for (int i = 0; i < LANES; i++) insert_top(tops, count, (best){values[i], j + i});
+        sure = tops[count - 1].value > sure ? tops[count - 1].value : sure;
+    }
+    for (int i = 0; j + i < vocab; i++) {
+        const vf noise = gumbel(uniform(vi_set1(ids[j + i]), k0, k1));
+        vf_store(values, vf_add(vf_set1(logits[j + i] * inverse_temperature), noise));
+        insert_top(tops, count, (best){values[0], j + i});
+    }
 }
 
 /* The noise itself, for tests: out [vocab]. */

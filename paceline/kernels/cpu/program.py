@@ -21,6 +21,7 @@ from paceline.kernels.cpu.layout import (
     STATUS,
     Buffer,
     Chain,
+    Draws,
     Epilogue,
     Format,
     Kind,
@@ -157,6 +158,10 @@ class Program:
 
     def run(self, pass_: Pass) -> None:
         self._check(self._library.paceline_program_run(self._handle, byref(pass_)), pass_)
+
+    def run_and_draw(self, pass_: Pass, draws: Draws) -> None:
+        """The pass, then a token after each row with logits."""
+        self._check(self._library.paceline_program_draw(self._handle, byref(pass_), byref(draws)), pass_)
 
     def _check(self, status: int, pass_: Pass) -> None:
         if status == OUT_OF_MEMORY:
