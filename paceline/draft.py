@@ -27,6 +27,16 @@ class Draft:
     def is_chain(self) -> bool:
         return not self.parents or self.parents == tuple(range(-1, len(self.tokens) - 1))
 
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path: so many may be accepted at most."""
+        if not self.parents:
+            return len(self.tokens)
+        depths = [0]  # of the last committed token, then of each token
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
+
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
         """Why this draft cannot be verified, or None. Drafters are not trusted: see law 8."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):

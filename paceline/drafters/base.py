@@ -30,6 +30,7 @@ class Ask:
     rule: Rule = Rule.COUPLED
     p_min: float | None = None  # end the draft once you believe in all of it with less; None: your own limit
     price: float = 0.0  # how likely one more token must be right to be worth drafting and verifying
+    row_price: float = 0.0  # the part of it that verifying costs: all that a token costs beside others of its level
     left: int = 1 << 30  # tokens that the answer may still have, at most
     predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
 

@@ -34,7 +34,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.heads import HeadForward, Wanted
+from paceline.runner.heads import HeadForward, Tree, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick, Stream, noise_keys
 
@@ -79,7 +79,8 @@ class EagleDrafter:
         pick: Pick,
         chunk: int = 256,
         memory: int = MEMORY,
-        max_draft: int = 8,
+        max_draft: int = 16,
+        branches: int = 4,
         min_confidence: float | None = None,
     ) -> None:
         """`width`: of the features, all taps together. `pick`: the target's. `chunk`: rows that it reads at once.
@@ -91,8 +92,9 @@ class EagleDrafter:
         self.taps = taps
         self.max_draft = max_draft
         self._min_confidence = min_confidence
+        self._branches = branches
         self._head = head
-        self._chain: Callable[..., list[list[int]]] | None = getattr(head, "chain", None)
+        self._draft: Callable[..., list[Tree]] | None = getattr(head, "draft", None)
         self._ids = head.ids.tolist()
         self._lanes = lanes
         self._pool = pool
@@ -223,7 +225,7 @@ class EagleDrafter:
         ready = [ask for ask in in_step if 0 < self._states[ask.key].count <= HOLD]
         drafts: dict[int, Draft] = {}
         if ready:
-            at_once = self._chain is not None and all(map(_is_simple, ready))
+            at_once = self._draft is not None and all(map(_is_simple, ready))
             drafts = self._draft_at_once(ready) if at_once else self._draft_by_steps(ready)
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
@@ -251,16 +253,27 @@ class EagleDrafter:
     def _floor(self, ask: Ask) -> float:
         """Of the belief in a whole draft, at which it ends: the request's own, the user's, or what the next token must
         be worth."""
-        own = (limit for limit in (ask.p_min, self._min_confidence) if limit is not None)
-        return next(own, ask.price / USUAL)
+        own = self._own_floor(ask)
+        return ask.price / USUAL if own is None else own
+
+    def _own_floor(self, ask: Ask) -> float | None:
+        return self._min_confidence if ask.p_min is None else ask.p_min
+
+    def _floors(self, ask: Ask) -> tuple[float, float]:
+        """The same of a tree: of the belief in a token, and in all tokens of a level for there to be another one."""
+        own = self._own_floor(ask)
+        return (ask.row_price, (ask.price - ask.row_price) / USUAL) if own is None else (own, own)
 
     def _draft_at_once(self, asks: Sequence[Ask]) -> dict[int, Draft]:
-        assert self._chain is not None
+        assert self._draft is not None
         shares, features = self._first_rows(asks)
-        wanted = [_wanted(ask, self._floor(ask)) for ask in asks]
+        wanted = [_wanted(ask, *self._floors(ask)) for ask in asks]
         batch = build_batch(self._lanes, shares, ahead=1, beyond=max(each.limit for each in wanted))
-        drafted = self._chain(batch, features, wanted)
-        return {ask.key: Draft(tokens=tuple(tokens)) for ask, tokens in zip(asks, drafted, strict=True)}
+        trees = self._draft(batch, features, wanted, width=self._branches)
+        return {
+            ask.key: Draft(tokens=tuple(tokens), parents=tuple(parents))
+            for ask, (tokens, parents) in zip(asks, trees, strict=True)
+        }
 
     def _draft_by_steps(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         shares, features = self._first_rows(asks)
@@ -307,13 +320,14 @@ def _is_simple(ask: Ask) -> bool:
     return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
-def _wanted(ask: Ask, floor: float) -> Wanted:
+def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
     sampler, params, first = ask.sampler, ask.sampler.params, len(ask.tokens)
     if sampler.greedy:
-        return Wanted(limit=ask.max_draft, least=floor)
+        return Wanted(limit=ask.max_draft, worth=worth, least=least)
     return Wanted(
         limit=ask.max_draft,
-        least=floor,
+        worth=worth,
+        least=least,
         inverse_temperature=1.0 / params.temperature,
         keys=noise_keys(sampler.seed, np.arange(first, first + ask.max_draft), Stream.TOKEN),
         min_p=params.min_p,

@@ -1,14 +1,14 @@
 """What a drafted token costs on this machine, and so how likely it must be right to be worth verifying.
 
-A pass over n rows takes about base + row · n seconds, and a draft of n tokens begin + token · n; the lines are fitted
-to the latest steps, since a pass is flat while memory sets the pace and steep once arithmetic does. The engine makes
-`speed` tokens a second. One more drafted token that is right with probability p makes it faster only if
+A pass over n rows takes about base + row · n seconds, and a draft that is n tokens deep begin + level · n; the lines
+are fitted to the latest steps, since a pass is flat while memory sets the pace and steep once arithmetic does. The
+engine makes `speed` tokens a second. One more drafted token that is right with probability p makes it faster only if
 
     p > (seconds of a row + seconds of drafting it) · speed
 
-and that is its price. Whether to draft at all is decided at the speed of plain decoding, since that is what is left
-without drafts, and with what a drafted token costs on average, the beginning of its draft included: the *entry*. Until
-there is something to go by both are 0: drafting is how the model learns.
+and that is its price; beside others of its level a token costs its row alone. Whether to draft at all is decided at the
+speed of plain decoding, since that is what is left without drafts, and with what a level of a draft costs on average,
+its beginning included: the *entry*. Until there is something to go by both are 0: drafting is how the model learns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Line:
 class CostModel:
     def __init__(self) -> None:
         self._passes = Line()
-        self._drafting: dict[str, Line] = {}  # by drafter
+        self._drafting: dict[str, Line] = {}  # by drafter; seconds by depth
+        self._breadth: dict[str, float] = {}  # by drafter: tokens a level
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
 
     def observe(
@@ -73,18 +74,23 @@ class CostModel:
         self._step_seconds = DECAY * self._step_seconds + step_seconds
         self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
 
-    def observe_draft(self, drafter: str, *, tokens: int, seconds: float) -> None:
-        self._drafting.setdefault(drafter, Line()).add(max(tokens, 1), seconds)
+    def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
+        self._drafting.setdefault(drafter, Line()).add(max(depth, 1), seconds)
+        if depth:
+            self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
     def price(self, drafter: str) -> float:
-        """The probability of being right from which on one more drafted token pays."""
-        row, drafting = self._passes.slope, self._drafting.get(drafter)
-        if row is None or not self._step_seconds:
-            return 0.0
-        token = 0.0
-        if drafting is not None:
-            token = drafting.share if drafting.slope is None else drafting.slope
-        return (row + token) * self._tokens / self._step_seconds
+        """The probability of being right from which on one more drafted token pays, a level of its own."""
+        drafting, row = self._drafting.get(drafter), self.row_price
+        if drafting is None or not row:
+            return row
+        return row + (drafting.share if drafting.slope is None else drafting.slope) * self._tokens / self._step_seconds
+
+    @property
+    def row_price(self) -> float:
+        """The same of a token beside others."""
+        row = self._passes.slope
+        return 0.0 if row is None or not self._step_seconds else row * self._tokens / self._step_seconds
 
     def entry(self, drafter: str) -> float:
         """The same where nothing is drafted yet."""
@@ -92,5 +98,6 @@ class CostModel:
         if row is None:
             return 0.0
         plain = self._step_seconds - self._draft_seconds - row * (self._rows - self._sequences)
-        token = 0.0 if drafting is None else drafting.share
-        return (row + token) * self._sequences / plain if plain > 0 else 1.0
+        level = 0.0 if drafting is None else drafting.share
+        rows = row * self._breadth.get(drafter, 1.0)
+        return (rows + level) * self._sequences / plain if plain > 0 else 1.0

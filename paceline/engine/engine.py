@@ -192,7 +192,7 @@ class Engine:
         if landing.decodes and times.step:
             drafted = sum(len(work.draft) for work in works)
             if landing.drafter is not None and drafted:
-                self._governor.cost.observe_draft(landing.drafter, tokens=drafted, seconds=times.draft)
+                self._governor.cost.observe_draft(landing.drafter, tokens=drafted, depth=drafted, seconds=times.draft)
             self._measure([verdict for _, verdict in landing.works if verdict], rows, times)
 
     def _land_all(self) -> None:
@@ -305,7 +305,7 @@ class Engine:
         self.stats.drafted += drafted
         self.stats.accepted += accepted
         if drafted and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafter=work.drafter, drafted=drafted, accepted=accepted)
+            self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
         if work.drafter == PREDICTION and not work.forced:
             sequence.counters.prediction_accepted += min(accepted, kept)
             sequence.counters.prediction_rejected += drafted - accepted

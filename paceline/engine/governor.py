@@ -45,8 +45,16 @@ class Governor:
 
     def price(self, drafter: str) -> float:
         """How likely one more token must be right to be worth drafting; 0 where nobody asks what it costs."""
-        costly = self._config.measure_cost and not self._config.fixed_draft
-        return self.cost.price(drafter) if costly else 0.0
+        return self.cost.price(drafter) if self._asks_what_it_costs else 0.0
+
+    @property
+    def row_price(self) -> float:
+        """The same where only verifying it costs anything."""
+        return self.cost.row_price if self._asks_what_it_costs else 0.0
+
+    @property
+    def _asks_what_it_costs(self) -> bool:
+        return self._config.measure_cost and not self._config.fixed_draft
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:

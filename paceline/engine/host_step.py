@@ -93,8 +93,8 @@ class HostStep:
             drafts = self._drafters[name].propose([self._ask(work, price) for work in works])
             in_step = [self._is_in_step(name, work.sequence) for work in works]
             if all(in_step):
-                drafted = sum(map(len, drafts))
-                self._governor.cost.observe_draft(name, tokens=drafted, seconds=self._clock() - began)
+                tokens, depth = sum(map(len, drafts)), sum(draft.depth for draft in drafts)
+                self._governor.cost.observe_draft(name, tokens=tokens, depth=depth, seconds=self._clock() - began)
             for work, draft, knew in zip(works, drafts, in_step, strict=True):
                 self._attach(work, draft)
                 if draft or knew:
@@ -163,6 +163,7 @@ class HostStep:
             rule=sequence.request.speculation.rule,
             p_min=sequence.request.speculation.p_min,
             price=price,
+            row_price=self._governor.row_price,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if sequence.trail is None else sequence.trail.ahead(work.max_draft),
         )

@@ -15,17 +15,19 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu import team
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
-from paceline.kernels.cpu.layout import Buffer, Chain, Epilogue, Pass
+from paceline.kernels.cpu.layout import Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.compiled import CompiledForward, check_supported, point, shape_of
-from paceline.runner.heads import Wanted
+from paceline.runner.heads import Tree, Wanted
+
+BEAM = 4  # as in tree.c: rows of a sequence in one pass
 
 
 class CompiledHead:
-    """Implements ChainingHead. The weights of `head` are quantised."""
+    """Implements TreeHead. The weights of `head` are quantised."""
 
     device: torch.device | str = "cpu"
 
@@ -47,7 +49,7 @@ class CompiledHead:
         self._pass = Pass()
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
-        self._orders: dict[tuple[int, int], Order] = {}  # by sequences and the longest draft
+        self._drafts: dict[tuple[int, int, int], DraftMemory] = {}  # by sequences, the longest draft and its width
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         rows = np.array(carry, dtype=np.int32)
@@ -58,18 +60,21 @@ class CompiledHead:
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys, ids=self.ids)
 
-    def chain(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted]) -> list[list[int]]:
-        self._point(batch, features, carry=None)
-        count, longest = len(wanted), max(each.limit for each in wanted)
-        if (count, longest) not in self._orders:
-            self._orders[count, longest] = Order(count, longest, self.ids)
-        order = self._orders[count, longest]
-        order.write(wanted)
-        self._program.run_chain(self._pass, order.chain)
-        return order.read()
+    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
+        self._point(batch, features, carry=None, outs=BEAM * len(wanted))
+        shape = len(wanted), max(each.limit for each in wanted), width
+        if shape not in self._drafts:
+            self._drafts[shape] = DraftMemory(*shape, ids=self.ids)
+        memory = self._drafts[shape]
+        memory.write(wanted)
+        self._program.run_draft(self._pass, memory.order)
+        return memory.read()
 
-    def _point(self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None) -> Output:
-        output = self._output(len(batch.logit_rows))
+    def _point(
+        self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None, outs: int | None = None
+    ) -> Output:
+        """Where results of so many rows may go: by default of those with logits."""
+        output = self._output(outs or len(batch.logit_rows))
         point(self._pass, batch, output)
         if features is not None:
             assert features.is_contiguous(), "features of adjacent rows lie side by side"
@@ -88,49 +93,53 @@ class CompiledHead:
         return self._views[outs]
 
 
-class Order:
-    """The memory of a chain for so many sequences: what is wanted, and what came of it."""
+class DraftMemory:
+    """The memory of a draft for so many sequences: what is wanted, and what came of it."""
 
-    def __init__(self, count: int, longest: int, ids: Tensor) -> None:
+    def __init__(self, count: int, longest: int, width: int, *, ids: Tensor) -> None:
         self._count, self._longest = count, longest
-        self._whole = np.zeros(
-            count * (3 + longest), dtype=np.int32
-        )  # limits │ top_k │ counts │ tokens [count, longest]
-        self._floats = np.zeros(
-            4 * count, dtype=np.float32
-        )  # inverse temperatures │ beliefs at the end │ min_p │ top_p
+        # limits │ top_k │ counts │ tokens [count, longest] │ parents [count, longest]
+        self._whole = np.zeros(count * (3 + 2 * longest), dtype=np.int32)
+        # inverse temperatures │ worth │ least │ min_p │ top_p
+        self._floats = np.zeros(5 * count, dtype=np.float32)
         self._keys = np.zeros((count, longest, 2), dtype=np.uint32)
         at, floats = self._whole.ctypes.data, self._floats.ctypes.data
-        self.chain = Chain(
+        self.order = Order(
             ids=ids.data_ptr(),
             limits=at,
             top_k=at + 4 * count,
             counts=at + 8 * count,
             tokens=at + 12 * count,
+            parents=at + (12 + 4 * longest) * count,
             inverse_temperature=floats,
-            least=floats + 4 * count,
-            min_p=floats + 8 * count,
-            top_p=floats + 12 * count,
+            worth=floats + 4 * count,
+            least=floats + 8 * count,
+            min_p=floats + 12 * count,
+            top_p=floats + 16 * count,
             keys=self._keys.ctypes.data,
             longest=longest,
             vocab=len(ids),
+            width=width,
         )
 
     def write(self, wanted: Sequence[Wanted]) -> None:
         self._whole[: 2 * self._count] = [each.limit for each in wanted] + [each.top_k for each in wanted]
-        self._floats[: 2 * self._count] = [each.inverse_temperature for each in wanted] + [
-            each.least for each in wanted
-        ]
-        self._floats[2 * self._count :] = [each.min_p for each in wanted] + [each.top_p for each in wanted]
+        floats: list[float] = []
+        for name in ("inverse_temperature", "worth", "least", "min_p", "top_p"):
+            floats += [getattr(each, name) for each in wanted]
+        self._floats[:] = floats
         for i, each in enumerate(wanted):
             if each.keys is not None:
                 self._keys[i, : each.limit] = each.keys
 
-    def read(self) -> list[list[int]]:
-        """The tokens of each sequence."""
-        found = self._whole.tolist()
-        starts = range(3 * self._count, len(found), self._longest)
-        return [found[start : start + found[2 * self._count + i]] for i, start in enumerate(starts)]
+    def read(self) -> list[Tree]:
+        """Of each sequence."""
+        found, count, longest = self._whole.tolist(), self._count, self._longest
+        trees = []
+        for i in range(count):
+            size, tokens, parents = found[2 * count + i], 3 * count + i * longest, 3 * count + (count + i) * longest
+            trees.append((found[tokens : tokens + size], found[parents : parents + size]))
+        return trees
 
 
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:

@@ -43,19 +43,23 @@ class Wanted:
     may be applied roughly: what they should have left out is rejected like any wrong guess."""
 
     limit: int  # tokens, at least 1
-    least: float  # the draft ends where the head believes less in all of it
+    worth: float  # a token is left out where the head believes less in it and all before it
+    least: float  # nothing follows tokens of a level where it believes less in all of them together
     inverse_temperature: float = 0.0  # 0: the best
-    keys: np.ndarray | None = None  # int64 [limit, 2] of the noise; None where there is none
+    keys: np.ndarray | None = None  # int64 [limit, 2] of the noise, by depth; None where there is none
     min_p: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
 
 
-class ChainingHead(HeadForward, Protocol):
+class TreeHead(HeadForward, Protocol):
     """A head that drafts several tokens without the host between them."""
 
-    def chain(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Tokens of the target's vocabulary, one list a sequence of the batch, whose last row alone has logits."""
+    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
+        """One draft a sequence of the batch, whose last row alone has logits; at most `width` tokens follow one."""
+
+
+Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents: see Draft
 
 
 class EagerHead:

@@ -436,8 +436,10 @@ def test_whatever_needs_no_host_between_two_tokens_is_one_call(
     params: dict[str, Any], at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    chain = CompiledHead.chain
-    monkeypatch.setattr(CompiledHead, "chain", lambda self, *of: (calls.append(len(of[2])), chain(self, *of))[1])
+    draft = CompiledHead.draft
+    monkeypatch.setattr(
+        CompiledHead, "draft", lambda self, *of, width: (calls.append(len(of[2])), draft(self, *of, width=width))[1]
+    )
     rig = build("compiled", {"eagle": EagleMade()})
     asked = requests(4, SamplingParams(temperature=0.9, max_tokens=12, **params))
     assert tokens_of(run(rig, asked)) == tokens_of(run(build("compiled"), plain(asked)))

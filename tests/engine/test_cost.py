@@ -49,7 +49,7 @@ def test_rows_that_cost_little_are_worth_a_try_and_rows_that_cost_a_step_are_not
 def test_the_price_is_that_of_the_definition() -> None:
     """Plain decoding of one sequence, 10 ms + 1 ms a row, and a drafter of 2 ms a token: 3 ms of 11."""
     cost = observed(base=0.010, row=0.001, sequences=1, drafted=1, accepted=0)
-    cost.observe_draft("model", tokens=4, seconds=0.008)
+    cost.observe_draft("model", tokens=4, depth=4, seconds=0.008)
     for _ in range(400):
         cost.observe(sequences=1, rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
     assert cost.price("model") == pytest.approx(0.003 / 0.011, rel=0.02)
@@ -57,13 +57,15 @@ def test_the_price_is_that_of_the_definition() -> None:
 
 
 def test_what_a_draft_costs_to_begin_is_no_reason_to_end_it() -> None:
-    """Drafts of 1 and 5 tokens in turns, 6 ms to begin and 1 ms a token: one more costs 1 ms, one at all 3."""
+    """Drafts 1 and 5 levels deep in turns, 6 ms to begin and 1 ms a level of two tokens, 1 ms a row: one more token
+    costs 2 ms, beside others 1; one level at all 3 for itself and 2 for its rows."""
     cost = observed(base=0.010, row=0.001, sequences=1, drafted=1, accepted=0)
-    for tokens in (1, 5) * 200:
-        cost.observe_draft("head", tokens=tokens, seconds=0.006 + 0.001 * tokens)
+    for depth in (1, 5) * 200:
+        cost.observe_draft("head", tokens=2 * depth, depth=depth, seconds=0.006 + 0.001 * depth)
         cost.observe(sequences=1, rows=1, pass_seconds=0.011, step_seconds=0.011, tokens=1)
     assert cost.price("head") == pytest.approx(0.002 / 0.011, rel=0.02)
-    assert cost.entry("head") == pytest.approx(0.004 / 0.011, rel=0.1)
+    assert cost.row_price == pytest.approx(0.001 / 0.011, rel=0.02)
+    assert cost.entry("head") == pytest.approx(0.005 / 0.011, rel=0.1)
 
 
 def test_a_hiccup_of_the_machine_is_not_believed_but_a_change_is() -> None:

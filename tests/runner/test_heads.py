@@ -1,4 +1,4 @@
-"""Hidden states at taps, and heads that read them: the compiled ones against plain torch, and chains against passes."""
+"""Hidden states at taps, and heads that read them: the compiled ones against plain torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.drawing import chance
 from paceline.filters import filter_floor
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward
 from paceline.kernels.quant import Weight, dequantise, quantise
@@ -19,7 +18,7 @@ from paceline.models.heads import EagleHead
 from paceline.runner.compiled import CompiledForward
 from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.eager import EagerForward
-from paceline.runner.heads import EagerHead, Wanted
+from paceline.runner.heads import EagerHead, Tree, Wanted
 from paceline.runner.medusa import CompiledMedusa, EagerMedusa
 from tests.heads import random_eagle, random_medusa
 from tests.kernels.tiny_forward import RUNNABLE
@@ -165,47 +164,6 @@ def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> No
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-def test_a_chain_is_pass_after_pass(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
-    for name, head in HEADS.items():
-        fast, _ = both(head)
-        keys = np.random.default_rng(3).integers(0, 2**32, (6, 2))
-        for wanted in (
-            [Wanted(4, 0.0), Wanted(1, 0.0), Wanted(6, 0.0)],
-            [Wanted(3, 0.03), Wanted(6, 0.0, 1.2, keys), Wanted(5, 0.06, 0.7, keys[:5])],
-            [Wanted(6, 0.0, 1.0, keys), Wanted(6, 0.9), Wanted(2, 0.0)],
-        ):
-            expected = by_passes(fast, wanted)
-            assert fast.chain(FIRST, FEATURES, wanted) == expected, name
-            assert all(1 <= len(tokens) <= each.limit for tokens, each in zip(expected, wanted, strict=True))
-
-
-def by_passes(head: CompiledHead, wanted: Sequence[Wanted]) -> list[list[int]]:
-    drafts: list[list[int]] = [[], [], []]
-    beliefs, going, last = [1.0] * 3, [0, 1, 2], [3, 4, 21]
-    output = head(FIRST, features=FEATURES)
-    while True:
-        for row, s in enumerate(going):
-            place = int(output.argmax[row])
-            if wanted[s].keys is not None:
-                keys = torch.from_numpy(wanted[s].keys[len(drafts[s])])[None]
-                place = int(
-                    head.pick(output.logits[row : row + 1], torch.tensor([wanted[s].inverse_temperature]), keys)
-                )
-            probability = float(output.logits[row].softmax(0)[place])
-            beliefs[s] *= chance(probability, drawn=wanted[s].keys is not None)
-            drafts[s].append(int(head.ids[place]))
-            last[s] = last[s] if len(drafts[s]) == 1 else row
-        going = [s for s in going if len(drafts[s]) < wanted[s].limit and beliefs[s] >= wanted[s].least]
-        if not going:
-            return drafts
-        places = [COUNTS[s] + len(drafts[s]) - 1 for s in going]
-        output = head(
-            rows(places, [1] * len(going), [drafts[s][-1] for s in going], going), carry=[last[s] for s in going]
-        )
-
-
-@pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize(
     "filters",
     [
@@ -217,7 +175,7 @@ def by_passes(head: CompiledHead, wanted: Sequence[Wanted]) -> list[list[int]]:
         {"top_k": 8, "top_p": 0.5, "min_p": 0.01},
     ],
 )
-def test_filters_of_a_chain_are_nearly_the_targets(
+def test_filters_of_a_draft_are_nearly_the_targets(
     variant: str, filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line may be a sixteenth of a natural logarithm higher or lower."""
@@ -231,7 +189,7 @@ def test_filters_of_a_chain_are_nearly_the_targets(
     sure = 0
     for seed in range(60):
         keys = np.random.default_rng(seed).integers(0, 2**32, (1, 2))
-        drawn = fast.chain(FIRST, FEATURES, [Wanted(1, 0.0, 0.8, keys, **filters)] * 3)
+        drawn = tokens_of(fast.draft(FIRST, FEATURES, [Wanted(1, 0.0, 0.0, 0.8, keys, **filters)] * 3, width=4))
         most, least = (fast.pick(kept, torch.ones(3), torch.from_numpy(keys).expand(3, 2)).tolist() for kept in sets)
         for row, [token] in enumerate(drawn):
             assert sets[0][row, places[token]] > -torch.inf
@@ -243,16 +201,26 @@ def test_filters_of_a_chain_are_nearly_the_targets(
 def test_filters_that_leave_everything_change_nothing() -> None:
     fast, _ = both(HEADS["plain"])
     keys = np.random.default_rng(5).integers(0, 2**32, (8, 2))
-    plain = fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys)] * 3)
-    for wide in ({"top_k": 1 << 30}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
-        assert fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys, **wide)] * 3) == plain
-    assert fast.chain(FIRST, FEATURES, [Wanted(8, 0.0, 1.0, keys, top_k=2)] * 3) != plain
+    for width in (1, 3):
+
+        def draft(width: int = width, **filters: Any) -> list[Tree]:
+            return fast.draft(FIRST, FEATURES, [Wanted(8, 0.0, 0.0, 1.0, keys, **filters)] * 3, width=width)
+
+        plain = draft()
+        for wide in ({"top_k": 1 << 30}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
+            assert draft(**wide) == plain
+        assert draft(top_k=2) != plain
+
+
+def tokens_of(drafts: Sequence[Tree]) -> list[list[int]]:
+    return [tokens for tokens, _ in drafts]
 
 
 def test_a_long_chain_crosses_pages() -> None:
     fast, _ = both(HEADS["plain"])
-    wanted = [Wanted(1, 0.0), Wanted(40, 0.0), Wanted(20, 0.0)]
-    assert [len(tokens) for tokens in fast.chain(FIRST, FEATURES, wanted)] == [1, 40, 20]
+    wanted = [Wanted(1, 0.0, 0.0), Wanted(40, 0.0, 0.0), Wanted(9, 0.0, 0.0)]
+    drafts = fast.draft(FIRST, FEATURES, wanted, width=1)
+    assert [parents for _, parents in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
 
 
 def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
@@ -263,16 +231,20 @@ def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
     fast(FIRST, features=FEATURES)
     with pytest.raises(AssertionError, match="rows that do not add up"):
         fast(one, carry=[len(TOKENS)])
-    with pytest.raises(AssertionError, match="rows that do not add up"):
-        fast(rows((4, 1), (1, 1), (7, 7), (0, 1)), carry=[4, 3])
-    fast(rows((4, 1), (1, 1), (7, 7), (0, 1)), carry=[3, 4])
+    both_ways = []
+    for carry in ([3, 4], [4, 3], [3, 3]):
+        fast(FIRST, features=FEATURES)
+        both_ways.append(fast(rows((4, 1), (1, 1), (7, 7), (0, 1)), carry=carry).logits.clone())
+    assert torch.equal(both_ways[2][0], both_ways[0][0])
+    assert torch.equal(both_ways[2][1], both_ways[1][1])
+    assert not torch.equal(both_ways[1][0], both_ways[0][0])
 
 
-def test_a_chain_that_cannot_go_on_says_so() -> None:
+def test_a_draft_that_cannot_go_on_says_so() -> None:
     fast, _ = both(HEADS["plain"])
     narrow = replace(FIRST, page_table=FIRST.page_table[:, :2].contiguous())
     with pytest.raises(AssertionError, match="a KV slot that does not exist"):
-        fast.chain(narrow, FEATURES, [Wanted(40, 0.0)] * 3)
+        fast.draft(narrow, FEATURES, [Wanted(200, 0.0, 0.0)] * 3, width=4)
 
 
 def test_features_must_be_those_of_the_rows() -> None:

@@ -89,13 +89,13 @@ class Draws(Structure):
     _fields_ = tuple((name, c_void_p) for name in ("inverse_temperature", "seeds", "tokens"))
 
 
-class Chain(Structure):
-    """`chain` of chain.c: what to draft, and where it goes."""
+class Order(Structure):
+    """`order` of tree.c: what to draft, and where it goes."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "least", "min_p", "top_p", "top_k")),
-        *((name, c_void_p) for name in ("keys", "tokens", "counts")),
-        *((name, c_int32) for name in ("longest", "vocab")),
+        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "worth", "least")),
+        *((name, c_void_p) for name in ("min_p", "top_p", "top_k", "keys", "tokens", "parents", "counts")),
+        *((name, c_int32) for name in ("longest", "vocab", "width")),
     )
 
 

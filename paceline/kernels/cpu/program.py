@@ -20,13 +20,13 @@ from paceline.kernels.cpu.layout import (
     OUT_OF_MEMORY,
     STATUS,
     Buffer,
-    Chain,
     Draws,
     Epilogue,
     Format,
     Kind,
     Matrix,
     Operation,
+    Order,
     Pass,
     Shape,
 )
@@ -168,9 +168,9 @@ class Program:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
         assert status == 0, f"a batch with {STATUS[status]}"
 
-    def run_chain(self, pass_: Pass, chain: Chain) -> None:
-        """The pass, then one of each sequence's own output for every token that is drafted."""
-        self._check(self._library.paceline_chain(self._handle, byref(pass_), byref(chain)), pass_)
+    def run_draft(self, pass_: Pass, order: Order) -> None:
+        """The pass, then one over the head's own output for every level of a draft."""
+        self._check(self._library.paceline_draft(self._handle, byref(pass_), byref(order)), pass_)
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
         """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
