@@ -31,9 +31,9 @@ class ToyKV:
         self.tokens = np.full(num_pages * PAGE_SIZE, -1, dtype=np.int64)
         self.positions = np.full(num_pages * PAGE_SIZE, -1, dtype=np.int64)
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         for memory in (self.tokens, self.positions):
-            memory[target.numpy()] = memory[source.numpy()]
+            memory[list(target)] = memory[list(source)]
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         both = (torch.from_numpy(memory[slots.numpy()]).float() for memory in (self.tokens, self.positions))

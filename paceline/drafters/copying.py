@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from paceline.draft import Draft
+from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.ngram import NgramDrafter
 
@@ -55,24 +55,24 @@ class CopyingDrafter:
         self._copies[key] = _Copies()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        drafts = self._copy([ask for ask in asks if self._is_due(ask.key)])
-        for ask in asks:
-            self._copies[ask.key].last = len(drafts.get(ask.key, ()))
-        others = [ask for ask in asks if ask.key not in drafts]
-        if others:
-            limited = [replace(ask, max_draft=min(ask.max_draft, self._inner.max_draft)) for ask in others]
-            drafts |= {ask.key: draft for ask, draft in zip(others, self._inner.propose(limited), strict=True)}
-        return [drafts[ask.key] for ask in asks]
+        drafts = [self._copy(ask) for ask in asks]
+        others = [self._limited(ask) for ask, draft in zip(asks, drafts, strict=True) if not draft.tokens]
+        computed = iter(self._inner.propose(others) if others else ())
+        return [draft if draft.tokens else next(computed) for draft in drafts]
 
-    def _is_due(self, key: int) -> bool:
-        copies = self._copies[key]
+    def _copy(self, ask: Ask) -> Draft:
+        """Empty where none is due, or there is nothing to copy."""
+        copies = self._copies[ask.key]
         copies.rest -= copies.rest > 0
-        return not copies.rest
+        draft = EMPTY
+        if not copies.rest:
+            draft = self._memory.continuation(ask.key, ask.tokens, min(ask.max_draft, copies.length))
+        copies.last = len(draft.tokens)
+        return draft
 
-    def _copy(self, asks: Sequence[Ask]) -> dict[int, Draft]:
-        lengths = [min(ask.max_draft, self._copies[ask.key].length) for ask in asks]
-        copies = self._memory.propose([replace(ask, max_draft=n) for ask, n in zip(asks, lengths, strict=True)])
-        return {ask.key: copy for ask, copy in zip(asks, copies, strict=True) if copy}
+    def _limited(self, ask: Ask) -> Ask:
+        most = self._inner.max_draft
+        return replace(ask, max_draft=most) if ask.max_draft > most else ask
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         copies = self._copies[key]

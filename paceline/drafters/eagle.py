@@ -36,7 +36,7 @@ from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads import HeadForward, Tree, Wanted
 from paceline.runner.lanes import Lanes
-from paceline.sampling import Pick, Stream, noise_keys
+from paceline.sampling import Pick
 
 USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
 MANY = 1 << 30  # as good as all of a vocabulary
@@ -329,7 +329,7 @@ def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
         worth=worth,
         least=least,
         inverse_temperature=1.0 / params.temperature,
-        keys=noise_keys(sampler.seed, np.arange(first, first + ask.max_draft), Stream.TOKEN),
+        keys=sampler.keys(first, ask.max_draft),
         min_p=params.min_p,
         top_p=params.top_p,
         top_k=min(params.top_k, MANY),

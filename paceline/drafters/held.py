@@ -12,6 +12,8 @@ have been of use to a later sequence with the same beginning. If there are none 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +22,19 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PageMarks, PagePool
 
-MANY = 16  # tensors that are known as arrays
+MANY = 64  # tensors whose place is known
+
+
+class Place(NamedTuple):
+    """Where rows of float32 lie."""
+
+    rows: Tensor  # kept, for its memory
+    address: int
+    length: int
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Place:
+        return cls(rows, rows.data_ptr(), len(rows))
 
 
 class HeldStates:
@@ -28,14 +42,18 @@ class HeldStates:
         """Room for so many `rows`, in whole pages, but never for more than the pool has."""
         places = min(max(rows // PAGE_SIZE, 1), pool.num_pages)
         shape = places * PAGE_SIZE, width
-        self._array = np.empty(shape, dtype=np.float32) if str(device) == "cpu" else None  # of large pages of memory
-        self.memory = torch.empty(shape, device=device) if self._array is None else torch.from_numpy(self._array)
+        on_cpu = str(device) == "cpu"
+        # numpy asks for large pages of memory
+        self.memory = torch.from_numpy(np.empty(shape, np.float32)) if on_cpu else torch.empty(shape, device=device)
+        self._own = Place.of(self.memory) if on_cpu else None
         self._pool = pool
         self._free = list(range(places - 1, -1, -1))
         self._places: dict[int, int] = {}  # by page, the oldest first
         self._current = PageMarks(pool)  # whose place was taken in their present epoch
         self._whole = PageMarks(pool)  # all of whose positions have their states here
-        self._arrays: dict[int, tuple[Tensor, np.ndarray]] = {}  # features that were written lately, also as arrays
+        self._row_bytes = 4 * width
+        self._reads: dict[int, Place] = {}  # memory to read into, by rows
+        self._sources: dict[int, Place] = {}  # features that were written lately, by id
         self._short = False
         self._searched = False  # in vain, since somebody last let go
 
@@ -94,25 +112,39 @@ class HeldStates:
 
     def write(self, features: Tensor, rows: Sequence[int], places: Sequence[int]) -> None:
         """Rows of features [any, width] go to these rows of the memory."""
-        if self._array is None:
+        if self._own is None:
             self.memory[torch.tensor(places, device=self.memory.device)] = take_rows(features, rows).to(
                 self.memory.device
             )
         else:
-            array = self._as_array(features)
-            self._array[places] = array if len(rows) == len(array) else array[rows]
+            self._copy(self._source(features), rows, self._own, places)
 
     def read(self, places: Sequence[int]) -> Tensor:
-        """[places, width], a copy."""
-        return take_rows(self.memory, places) if self._array is None else torch.from_numpy(self._array[places])
+        """[places, width], a copy that lasts until as many are read again."""
+        if self._own is None:
+            return take_rows(self.memory, places)
+        count = len(places)
+        if count not in self._reads:
+            self._reads[count] = Place.of(torch.empty((count, self.memory.shape[1])))
+        self._copy(self._own, places, self._reads[count], range(count))
+        return self._reads[count].rows
 
-    def _as_array(self, features: Tensor) -> np.ndarray:
-        """Steps of one shape use the same tensor. With cold caches every call into torch costs tens of microseconds."""
-        if len(self._arrays) == MANY:
-            self._arrays.clear()
-        if id(features) not in self._arrays:
-            self._arrays[id(features)] = features, features.numpy()
-        return self._arrays[id(features)][1]
+    def _copy(self, source: Place, rows: Sequence[int], target: Place, places: Sequence[int]) -> None:
+        """With cold caches every call into torch costs tens of microseconds, and one into numpy not much less."""
+        assert max(rows) < source.length, f"row {max(rows)} of {source.length}"
+        size = self._row_bytes
+        for row, place in zip(rows, places, strict=True):
+            memmove(target.address + place * size, source.address + row * size, size)
+
+    def _source(self, features: Tensor) -> Place:
+        """Steps of one shape use the same tensor."""
+        found = self._sources.get(id(features))
+        if found is None:
+            assert features.is_contiguous(), "features of adjacent rows lie side by side"
+            if len(self._sources) == MANY:
+                self._sources.clear()
+            found = self._sources[id(features)] = Place.of(features)
+        return found
 
     def _make_room(self, pages: int) -> None:
         """Twice as much as is needed, so as not to look for each page."""

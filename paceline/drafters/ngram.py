@@ -39,7 +39,7 @@ class NgramDrafter:
         self._histories[key] = _History(tokens=tokens.tolist())
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [self._propose(ask) for ask in asks]
+        return [self.continuation(ask.key, ask.tokens, ask.max_draft) for ask in asks]
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         pass  # `propose` takes up what is new
@@ -47,15 +47,16 @@ class NgramDrafter:
     def stop(self, key: int) -> None:
         del self._histories[key]
 
-    def _propose(self, ask: Ask) -> Draft:
-        history = self._histories[ask.key]
+    def continuation(self, key: int, committed: np.ndarray, count: int) -> Draft:
+        """The next `count` tokens after those that are committed."""
+        history = self._histories[key]
         tokens = history.tokens
-        tokens += ask.tokens[len(tokens) :].tolist()
+        tokens += committed[len(tokens) :].tolist()
         self._index(history)
         for size in self._sizes:
             end = history.ends.get(tuple(tokens[-size:]))
             if end is not None:
-                return Draft(tokens=tuple(_copy(tokens, end, ask.max_draft)))
+                return Draft(tokens=tuple(_copy(tokens, end, count)))
         return EMPTY
 
     def _index(self, history: _History) -> None:

@@ -9,6 +9,8 @@ from paceline.kernels.base import Output
 from paceline.sampling import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Verdict
 
+ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # to look a member up is not for nothing
+
 
 def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
     """The tokens up to the first that ends the sequence, and their text; sets `finish` if one does."""
@@ -18,11 +20,10 @@ def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
         fitting, ending = sequence.sampler.grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
         sequence.error = DEAD_END if ending is Finish.ERROR else None
-    for i, token in enumerate(kept):
-        if token in sequence.stop_ids:
-            kept, shown, finish = kept[: i + 1], i + sequence.request.sampling.include_stop, Finish.STOP
-            sequence.stopped_by = token
-            break
+    if not sequence.stop_ids.isdisjoint(kept):
+        i = next(i for i, token in enumerate(kept) if token in sequence.stop_ids)
+        sequence.stopped_by = kept[i]
+        kept, shown, finish = kept[: i + 1], i + sequence.request.sampling.include_stop, Finish.STOP
     text = ""
     if sequence.stream is not None:
         before = sequence.stream.tokens
@@ -38,8 +39,8 @@ def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
 
 def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     """How the first `count` of the new tokens came about; a verdict always ends with the target's own token."""
-    own = Origin.BONUS if work.draft else Origin.PLAIN
-    return ((Origin.ACCEPTED,) * len(verdict.path) + (own,))[:count]
+    own = BONUS if work.draft.tokens else PLAIN
+    return (*[ACCEPTED] * len(verdict.path), own)[:count]
 
 
 def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tuple[Logprob, ...]:

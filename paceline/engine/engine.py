@@ -25,7 +25,7 @@ from paceline.engine import emission
 from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.flight import DEPTH, Flights
 from paceline.engine.governor import Governor
-from paceline.engine.host_step import HostStep
+from paceline.engine.host_step import HostStep, final_rows
 from paceline.engine.probe import Probes
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
@@ -258,15 +258,13 @@ class Engine:
         """Make what was computed and accepted final, forget the rest. Returns the new tokens."""
         sequence, span = work.sequence, work.sequence.span
         assert span is not None
-        rows: list[int] = list(range(work.count))
+        path: Seq[int] = ()
         tokens: list[int] = []
         if verdict is not None:
-            rows += [work.count + node for node in verdict.path]
-            tokens = [work.draft.tokens[node] for node in verdict.path] + [verdict.token]
-            length = len(sequence.tokens)
-            self._lanes.write(sequence.lane, length, tokens)
-            self._lanes.lengths_np[sequence.lane] = length + len(tokens)
-        self._cache.commit(span, self._lanes.tokens_np[sequence.lane], rows)
+            path = verdict.path
+            tokens = [*map(work.draft.tokens.__getitem__, path), verdict.token]
+            self._lanes.commit(sequence.lane, len(sequence.tokens), tokens)
+        self._cache.commit(span, self._lanes.tokens_np[sequence.lane], final_rows(work.count, path))
         return tokens
 
     def _emit(self, work: Work, verdict: Verdict | None, tokens: list[int], output: Output | None) -> None:

@@ -120,8 +120,8 @@ class HostStep:
             warmth = sampler.warmth if sampler.is_simple else 0.0
             share = Share(work.sequence.lane, work.start, work.count, work.draft, outs, sampler.seed, warmth)
             shares.append(share)
-            work.first_out = first_out
-            first_out += outs + len(work.draft)
+            work.first_out, work.root = first_out, first_out + outs - 1
+            first_out += outs + len(work.draft.tokens)
         features = any(work.sequence.key in self._readers for work in plan.works)
         return self._forward(build_batch(self._lanes, shares, features=features))
 
@@ -139,7 +139,7 @@ class HostStep:
             name = self._readers.get(sequence.key)
             if name is not None and sequence.finish is None:
                 verdict = verdicts.get(sequence.key)
-                rows = _committed(first, work.count, verdict.path if verdict else ())
+                rows = final_rows(work.count, verdict.path if verdict else (), first=first)
                 seen.setdefault(name, []).append(Seen(sequence.key, work.start, rows))
         for name, parts in seen.items():
             lost = self._drafters[name].feed(self._columns[name](output.features), parts, crowded=plan.crowded)
@@ -169,8 +169,8 @@ class HostStep:
         )
 
 
-def _committed(first: int, count: int, path: Seq[int]) -> Seq[int]:
-    """The rows of a work that are final: those of committed tokens, and the accepted ones of its draft."""
+def final_rows(count: int, path: Seq[int], *, first: int = 0) -> Seq[int]:
+    """The rows of a work that are final: its `count` committed tokens, and the accepted ones of its draft."""
     if not path or path[-1] == len(path) - 1:
         return range(first, first + count + len(path))
     return [*range(first, first + count), *(first + count + node for node in path)]

@@ -20,6 +20,8 @@ from paceline.kernels.noise import gumbel_noise
 from paceline.sampling import Pick, RowGroup, Stream, noise_keys, sample, uniforms
 from paceline.types import THRESHOLDS, Rule, Verdict
 
+COUPLED = Rule.COUPLED  # to look a member up costs more than to compare it
+
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
     """Verdicts by sequence key. A work without a draft gets the target's token: plain decoding."""
@@ -28,8 +30,8 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     others: dict[Rule, list[Work]] = {}
     for work in works:
         rule = _rule(work)
-        if rule is Rule.COUPLED:
-            own = drawn[work.root : work.root + 1 + len(work.draft)]
+        if rule is COUPLED:
+            own = drawn[work.root : work.root + 1 + len(work.draft.tokens)]
             verdicts[work.sequence.key] = accept_coupled(work.draft, own)
         else:
             others.setdefault(rule, []).append(work)
@@ -58,7 +60,9 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
 def _rule(work: Work) -> Rule:
     """The request's; but without a draft, or without distributions where it asks for them, it is the coupled one."""
     wanted, draft = work.sequence.request.speculation.rule, work.draft
-    return Rule.COUPLED if not draft.tokens or (wanted.wants_probs and draft.probs is None) else wanted
+    if wanted is COUPLED or not draft.tokens or (draft.probs is None and wanted.wants_probs):
+        return COUPLED
+    return wanted
 
 
 def _judge_rejection(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:

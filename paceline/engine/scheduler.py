@@ -39,6 +39,7 @@ class Work:
     draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
     forced: bool = False  # the draft is the grammar's, not the drafter's
     first_out: int = 0  # of its rows among the outputs of the pass
+    root: int = 0  # the output of the last committed token; those of the draft follow it
 
     @property
     def rows(self) -> int:
@@ -53,11 +54,6 @@ class Work:
     def outs(self) -> int:
         """Committed rows whose logits are wanted; those of the draft come on top."""
         return self.count if self.sequence.wants_prompt_logprobs else int(self.samples)
-
-    @property
-    def root(self) -> int:
-        """The output of the last committed token; those of the draft follow it."""
-        return self.first_out + self.outs - 1
 
 
 @dataclass(slots=True)

@@ -65,8 +65,8 @@ class KVMemory(Protocol):
 
     num_pages: int
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` [n] onto slots `target` [n] in every layer. Reads all before it writes any."""
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy slots `source` onto slots `target` in every layer. Reads all before it writes any."""
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values as float32 [layers, n, kv_heads, head_dim]; for tests and audits, not for speed."""

@@ -6,6 +6,7 @@ other; it is not fast, and its rows may round differently when other rows ride a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,9 +44,9 @@ class ReferenceKV:
                 "ask for fewer pages or a shorter context"
             ) from error
 
-    def move(self, source: Tensor, target: Tensor) -> None:
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         for memory in (self.keys, self.values):
-            memory[:, target.long()] = memory[:, source.long()]  # the right side is a copy, so overlaps are safe
+            memory[:, list(target)] = memory[:, list(source)]  # the right side is a copy, so overlaps are safe
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self.keys[:, slots.long()].float(), self.values[:, slots.long()].float()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from paceline.kernels.base import PAGE_SIZE, KVMemory
 from paceline.kv.pages import PagePool
@@ -104,18 +103,18 @@ class KVCache:
             assert span.committed <= span.reserved, "committed more than was reserved"
             assert len(span.digests) <= span.committed // PAGE_SIZE, "a page is remembered before it is final"
 
-    def slots(self, span: Span, start: int, stop: int) -> np.ndarray:
-        positions = np.arange(start, stop)
-        pages = np.asarray(span.pages, dtype=np.int64)
-        return np.asarray(pages[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE)
+    def slots(self, span: Span, start: int, stop: int) -> list[int]:
+        return [span.pages[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE for place in range(start, stop)]
 
     def _missing(self, span: Span, slots: int) -> int:
         return -(-slots // PAGE_SIZE) - len(span.pages)
 
     def _move(self, span: Span, first: int, path: Sequence[int]) -> None:
-        slots = self.slots(span, first, first + path[-1] + 1).astype(np.int32)
-        source, target = slots[list(path)], slots[: len(path)]
-        self._memory.move(torch.from_numpy(source), torch.from_numpy(target))
+        """Rows that already are where they belong stay."""
+        slots, fixed = self.slots(span, first, first + path[-1] + 1), 0
+        while path[fixed] == fixed:
+            fixed += 1
+        self._memory.move([slots[row] for row in path[fixed:]], slots[fixed : len(path)])
 
     def _digests(self, span: Span, tokens: np.ndarray, full: int) -> Iterator[bytes]:
         """Digests of pages len(span.digests) … full-1, each over everything before it."""

@@ -36,6 +36,7 @@ class Lanes:
         self.texts = [row.data for row in self.tokens_np]  # the tokens of each lane
         self.tables = [row.data for row in self.pages_np]  # its pages
         self.memories: dict[Shape, Memory] = {}  # of passes, by shape; see runner/batch.py
+        self._lengths = self.lengths_np.data
         self._shown = [_read_only(row) for row in self.tokens_np]
         self._free = list(range(count - 1, -1, -1))
 
@@ -51,6 +52,11 @@ class Lanes:
         text = self.texts[lane]
         for place, token in enumerate(tokens, start):
             text[place] = token
+
+    def commit(self, lane: int, length: int, tokens: Sequence[int]) -> None:
+        """These tokens follow the `length` that were committed."""
+        self.write(lane, length, tokens)
+        self._lengths[lane] = length + len(tokens)
 
     def pages_of(self, lane: int, first: int, last: int) -> list[int]:
         """Pages `first` … `last` - 1 of a lane's table."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from paceline.accept.rows import Outcome, Rows
@@ -50,7 +49,7 @@ def keeps_a_rejected_slot(patch: pytest.MonkeyPatch) -> None:
         if verdict is not None and len(verdict.path) < len(work.draft):
             assert work.sequence.span is not None
             end = work.start + work.count + len(verdict.path)
-            slots = torch.from_numpy(self._cache.slots(work.sequence.span, end - 1, end + 1).astype(np.int32))
+            slots = self._cache.slots(work.sequence.span, end - 1, end + 1)
             self._cache._memory.move(slots[1:], slots[:1])
         return tokens
 

@@ -138,7 +138,7 @@ def test_moving_slots_reads_all_before_it_writes_any():
     forward(rows_of((TOKENS, 0, 20, [2, 1])))
     source, target = ints([33, 34, 16]), ints([34, 16, 33])
     before = forward.kv.read(source)
-    forward.kv.move(source, target)
+    forward.kv.move(source.tolist(), target.tolist())
     for one, other in zip(before, forward.kv.read(target), strict=True):
         assert torch.equal(one, other)
 

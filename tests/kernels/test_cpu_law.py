@@ -117,6 +117,6 @@ def test_a_tree_gives_each_node_the_bits_of_its_own_path(variant, base, monkeypa
         wanted = alone(rows_of((text, base - 1, len(text), pages))).logits
         assert torch.equal(got[[0, *[1 + node for node in path]]], wanted)
     places = rows_of((text, base, len(text), pages)).slots  # accept the deepest path
-    forward.kv.move(ints([slots[node] for node in path]), places)
+    forward.kv.move([slots[node] for node in path], places.tolist())
     follow_up = rows_of(([*text, 5], len(text), len(text) + 1, pages))
     assert torch.equal(forward(follow_up).logits, alone(follow_up).logits)

@@ -115,7 +115,7 @@ def test_store_writes_the_slots_of_the_batch_and_no_other():
 def test_move_reads_all_before_it_writes_any():
     kv = filled()
     keys, values = kv.read(ints(5, 6, 7))
-    kv.move(ints(5, 6, 7), ints(6, 7, 5))
+    kv.move([5, 6, 7], [6, 7, 5])
     moved_keys, moved_values = kv.read(ints(6, 7, 5))
     assert torch.equal(moved_keys, keys)
     assert torch.equal(moved_values, values)

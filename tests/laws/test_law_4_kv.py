@@ -43,7 +43,7 @@ def fresh_kv(backend: str, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
 def assert_same_kv(rig: Rig, backend: str, slots: np.ndarray, tokens: Sequence[int]) -> None:
     if not len(slots):
         return
-    held = rig.forward.kv.read(torch.from_numpy(slots.astype(np.int32)))
+    held = rig.forward.kv.read(torch.tensor(slots, dtype=torch.int32))
     for mine, theirs in zip(held, fresh_kv(backend, tokens[: len(slots)]), strict=True):
         if rig.forward.bitwise:
             assert torch.equal(mine, theirs)

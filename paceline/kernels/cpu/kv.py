@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref
+from collections.abc import Sequence
+from ctypes import byref, c_int32
 
 import torch
 from torch import Tensor
@@ -35,21 +36,23 @@ class CpuKV:
         )
         shape.kv = self._region.address
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        assert len(source) == len(target), f"{len(source)} slots onto {len(target)}"
-        pair = [self._slots(slots) for slots in (source, target)]
-        if self._library.paceline_kv_move(byref(self._shape), pair[0].data_ptr(), pair[1].data_ptr(), len(source)):
-            raise OutOfMemory(f"no memory to move {len(source)} KV slots")
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        count = len(source)
+        assert count == len(target), f"{count} slots onto {len(target)}"
+        self._check([*source, *target])
+        slots = (c_int32 * (2 * count))(*source, *target)
+        if self._library.paceline_kv_move(byref(self._shape), byref(slots), byref(slots, 4 * count), count):
+            raise OutOfMemory(f"no memory to move {count} KV slots")
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        wanted, shape = self._slots(slots), self._shape
+        self._check(slots.tolist())
+        wanted, shape = slots.to(torch.int32).contiguous(), self._shape
         keys = torch.empty((shape.layers, len(wanted), shape.kv_heads, shape.head_dim), dtype=torch.float16)
         values = torch.empty_like(keys)
         arguments = (wanted.data_ptr(), len(wanted), keys.data_ptr(), values.data_ptr())
         self._library.paceline_kv_read(byref(shape), *arguments)
         return keys.float(), values.float()
 
-    def _slots(self, slots: Tensor) -> Tensor:
+    def _check(self, slots: Sequence[int]) -> None:
         limit = self.num_pages * PAGE_SIZE
-        assert not len(slots) or (int(slots.min()) >= 0 and int(slots.max()) < limit), f"slots beyond {limit}: {slots}"
-        return slots.to(torch.int32).contiguous()
+        assert not slots or (min(slots) >= 0 and max(slots) < limit), f"slots beyond {limit}: {slots}"

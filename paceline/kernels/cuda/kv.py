@@ -7,6 +7,8 @@ float32, bfloat16 or float8_e4m3fn; the latter without a scale: what exceeds ±4
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,9 +51,9 @@ class CudaKV:
         for memory, new in ((self.keys, keys), (self.values, values)):
             _bits(memory)[layer, page, :, offset] = _bits(narrow(new, memory.dtype))
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        source_page, source_offset = _places(source)
-        target_page, target_offset = _places(target)
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        source_page, source_offset = _places(torch.tensor(source, device=self.keys.device))
+        target_page, target_offset = _places(torch.tensor(target, device=self.keys.device))
         for memory in (_bits(self.keys), _bits(self.values)):
             copy = memory[:, source_page, :, source_offset]  # [n, layers, kv_heads, head_dim]; overlaps are safe
             memory[:, target_page, :, target_offset] = copy

@@ -186,7 +186,7 @@ def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     tree = scene.attend(attention, share(2, 45, 1, -1, -1, 0), window=window)
     slots = scene.batch(share(2, 45, 4)).slots
-    scene.kv.move(slots[3:], slots[2:3])
+    scene.kv.move(slots[3:].tolist(), slots[2:3].tolist())
     batch = scene.batch(share(2, 45, 1, *chain(2)))
     queries = scene.queries[2, [45, 46, 48]]  # the nodes of the path
     path = run(attention, scene.kv, batch, queries, torch.empty_like(queries), window=window)

@@ -56,7 +56,7 @@ def test_move_reads_all_before_it_writes_any(kind, device):
     kv = filled(kind, device)
     everything = ints(device, *range(PAGES * PAGE_SIZE))
     keys, values = kv.read(everything)
-    kv.move(ints(device, 5, 20, 33), ints(device, 20, 33, 5))
+    kv.move([5, 20, 33], [20, 33, 5])
     moved = list(range(PAGES * PAGE_SIZE))
     moved[20], moved[33], moved[5] = 5, 20, 33
     new_keys, new_values = kv.read(everything)
