@@ -20,7 +20,6 @@ typedef struct { /* what one unit of work looks at */
     query_block block;
     int index, head, group; /* of the block; kv head; queries a row */
     int low, high;          /* chunks that any row of the block needs: low … high-1 */
-    const float *queries[QUERY_BLOCK];
 } walk;
 
 typedef struct { /* keys of a chunk that a query attends to, relative to it: none where from >= to */
@@ -59,28 +58,27 @@ static reach reach_of_all(const walk *w, int c) {
     return all;
 }
 
-/* Keys of the same chunk for whoever comes after this walk: the next head, or the first of the next block. */
-static const uint16_t *successor(const walk *w, int page) {
-    const program *p = w->p;
-    const int same = w->head + 1 < p->shape.kv_heads, last = w->index + 1 == p->block_count;
-    const query_block *next = &p->blocks[same || last ? w->index : w->index + 1];
-    const int id = p->batch->page_table[(int64_t)next->sequence * p->batch->table_width + page];
-    const int known = id >= 0 && id < p->shape.pages; /* past the end of a sequence ids are arbitrary */
-    return keys_of(&p->shape, w->o->layer, known ? id : 0, same ? w->head + 1 : 0);
+/* How many of `left` queries to take at once, so that all turns are about the same. */
+static int some_of(int left, int most) {
+    const int turns = (left + most - 1) / most;
+    return (left + turns - 1) / turns;
 }
 
 /* Scores of one or two pages for all queries of the block: out [queries][stride]. */
 static void score_block(const walk *w, const score_job *job, float *out, int stride) {
     const int queries = w->block.rows * w->group, dim = w->p->shape.head_dim;
-    for (int q = 0; q < queries; q += SCORE_QUERIES)
-        score(w->queries + q, smaller(queries - q, SCORE_QUERIES), job, dim, out + q * stride, stride);
+    for (int q = 0, n; q < queries; q += n) {
+        n = some_of(queries - q, SCORE_QUERIES);
+        score(w->s->queries + q * dim, n, job, dim, q == 0, out + q * stride, stride);
+    }
 }
 
+/* Up to SCORE_PAGES of `count` pages, and as many after them. */
 static score_job job_of(const walk *w, const int32_t *pages, int count) {
     score_job job = {.pages = smaller(count, SCORE_PAGES)};
     for (int i = 0; i < job.pages; i++) {
         job.keys[i] = keys_of(&w->p->shape, w->o->layer, pages[i], w->head);
-        job.ahead[i] = job.keys[i];
+        job.next[i] = keys_of(&w->p->shape, w->o->layer, pages[smaller(i + SCORE_PAGES, count - 1)], w->head);
     }
     return job;
 }
@@ -94,8 +92,7 @@ static const int32_t *table_of(const walk *w, int c) {
 static void score_shared(const walk *w, int c, reach all) {
     const int count = (all.tail + PAGE - 1) / PAGE;
     for (int page = all.from / PAGE; page < count; page += SCORE_PAGES) {
-        score_job job = job_of(w, table_of(w, c) + page, count - page);
-        for (int i = 0; i < job.pages; i++) job.ahead[i] = successor(w, c * CHUNK_PAGES + page + i);
+        const score_job job = job_of(w, table_of(w, c) + page, count - page);
         score_block(w, &job, w->s->scores + page * PAGE, CHUNK);
     }
 }
@@ -134,8 +131,10 @@ static void weigh_shared(const walk *w, int c, reach all, float *out) {
         const uint16_t *values = values_of(&p->shape, w->o->layer, table[key / PAGE], w->head) + key % PAGE * dim;
         runs[count++] = (run){values, key, next - key};
     }
-    for (int q = 0; q < queries; q += VALUE_QUERIES)
-        weigh_values(w->s->scores + q * CHUNK, smaller(queries - q, VALUE_QUERIES), runs, count, dim, out + q * (dim + 2));
+    for (int q = 0, n; q < queries; q += n) {
+        n = some_of(queries - q, VALUE_QUERIES);
+        weigh_values(w->s->scores + q * CHUNK, n, runs, count, dim, out + q * (dim + 2));
+    }
 }
 
 /* The values of a row's own ancestors, after those that all rows share. */
@@ -236,16 +235,22 @@ static void split_walk(const walk *w, int split) {
     emit_state(w);
 }
 
+static void load_queries(const walk *w) {
+    const int floats = w->group * w->p->shape.head_dim;
+    for (int r = 0; r < w->block.rows; r++)
+        memcpy(w->s->queries + r * floats, row_of(w->p, PROJECTED, w->block.first + r) + w->head * floats,
+               sizeof(float) * (size_t)floats);
+}
+
 static walk begin_walk(program *p, const operation *o, scratch *s, int index, int head) {
-    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0, {0}};
+    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
     for (int r = w.block.first; r < w.block.first + w.block.rows; r++) {
         const int position = p->batch->positions[r];
         const int low = first_key(position, o->window) / CHUNK, high = position / CHUNK + 1;
         w.low = low < w.low ? low : w.low;
         w.high = high > w.high ? high : w.high;
     }
-    for (int q = 0; q < w.block.rows * w.group; q++)
-        w.queries[q] = row_of(p, PROJECTED, row_of_query(&w, q)) + (head * w.group + q % w.group) * p->shape.head_dim;
+    load_queries(&w);
     return w;
 }
 

@@ -11,9 +11,9 @@
 #include "vmath.h"
 
 typedef struct {
-    const uint16_t *keys[2];  /* pages to score */
-    const uint16_t *ahead[2]; /* to be fetched meanwhile: pages lie apart, so the hardware cannot guess them */
-    int pages;                /* 1 or 2 */
+    const uint16_t *keys[2]; /* pages to score */
+    const uint16_t *next[2]; /* those that come after them */
+    int pages;               /* 1 or 2 */
 } score_job;
 
 typedef struct { /* values that lie one after the other: of keys [key, key + count) of the chunk */
@@ -21,40 +21,43 @@ typedef struct { /* values that lie one after the other: of keys [key, key + cou
     int key, count;
 } run;
 
-/* Scores of the keys of one or two pages: out [queries][stride]. */
-INLINE void score_pages(const float *const *queries, const int count, const int pages, const score_job *job, int dim,
-                        float *out, int stride) {
-    const float *q[SCORE_QUERIES];
+/* Scores of the keys of one or two pages with queries [count][dim]: out [queries][stride]. `fetching`: have the values of
+   these pages and the keys of the next fetched meanwhile; pages lie apart, so the hardware cannot guess them. */
+INLINE void score_pages(const float *queries, const int count, const int pages, const score_job *job, int dim,
+                        const int fetching, float *out, int stride) {
+    const float *q[(SCORE_QUERIES + 2) / 3]; /* of every third, so that all fit the registers */
     vf sum[SCORE_PAGES][SCORE_QUERIES];
     for (int i = 0; i < count; i++) {
-        q[i] = queries[i];
+        q[i / 3] = queries + i / 3 * 3 * dim;
         for (int page = 0; page < pages; page++) sum[page][i] = vf_set1(0.0f);
     }
     for (int d = 0; d < dim; d++)
         for (int page = 0; page < pages; page++) {
-            if (d % 2 == 0) {
-                prefetch_far(job->ahead[page] + d * PAGE);
-                prefetch_far(job->ahead[page] + (dim + d) * PAGE);
+            if (fetching && d % 2 == 0) {
+                prefetch_far(job->keys[page] + (dim + d) * PAGE);
+                prefetch_far(job->next[page] + d * PAGE);
             }
             const vf keys = vf_load_half(job->keys[page] + d * PAGE);
-            for (int i = 0; i < count; i++) sum[page][i] = vf_fma(vf_set1(q[i][d]), keys, sum[page][i]);
+            for (int i = 0; i < count; i++) sum[page][i] = vf_fma(vf_set1(q[i / 3][i % 3 * dim + d]), keys, sum[page][i]);
         }
     for (int page = 0; page < pages; page++)
         for (int i = 0; i < count; i++) vf_store(out + i * stride + page * PAGE, sum[page][i]);
 }
 
 #define SCORE_CASE(n)                                                                                                  \
-    case n: score_pages(queries, n < SCORE_QUERIES ? n : SCORE_QUERIES, pages, job, dim, out, stride); break;
-INLINE void score_some(const float *const *queries, int count, const int pages, const score_job *job, int dim, float *out,
-                       int stride) {
+    case n: score_pages(queries, n < SCORE_QUERIES ? n : SCORE_QUERIES, pages, job, dim, fetching, out, stride); break;
+INLINE void score_some(const float *queries, int count, const int pages, const score_job *job, int dim, const int fetching,
+                       float *out, int stride) {
     switch (count) {
-        SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6) SCORE_CASE(7) SCORE_CASE(8)
+        SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6)
+        SCORE_CASE(7) SCORE_CASE(8) SCORE_CASE(9) SCORE_CASE(10) SCORE_CASE(11) SCORE_CASE(12)
     }
 }
 
-static void score(const float *const *queries, int count, const score_job *job, int dim, float *out, int stride) {
-    if (job->pages == 1) score_some(queries, count, 1, job, dim, out, stride);
-    else score_some(queries, count, SCORE_PAGES, job, dim, out, stride);
+static void score(const float *queries, int count, const score_job *job, int dim, int fetching, float *out, int stride) {
+    if (job->pages == 1) score_some(queries, count, 1, job, dim, 1, out, stride);
+    else if (fetching) score_some(queries, count, SCORE_PAGES, job, dim, 1, out, stride);
+    else score_some(queries, count, SCORE_PAGES, job, dim, 0, out, stride);
 }
 
 /* The lanes [from, to) as bits; none where from >= to. */

@@ -65,19 +65,34 @@ static int plan_trees(program *p) {
 
 /* ---- blocks and splits ---- */
 
-static int make_blocks(program *p) {
-    const batch *b = p->batch;
-    const int group = p->shape.heads / p->shape.kv_heads, most = QUERY_BLOCK / group;
-    int chunks = 1;
+/* The rows of a sequence in `parts` blocks of about the same size, or in as many as it needs. */
+static void cut_rows(program *p, int s, int parts) {
+    const int first = p->batch->row_starts[s], rows = p->batch->row_starts[s + 1] - first;
+    const int most = QUERY_BLOCK / (p->shape.heads / p->shape.kv_heads), least = (rows + most - 1) / most;
+    parts = parts < least ? least : parts < rows ? parts : rows;
+    for (int i = 0; i < parts; i++) {
+        const int begin = (int)((int64_t)rows * i / parts), end = (int)((int64_t)rows * (i + 1) / parts);
+        p->blocks[p->block_count++] = (query_block){s, first + begin, end - begin};
+    }
+}
+
+static void make_blocks(program *p, int parts) {
     p->block_count = 0;
-    for (int s = 0; s < b->sequences; s++)
-        for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row += most) {
-            const int left = b->row_starts[s + 1] - row;
-            p->blocks[p->block_count++] = (query_block){s, row, left < most ? left : most};
-        }
+    for (int s = 0; s < p->batch->sequences; s++) cut_rows(p, s, parts);
+}
+
+/* Chunks that the row with the most of them needs. */
+static int count_chunks(const batch *b) {
+    int chunks = 1;
     for (int row = 0; row < b->rows; row++)
         if (b->positions[row] / CHUNK >= chunks) chunks = b->positions[row] / CHUNK + 1;
     return chunks;
+}
+
+/* Whether so few units of about the same size are shared out well. */
+static int is_even(int units, int threads) {
+    const int turns = (units + threads - 1) / threads;
+    return turns * threads * 7 <= units * 8;
 }
 
 static int reserve_partials(program *p, int64_t floats) {
@@ -88,14 +103,19 @@ static int reserve_partials(program *p, int64_t floats) {
     return p->partials ? 0 : -1;
 }
 
-/* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. */
+/* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. A sequence that
+   cannot be shared out evenly by its heads is cut in two first: that costs less than to put chunks together again. */
 int plan_attention(program *p) {
     if (!plan_trees(p)) return -1;
-    p->partial_chunks = make_blocks(p);
-    const int units = p->block_count * p->shape.kv_heads, wanted = 4 * pool_threads(p->pool);
-    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
+    const int threads = pool_threads(p->pool), heads = p->shape.kv_heads, wanted = 4 * threads;
+    p->partial_chunks = count_chunks(p->batch);
     p->splits = 1;
-    if (pool_threads(p->pool) == 1 || units == 0 || units >= wanted || floats > PARTIAL_FLOATS_MAX) return 0;
+    make_blocks(p, 1);
+    if (threads == 1 || p->block_count == 0 || p->block_count * heads >= wanted) return 0;
+    if (!is_even(p->block_count * heads, threads)) make_blocks(p, 2);
+    const int units = p->block_count * heads;
+    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
+    if (units >= wanted || is_even(units, threads) || floats > PARTIAL_FLOATS_MAX) return 0;
     const int splits = (wanted + units - 1) / units;
     p->splits = splits < p->partial_chunks ? splits : p->partial_chunks;
     return p->splits > 1 ? reserve_partials(p, floats) : 0;

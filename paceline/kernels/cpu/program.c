@@ -30,15 +30,17 @@ static void drop_quantised(quantised *x) {
 static int make_scratch(scratch *s, const shape *shape, int inputs) {
     const int64_t dim = shape->head_dim;
     s->row = memory(4 * (int64_t)inputs);
+    s->queries = memory(4 * QUERY_BLOCK * dim);
     s->scores = memory(4 * QUERY_BLOCK * CHUNK);
     s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
     s->state = memory(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->scores && s->sums && s->state;
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state;
 }
 
 static void drop_scratch(scratch *s) {
     drop_quantised(&s->inputs);
-    free(s->row), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores), free(s->best);
+    free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores);
+    free(s->best);
 }
 
 EXPORT void paceline_program_free(program *p) {
@@ -166,6 +168,11 @@ static void run_operation(member *self, program *p, const operation *o) {
     }
 }
 
+/* Have fetched what an operation begins with: memory would rest while members wait for each other. */
+static void fetch_for(const member *self, const program *p, const operation *next) {
+    if (next->kind == ROTATE) fetch_slots(self, p, next);
+}
+
 /* How many operations a pass needs: where no row has logits nothing after the last layer's keys and values, unless hidden
    states are kept there. */
 static int needed(const program *p) {
@@ -182,6 +189,7 @@ static void forward(member *self, void *argument) {
     for (int i = 0; i < count; i++) {
         if ((p->operations[i].input == FEATURES || p->operations[i].kind == KEEP) && !p->batch->features) continue;
         run_operation(self, p, &p->operations[i]);
+        if (i + 1 < count) fetch_for(self, p, &p->operations[i + 1]);
         work_end(self);
     }
 }

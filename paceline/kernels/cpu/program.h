@@ -82,6 +82,7 @@ typedef struct { /* where trees find their nodes */
 typedef struct { /* a member's own memory */
     quantised inputs;
     float *row;                                  /* one normalised row */
+    float *queries;                              /* [QUERY_BLOCK][head_dim] */
     float *scores;                               /* [QUERY_BLOCK][CHUNK] */
     float *sums, *state;                         /* [QUERY_BLOCK][head_dim + 2] of one chunk, and over chunks */
     float *tail_scores;                          /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
@@ -116,6 +117,7 @@ void run_add_norm(member *, program *, const operation *);
 void run_keep(member *, program *, const operation *);
 void run_pair(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
+void fetch_slots(const member *, const program *, const operation *);
 void run_attend(member *, program *, const operation *);
 int plan_attention(program *); /* non-zero: out of memory */
 int reserve_rows(program *, int rows); /* zero: out of memory; what the last pass left is lost where memory grows */

@@ -3,10 +3,19 @@
 #include "vmath.h"
 
 #define HALF_MAX 65504.0f
+#define SOME_ROWS 16
+#define LINE 64
 
 /* Pairs (d, d + half) turned by the angle of the position, then times `scale`. */
 static void rotate(float *x, const float *cosine, const float *sine, int half, float scale) {
-    for (int d = 0; d < half; d++) {
+    const vf factor = vf_set1(scale);
+    int d = 0;
+    for (; d + LANES <= half; d += LANES) {
+        const vf a = vf_load(x + d), b = vf_load(x + d + half), c = vf_load(cosine + d), s = vf_load(sine + d);
+        vf_store(x + d, vf_mul(vf_sub(vf_mul(a, c), vf_mul(b, s)), factor));
+        vf_store(x + d + half, vf_mul(vf_add(vf_mul(b, c), vf_mul(a, s)), factor));
+    }
+    for (; d < half; d++) {
         const float a = x[d], b = x[d + half];
         x[d] = (a * cosine[d] - b * sine[d]) * scale;
         x[d + half] = (b * cosine[d] + a * sine[d]) * scale;
@@ -39,8 +48,26 @@ static void rotate_head(program *p, const operation *o, int row, int head) {
         store_key_value(s, o->layer, p->batch->slots[row], head - s->heads, x, x + s->kv_heads * dim);
 }
 
+/* A head of some rows at a time: what one stores for a row lies beside what it stores for the next. */
 void run_rotate(member *self, program *p, const operation *o) {
-    const int heads = p->shape.heads + p->shape.kv_heads; /* of a row: queries | keys | values */
-    work_begin(self, p->batch->rows * heads);
-    for (int unit; (unit = work_next(self)) >= 0;) rotate_head(p, o, unit / heads, unit % heads);
+    const int heads = p->shape.heads + p->shape.kv_heads, rows = p->batch->rows; /* of a row: queries | keys | values */
+    work_begin(self, heads * ((rows + SOME_ROWS - 1) / SOME_ROWS));
+    for (int unit; (unit = work_next(self)) >= 0;) {
+        const int first = unit / heads * SOME_ROWS, last = first + SOME_ROWS < rows ? first + SOME_ROWS : rows;
+        for (int row = first; row < last; row++) rotate_head(p, o, row, unit % heads);
+    }
+}
+
+/* Have the places fetched where keys and values will be stored. */
+void fetch_slots(const member *self, const program *p, const operation *o) {
+    const int dim = p->shape.head_dim;
+    const int32_t *slots = p->batch->slots;
+    for (int head = self->index; head < p->shape.kv_heads; head += self->count)
+        for (int row = 0; row < p->batch->rows; row++) {
+            const uint16_t *keys = keys_of(&p->shape, o->layer, slots[row] / PAGE, head);
+            const uint16_t *value = values_of(&p->shape, o->layer, slots[row] / PAGE, head) + slots[row] % PAGE * dim;
+            const int known = row && slots[row] / PAGE == slots[row - 1] / PAGE;
+            for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
+            for (int i = 0; i < dim; i += LINE / 2) prefetch_far(value + i);
+        }
 }

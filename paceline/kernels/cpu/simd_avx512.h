@@ -5,9 +5,9 @@ typedef __m512 vf;
 typedef __m512i vi;
 
 #define MAX_KERNEL_ROWS 8 /* rows one pass over a weight tile serves from registers */
-#define SCORE_QUERIES 8
+#define SCORE_QUERIES 12
 #define SCORE_PAGES 2
-#define VALUE_QUERIES 4
+#define VALUE_QUERIES 6
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
