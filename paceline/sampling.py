@@ -28,7 +28,6 @@ Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(logits [n, vocab], inverse temperatures [n], keys [n, 2]) → tokens [n]: argmax of scaled logits plus noise."""
 
 
-KEYS_AHEAD = 256  # positions
 
 
 class Stream(IntEnum):
@@ -92,7 +91,6 @@ class Sampler:
         self.is_simple = not params.edits_logits and (params.greedy or not params.filters)
         self.output_tokens = 0
         self.warmth = 0.0 if params.greedy else 1.0 / params.temperature
-        self._keys, self._keys_from = np.empty((0, 2), dtype=np.int64), 0  # of noise, and the position of the first
         self._stops = sorted({*eos_ids, *params.stop_ids})
         self._additive = _additive(params, vocab_size)  # [vocab] or None
         self._counts: Tensor | None = None  # output tokens, for presence and frequency
@@ -147,14 +145,6 @@ class Sampler:
         if self.params.filters:
             logits, scale = self.shape(logits), 1.0
         return pick(logits, torch.full((len(logits),), scale), keys)
-
-    def keys(self, first: int, count: int) -> np.ndarray:
-        """int64 [count, 2] of the noise of tokens from `first` on; made ahead, since each step asks for the next."""
-        start = first - self._keys_from
-        if not 0 <= start <= len(self._keys) - count:
-            self._keys_from, start = first, 0
-            self._keys = noise_keys(self.seed, np.arange(first, first + count + KEYS_AHEAD), Stream.TOKEN)
-        return self._keys[start : start + count]
 
     def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
         """Stops before min_tokens, and what the grammar does not allow: it has the last word where only a stop is left.

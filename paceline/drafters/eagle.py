@@ -6,7 +6,8 @@ page ids. Row i of the head belongs to position i, needs the token at i + 1, and
     committed   0 ............................ L-2  L-1 │
     computed    0 ............................ L-2      │       the target reads the last token while it verifies
     the head    0 ...... known │ held ........ L-2      │       first pass: the held rows; the last gives token L
-    draft                                           │ L-1  L …  further passes, on the head's own output
+    draft                                           │ L-1  L …  further passes, on the head's own output: a level of the
+                                                                tree each, one token of a chain
 
 Nothing is computed before a draft is wanted: until then states are only held (`drafters.held`), so that a sequence
 that does not draft costs a copy. What has piled up is read in chunks when it drafts. Where the memory for states ends
@@ -39,6 +40,7 @@ from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick
 
 USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
+MOST_BRANCHES = 8  # as in tree.c
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
 WORTH = 96  # rows that are read for each token that one sequence alone may still draft
@@ -84,10 +86,13 @@ class EagleDrafter:
         min_confidence: float | None = None,
     ) -> None:
         """`width`: of the features, all taps together. `pick`: the target's. `chunk`: rows that it reads at once.
-        `memory`: bytes for hidden states, if that is enough for a step. A draft ends early once the head believes in
-        all of it with less than `min_confidence`, by default what one more token costs, or what the request says."""
+        `memory`: bytes for hidden states, if that is enough for a step. `branches`: tokens that may follow one, where
+        the head drafts in one call; with the host in between a draft is a chain. What the head believes in with less
+        than `min_confidence` is left out; by default what does not pay, or what the request says."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
+        if not 1 <= branches <= MOST_BRANCHES:
+            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {MOST_BRANCHES}")
         self.name = name
         self.taps = taps
         self.max_draft = max_draft
@@ -267,11 +272,13 @@ class EagleDrafter:
     def _draft_at_once(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         assert self._draft is not None
         shares, features = self._first_rows(asks)
+        for share, ask in zip(shares, asks, strict=True):
+            share.seed, share.warmth = ask.sampler.seed, ask.sampler.warmth
         wanted = [_wanted(ask, *self._floors(ask)) for ask in asks]
         batch = build_batch(self._lanes, shares, ahead=1, beyond=max(each.limit for each in wanted))
         trees = self._draft(batch, features, wanted, width=self._branches)
         return {
-            ask.key: Draft(tokens=tuple(tokens), parents=tuple(parents))
+            ask.key: Draft(tuple(tokens), _branching(parents))
             for ask, (tokens, parents) in zip(asks, trees, strict=True)
         }
 
@@ -321,19 +328,15 @@ def _is_simple(ask: Ask) -> bool:
 
 
 def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
-    sampler, params, first = ask.sampler, ask.sampler.params, len(ask.tokens)
-    if sampler.greedy:
-        return Wanted(limit=ask.max_draft, worth=worth, least=least)
-    return Wanted(
-        limit=ask.max_draft,
-        worth=worth,
-        least=least,
-        inverse_temperature=1.0 / params.temperature,
-        keys=sampler.keys(first, ask.max_draft),
-        min_p=params.min_p,
-        top_p=params.top_p,
-        top_k=min(params.top_k, MANY),
-    )
+    params = ask.sampler.params
+    if ask.sampler.greedy or not params.filters:
+        return Wanted(ask.max_draft, worth, least)
+    return Wanted(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, MANY))
+
+
+def _branching(parents: list[int]) -> tuple[int, ...]:
+    """Nothing where the tree is a chain."""
+    return () if parents == [*range(-1, len(parents) - 1)] else tuple(parents)
 
 
 def _next_row(drawing: Drawing) -> Share:

@@ -133,7 +133,7 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 
 def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    directory, format, given = _head_options("eagle", options, {"copy": int})
+    directory, format, given = _head_options("eagle", options, {"copy": int, "branches": int})
     after = given.pop("copy", COPY)
     ready = read_eagle(directory, target, format=format)
     config = ready.head.config

@@ -6,6 +6,8 @@ It has KV memory of its own and the target's embedding, where it brings none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char, c_int32
+from struct import Struct
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from paceline.runner.compiled import CompiledForward, check_supported, point, sh
 from paceline.runner.heads import Tree, Wanted
 
 BEAM = 4  # as in tree.c: rows of a sequence in one pass
+FLOORS = ("worth", "least", "min_p", "top_p")
+MANY = 256  # batches that are known
 
 
 class CompiledHead:
@@ -46,100 +50,104 @@ class CompiledHead:
         self._program = Program(self._library, shape, threads=self.threads)
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
-        self._pass = Pass()
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
-        self._drafts: dict[tuple[int, int, int], DraftMemory] = {}  # by sequences, the longest draft and its width
+        self._known: dict[tuple[int, int], Drafts] = {}  # by the id of a batch and the width of drafts
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
-        rows = np.array(carry, dtype=np.int32)
-        output = self._point(batch, features, carry=None if features is not None else rows)
-        self._program.run(self._pass)
+        rows = None if features is not None else np.array(carry, dtype=np.int32)
+        output = self._output(len(batch.logit_rows))
+        pass_ = Pass()
+        point(pass_, batch, output)
+        pass_.features = None if features is None else _address(features, batch)
+        pass_.carry = None if rows is None else rows.ctypes.data
+        self._program.run(pass_)
         return output
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
-        self._point(batch, features, carry=None, outs=BEAM * len(wanted))
-        shape = len(wanted), max(each.limit for each in wanted), width
-        if shape not in self._drafts:
-            self._drafts[shape] = DraftMemory(*shape, ids=self.ids)
-        memory = self._drafts[shape]
-        memory.write(wanted)
-        self._program.run_draft(self._pass, memory.order)
-        return memory.read()
+        longest = max(each.limit for each in wanted)
+        known = self._known.get((id(batch), width))
+        if known is None or known.longest < longest:
+            known = self._prepare(batch, longest, width)
+        known.pass_.features = _address(features, batch)
+        known.write(wanted)
+        self._program.run_draft(known.pass_, known.order)
+        return known.read()
 
-    def _point(
-        self, batch: Batch, features: Tensor | None, *, carry: np.ndarray | None, outs: int | None = None
-    ) -> Output:
-        """Where results of so many rows may go: by default of those with logits."""
-        output = self._output(outs or len(batch.logit_rows))
-        point(self._pass, batch, output)
-        if features is not None:
-            assert features.is_contiguous(), "features of adjacent rows lie side by side"
-            assert len(features) == len(batch.tokens), f"features of {len(features)} rows for {len(batch.tokens)}"
-        self._pass.features = None if features is None else features.data_ptr()
-        self._pass.carry = None if carry is None else carry.ctypes.data
-        return output
+    def _prepare(self, batch: Batch, longest: int, width: int) -> Drafts:
+        """What a draft reads and writes is kept, since batches come back: see CompiledForward."""
+        output = self._output(BEAM * len(batch.bases))
+        if len(self._known) == MANY:
+            self._known.clear()
+        drafts = self._known[id(batch), width] = Drafts(batch, output, longest, width, ids=self.ids)
+        return drafts
 
     def _output(self, outs: int) -> Output:
         """Memory for the results, a view of it for each number of them."""
         if outs > len(self._logits):
             self._logits, self._views = torch.empty((outs, len(self.ids))), {}
+            self._known.clear()  # they point to the memory before
         if outs not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             self._views[outs] = Output(logits=self._logits[:outs], argmax=argmax)
         return self._views[outs]
 
 
-class DraftMemory:
-    """The memory of a draft for so many sequences: what is wanted, and what came of it."""
+class Drafts:
+    """The memory of drafts for the sequences of a batch: what is wanted, and what came of it."""
 
-    def __init__(self, count: int, longest: int, width: int, *, ids: Tensor) -> None:
-        self._count, self._longest = count, longest
-        # limits │ top_k │ counts │ tokens [count, longest] │ parents [count, longest]
-        self._whole = np.zeros(count * (3 + 2 * longest), dtype=np.int32)
-        # inverse temperatures │ worth │ least │ min_p │ top_p
-        self._floats = np.zeros(5 * count, dtype=np.float32)
-        self._keys = np.zeros((count, longest, 2), dtype=np.uint32)
-        at, floats = self._whole.ctypes.data, self._floats.ctypes.data
+    def __init__(self, batch: Batch, output: Output, longest: int, width: int, *, ids: Tensor) -> None:
+        count = len(batch.bases)
+        self.longest = longest
+        self.pass_ = Pass()
+        point(self.pass_, batch, output)
+        self._batch = batch  # whoever has its id is this one
+        self._layout = Struct(f"={2 * count}i{4 * count}f")  # limits │ top_k │ worth │ least │ min_p │ top_p
+        self._asked = bytearray(self._layout.size)
+        self._found = (c_int32 * (count * (1 + 2 * longest)))()  # counts │ tokens [count, longest] │ parents, the same
+        asked, found = addressof(c_char.from_buffer(self._asked)), addressof(self._found)
+        assert batch.seeds is not None, "drafts are drawn by the batch's seeds"
+        assert batch.warmths is not None, "and its temperatures"
         self.order = Order(
             ids=ids.data_ptr(),
-            limits=at,
-            top_k=at + 4 * count,
-            counts=at + 8 * count,
-            tokens=at + 12 * count,
-            parents=at + (12 + 4 * longest) * count,
-            inverse_temperature=floats,
-            worth=floats + 4 * count,
-            least=floats + 8 * count,
-            min_p=floats + 12 * count,
-            top_p=floats + 16 * count,
-            keys=self._keys.ctypes.data,
+            seeds=batch.seeds.data_ptr(),
+            inverse_temperature=batch.warmths.data_ptr(),
+            **{name: asked + 4 * count * i for i, name in enumerate(("limits", "top_k", *FLOORS))},
+            counts=found,
+            tokens=found + 4 * count,
+            parents=found + 4 * count * (1 + longest),
             longest=longest,
             vocab=len(ids),
             width=width,
         )
 
     def write(self, wanted: Sequence[Wanted]) -> None:
-        self._whole[: 2 * self._count] = [each.limit for each in wanted] + [each.top_k for each in wanted]
-        floats: list[float] = []
-        for name in ("inverse_temperature", "worth", "least", "min_p", "top_p"):
-            floats += [getattr(each, name) for each in wanted]
-        self._floats[:] = floats
-        for i, each in enumerate(wanted):
-            if each.keys is not None:
-                self._keys[i, : each.limit] = each.keys
+        if len(wanted) == 1:
+            [one] = wanted
+            values: Sequence[float] = one.limit, one.top_k, one.worth, one.least, one.min_p, one.top_p
+        else:
+            values = [getattr(each, name) for name in ("limit", "top_k", *FLOORS) for each in wanted]
+        self._layout.pack_into(self._asked, 0, *values)
 
     def read(self) -> list[Tree]:
         """Of each sequence."""
-        found, count, longest = self._whole.tolist(), self._count, self._longest
-        trees = []
-        for i in range(count):
-            size, tokens, parents = found[2 * count + i], 3 * count + i * longest, 3 * count + (count + i) * longest
-            trees.append((found[tokens : tokens + size], found[parents : parents + size]))
-        return trees
+        found, count, longest = self._found, len(self._batch.bases), self.longest
+        starts = range(count, count * (1 + longest), longest)
+        sizes = found[:count]
+        beyond = count * longest  # from a token to its parent
+        return [
+            (found[start : start + size], found[start + beyond : start + beyond + size])
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+
+
+def _address(features: Tensor, batch: Batch) -> int:
+    assert features.is_contiguous(), "features of adjacent rows lie side by side"
+    assert len(features) == len(batch.tokens), f"features of {len(features)} rows for {len(batch.tokens)}"
+    return features.data_ptr()
 
 
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:

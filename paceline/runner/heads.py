@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,14 +38,12 @@ class HeadForward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A draft that asks for nothing but the best tokens, or those that a temperature, noise and filters choose. Filters
-    may be applied roughly: what they should have left out is rejected like any wrong guess."""
+    """A draft that asks for nothing but the best tokens, or those that the noise of its batch and filters choose.
+    Filters may be applied roughly: what they should have left out is rejected like any wrong guess."""
 
     limit: int  # tokens, at least 1
     worth: float  # a token is left out where the head believes less in it and all before it
     least: float  # nothing follows tokens of a level where it believes less in all of them together
-    inverse_temperature: float = 0.0  # 0: the best
-    keys: np.ndarray | None = None  # int64 [limit, 2] of the noise, by depth; None where there is none
     min_p: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -56,7 +53,8 @@ class TreeHead(HeadForward, Protocol):
     """A head that drafts several tokens without the host between them."""
 
     def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
-        """One draft a sequence of the batch, whose last row alone has logits; at most `width` tokens follow one."""
+        """One draft a sequence of the batch, whose last row alone has logits; at most `width` tokens follow one. Drawn
+        with the batch's seeds and warmths."""
 
 
 Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents: see Draft

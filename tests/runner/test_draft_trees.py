@@ -16,9 +16,11 @@ from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.compiled_head import BEAM, CompiledHead
 from paceline.runner.heads import Tree, Wanted
+from paceline.sampling import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE
-from tests.runner.test_heads import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, rows
+from tests.runner.test_heads import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
 
+SEEDS = (11, 2**40 + 5, 7)
 SHARES = (1.0, 0.27, 0.17, 0.13, 0.11, 0.095, 0.084, 0.076)
 
 
@@ -36,16 +38,15 @@ class Node:
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_a_draft_is_pass_after_pass(variant: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
-    keys = np.random.default_rng(3).integers(0, 2**32, (9, 2))
     for name, head in HEADS.items():
         fast, _ = both(head)
-        for wanted in (
-            [Wanted(4, 0.0, 0.0), Wanted(1, 0.0, 0.0), Wanted(9, 0.0, 0.0)],
-            [Wanted(3, 0.01, 0.03), Wanted(6, 0.0, 0.0, 1.2, keys[:6]), Wanted(9, 0.02, 0.06, 0.7, keys)],
-            [Wanted(6, 0.0, 0.0, 1.0, keys[:6]), Wanted(6, 0.3, 0.9), Wanted(2, 0.0, 0.0)],
+        for warmths, wanted in (
+            ((0.0, 0.0, 0.0), [Wanted(4, 0.0, 0.0), Wanted(1, 0.0, 0.0), Wanted(9, 0.0, 0.0)]),
+            ((0.0, 1.2, 0.7), [Wanted(3, 0.01, 0.03), Wanted(6, 0.0, 0.0), Wanted(9, 0.02, 0.06)]),
+            ((1.0, 0.0, 0.0), [Wanted(6, 0.0, 0.0), Wanted(6, 0.3, 0.9), Wanted(2, 0.0, 0.0)]),
         ):
-            found = fast.draft(FIRST, FEATURES, wanted, width=width)
-            assert found == by_passes(fast, wanted, width=width), name
+            found = fast.draft(drawing(SEEDS, *warmths), FEATURES, wanted, width=width)
+            assert found == by_passes(fast, wanted, warmths, width=width), name
             for (tokens, parents), each in zip(found, wanted, strict=True):
                 assert 1 <= len(tokens) <= each.limit
                 assert all(-1 <= parent < i for i, parent in enumerate(parents))
@@ -57,7 +58,7 @@ def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
     fast, _ = both(HEADS["plain"])
     wanted = [Wanted(12, 0.0, 0.0)] * 3
     for width, branches in ((1, False), (4, True)):
-        for tokens, parents in fast.draft(FIRST, FEATURES, wanted, width=width):
+        for tokens, parents in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
             assert len(tokens) == 12
             assert (parents != [*range(-1, 11)]) == branches
 
@@ -66,14 +67,14 @@ def test_what_is_not_worth_it_is_left_out() -> None:
     fast, _ = both(HEADS["plain"])
     sizes = []
     for worth in (0.0, 0.01, 0.05, 2.0):
-        drafts = fast.draft(FIRST, FEATURES, [Wanted(12, worth, worth)] * 3, width=4)
+        drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [Wanted(12, worth, worth)] * 3, width=4)
         sizes.append([len(tokens) for tokens, _ in drafts])
     assert sizes[0] == [12] * 3
     assert sizes[-1] == [1] * 3  # of an empty draft nothing would be learnt
     assert all(a >= b for one, other in pairwise(sizes) for a, b in zip(one, other, strict=True))
 
 
-def by_passes(head: CompiledHead, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
+def by_passes(head: CompiledHead, wanted: Sequence[Wanted], warmths: Sequence[float], *, width: int) -> list[Tree]:
     trees: list[list[Node]] = [[] for _ in wanted]
     last, read = [3, 4, 21], [0] * len(wanted)
     rows_of = [(s, -1) for s in range(len(wanted))]
@@ -81,7 +82,9 @@ def by_passes(head: CompiledHead, wanted: Sequence[Wanted], *, width: int) -> li
     while rows_of:
         fresh = [len(tree) for tree in trees]
         for row, (s, at) in enumerate(rows_of):
-            add(trees[s], at, wanted[s], *guesses(head, output.logits[row], trees[s], at, wanted[s], width))
+            depth = 0 if at < 0 else trees[s][at].depth
+            noise = noise_of(head, s, COUNTS[s] + 1 + depth) if warmths[s] else None
+            add(trees[s], at, wanted[s], *guesses(head, output.logits[row], warmths[s], noise, width))
         rows_of = [(s, at) for s in range(len(wanted)) for at in choose(trees[s], fresh[s], wanted[s], read[s])]
         if rows_of:
             carry = [last[s] if trees[s][at].parent < 0 else trees[s][trees[s][at].parent].row for s, at in rows_of]
@@ -89,20 +92,22 @@ def by_passes(head: CompiledHead, wanted: Sequence[Wanted], *, width: int) -> li
     return [best(tree, each.limit) for tree, each in zip(trees, wanted, strict=True)]
 
 
+def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
+    keys = torch.from_numpy(noise_keys(SEEDS[s], np.array([position]), Stream.TOKEN))
+    return gumbel_noise(keys, 97)[0][head.ids.long()]
+
+
 def guesses(
-    head: CompiledHead, logits: Tensor, tree: list[Node], at: int, wanted: Wanted, width: int
+    head: CompiledHead, logits: Tensor, warmth: float, noise: Tensor | None, width: int
 ) -> tuple[list[int], list[float]]:
     """Tokens, the best first, and the chance of each."""
-    scores, depth = logits, 0 if at < 0 else tree[at].depth
-    if wanted.keys is not None:
-        noise = gumbel_noise(torch.from_numpy(wanted.keys[depth : depth + 1]), 97)[0]
-        scores = logits * wanted.inverse_temperature + noise[head.ids.long()]
+    scores = logits if noise is None else logits * warmth + noise
     top = torch.topk(scores, width)
     tokens = [int(head.ids[place]) for place in top.indices]
     chances = []
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
         q = float(logits.softmax(0)[place])
-        if wanted.keys is None:
+        if noise is None:
             chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
         else:
             behind = float(top.values[0] - score)

@@ -20,6 +20,7 @@ from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.eager import EagerForward
 from paceline.runner.heads import EagerHead, Tree, Wanted
 from paceline.runner.medusa import CompiledMedusa, EagerMedusa
+from paceline.sampling import Stream, noise_keys
 from tests.heads import random_eagle, random_medusa
 from tests.kernels.tiny_forward import RUNNABLE
 from tests.tiny_models import TARGET
@@ -188,9 +189,9 @@ def test_filters_of_a_draft_are_nearly_the_targets(
     places = {token: place for place, token in enumerate(fast.ids.tolist())}
     sure = 0
     for seed in range(60):
-        keys = np.random.default_rng(seed).integers(0, 2**32, (1, 2))
-        drawn = tokens_of(fast.draft(FIRST, FEATURES, [Wanted(1, 0.0, 0.0, 0.8, keys, **filters)] * 3, width=4))
-        most, least = (fast.pick(kept, torch.ones(3), torch.from_numpy(keys).expand(3, 2)).tolist() for kept in sets)
+        keys = torch.from_numpy(noise_keys(seed, np.array(COUNTS) + 1, Stream.TOKEN))
+        drawn = tokens_of(fast.draft(drawing([seed] * 3, 0.8), FEATURES, [Wanted(1, 0.0, 0.0, **filters)] * 3, width=4))
+        most, least = (fast.pick(kept, torch.ones(3), keys).tolist() for kept in sets)
         for row, [token] in enumerate(drawn):
             assert sets[0][row, places[token]] > -torch.inf
             assert places[token] == most[row] or most[row] != least[row]
@@ -200,16 +201,22 @@ def test_filters_of_a_draft_are_nearly_the_targets(
 
 def test_filters_that_leave_everything_change_nothing() -> None:
     fast, _ = both(HEADS["plain"])
-    keys = np.random.default_rng(5).integers(0, 2**32, (8, 2))
+    batch = drawing([5, 6, 7], 1.0)
     for width in (1, 3):
 
         def draft(width: int = width, **filters: Any) -> list[Tree]:
-            return fast.draft(FIRST, FEATURES, [Wanted(8, 0.0, 0.0, 1.0, keys, **filters)] * 3, width=width)
+            return fast.draft(batch, FEATURES, [Wanted(8, 0.0, 0.0, **filters)] * 3, width=width)
 
         plain = draft()
         for wide in ({"top_k": 1 << 30}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
             assert draft(**wide) == plain
         assert draft(top_k=2) != plain
+
+
+def drawing(seeds: Sequence[int], *warmths: float, batch: Batch = FIRST) -> Batch:
+    """A batch that says what its drafts are drawn with: one inverse temperature, or one a sequence."""
+    each = torch.tensor(warmths if len(warmths) > 1 else warmths * len(seeds), dtype=torch.float32)
+    return replace(batch, seeds=torch.tensor(seeds), warmths=each)
 
 
 def tokens_of(drafts: Sequence[Tree]) -> list[list[int]]:
@@ -219,7 +226,7 @@ def tokens_of(drafts: Sequence[Tree]) -> list[list[int]]:
 def test_a_long_chain_crosses_pages() -> None:
     fast, _ = both(HEADS["plain"])
     wanted = [Wanted(1, 0.0, 0.0), Wanted(40, 0.0, 0.0), Wanted(9, 0.0, 0.0)]
-    drafts = fast.draft(FIRST, FEATURES, wanted, width=1)
+    drafts = fast.draft(drawing([0] * 3, 0.0), FEATURES, wanted, width=1)
     assert [parents for _, parents in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
 
 
@@ -242,7 +249,7 @@ def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
 
 def test_a_draft_that_cannot_go_on_says_so() -> None:
     fast, _ = both(HEADS["plain"])
-    narrow = replace(FIRST, page_table=FIRST.page_table[:, :2].contiguous())
+    narrow = drawing([0] * 3, 0.0, batch=replace(FIRST, page_table=FIRST.page_table[:, :2].contiguous()))
     with pytest.raises(AssertionError, match="a KV slot that does not exist"):
         fast.draft(narrow, FEATURES, [Wanted(200, 0.0, 0.0)] * 3, width=4)
 

@@ -93,8 +93,8 @@ class Order(Structure):
     """`order` of tree.c: what to draft, and where it goes."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("ids", "limits", "inverse_temperature", "worth", "least")),
-        *((name, c_void_p) for name in ("min_p", "top_p", "top_k", "keys", "tokens", "parents", "counts")),
+        *((name, c_void_p) for name in ("ids", "limits", "seeds", "inverse_temperature", "worth", "least")),
+        *((name, c_void_p) for name in ("min_p", "top_p", "top_k", "tokens", "parents", "counts")),
         *((name, c_int32) for name in ("longest", "vocab", "width")),
     )
 

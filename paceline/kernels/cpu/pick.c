@@ -155,8 +155,7 @@ static uint64_t finalise(uint64_t bits) {
     return bits ^ bits >> 31;
 }
 
-/* paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams */
-static void write_keys(uint32_t *keys, uint64_t seed, int position) {
+void token_keys(uint32_t *keys, uint64_t seed, int position) {
     const uint64_t counter = (uint64_t)position * 4;
     const uint64_t bits = finalise(seed ^ finalise(counter * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u));
     keys[0] = (uint32_t)(bits >> 32);
@@ -182,7 +181,7 @@ static void add_noisy(noisy_rows *n, const batch *b, int out, int vocab, uint64_
     const int i = n->count++, top = b->argmax[out];
     n->logits[i] = b->logits + (int64_t)out * vocab;
     n->inverse_temperature[i] = inverse_temperature;
-    write_keys(n->keys + 2 * i, seed, b->positions[b->logit_rows[out]] + 1);
+    token_keys(n->keys + 2 * i, seed, b->positions[b->logit_rows[out]] + 1);
     n->sure[i] = with_noise(n->logits[i][top], inverse_temperature, n->keys + 2 * i, top);
     n->outs[i] = out;
 }

@@ -128,6 +128,8 @@ best pick_between(const float *logits, float inverse_temperature, const uint32_t
 /* The best `count` of them, at most LANES, the best first, merged into `tops`; ids are not NULL. */
 void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
                   best *tops, int count);
+/* Of the noise of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams. */
+void token_keys(uint32_t *keys, uint64_t seed, int position);
 void clear_tops(best *tops, int count);
 void insert_top(best *tops, int count, best one);
 

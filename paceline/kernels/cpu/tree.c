@@ -21,12 +21,12 @@
 typedef struct { /* mirrored in layout.py */
     const int32_t *ids;               /* [vocab] the target's token of each output */
     const int32_t *limits;            /* [sequences] nodes wanted, at least 1 */
+    const uint64_t *seeds;            /* [sequences] of the noise */
     const float *inverse_temperature; /* [sequences]; 0: the best tokens without noise */
     const float *worth;               /* [sequences] a node that is believed in less is left out */
     const float *least;               /* [sequences] nodes that are believed in less, all together, are not read */
     const float *min_p, *top_p;       /* [sequences]; 0 and 1: not wanted */
     const int32_t *top_k;             /* [sequences]; 0: not wanted */
-    const uint32_t *keys;             /* [sequences][longest][2] by depth */
     int32_t *tokens, *parents;        /* out [sequences][longest] the most likely first; -1: the root */
     int32_t *counts;                  /* out [sequences] */
     int32_t longest, vocab, width;
@@ -124,8 +124,10 @@ static void pick_above(const order *o, const float *logits, float floor, float w
     }
 }
 
-static void find_noisy(const order *o, int s, const float *logits, float most, const uint32_t *keys, best *tops) {
+static void find_noisy(const order *o, int s, const float *logits, float most, int position, best *tops) {
     const float warmth = o->inverse_temperature[s];
+    uint32_t keys[2];
+    token_keys(keys, o->seeds[s], position);
     const int filters = o->min_p[s] > 0.0f || o->top_p[s] < 1.0f || o->top_k[s] > 0;
     const float floor = filters ? floor_of(logits, o->vocab, most, warmth, o->min_p[s], o->top_p[s], o->top_k[s])
                                 : -INFINITY;
@@ -149,7 +151,7 @@ static void look_at(const drafting *d, int row) {
     const float most = logits[d->now->argmax[row]];
     best *tops = d->tops[row];
     clear_tops(tops, o->width);
-    if (noisy) find_noisy(o, s, logits, most, o->keys + 2 * ((int64_t)s * o->longest + depth), tops);
+    if (noisy) find_noisy(o, s, logits, most, d->trees[s].base + 1 + depth, tops);
     else find_best(logits, o->vocab, tops, o->width);
     if (tops[0].index == INT32_MAX) tops[0] = (best){0.0f, 0}; /* nothing but NaN */
     const float mass = log_mass(logits, o->vocab, most);
