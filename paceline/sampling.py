@@ -28,8 +28,6 @@ Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(logits [n, vocab], inverse temperatures [n], keys [n, 2]) → tokens [n]: argmax of scaled logits plus noise."""
 
 
-
-
 class Stream(IntEnum):
     """Independent noises of one (seed, position)."""
 

@@ -101,14 +101,15 @@ class Drafts:
 
     def __init__(self, batch: Batch, output: Output, longest: int, width: int, *, ids: Tensor) -> None:
         count = len(batch.bases)
-        self.longest = longest
+        self._count, self.longest = count, longest
         self.pass_ = Pass()
         point(self.pass_, batch, output)
         self._batch = batch  # whoever has its id is this one
         self._layout = Struct(f"={2 * count}i{4 * count}f")  # limits │ top_k │ worth │ least │ min_p │ top_p
         self._asked = bytearray(self._layout.size)
-        self._found = (c_int32 * (count * (1 + 2 * longest)))()  # counts │ tokens [count, longest] │ parents, the same
-        asked, found = addressof(c_char.from_buffer(self._asked)), addressof(self._found)
+        memory = (c_int32 * (count * (1 + 2 * longest)))()  # counts │ tokens [count, longest] │ parents, the same
+        self._found = memoryview(memory).cast("B").cast("i")
+        asked, found = addressof(c_char.from_buffer(self._asked)), addressof(memory)
         assert batch.seeds is not None, "drafts are drawn by the batch's seeds"
         assert batch.warmths is not None, "and its temperatures"
         self.order = Order(
@@ -134,13 +135,12 @@ class Drafts:
 
     def read(self) -> list[Tree]:
         """Of each sequence."""
-        found, count, longest = self._found, len(self._batch.bases), self.longest
+        found, count, longest = self._found.tolist(), self._count, self.longest
         starts = range(count, count * (1 + longest), longest)
-        sizes = found[:count]
         beyond = count * longest  # from a token to its parent
         return [
             (found[start : start + size], found[start + beyond : start + beyond + size])
-            for start, size in zip(starts, sizes, strict=True)
+            for start, size in zip(starts, found[:count], strict=True)
         ]
 
 

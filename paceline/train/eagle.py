@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.models.config import RopeScaling
 from paceline.models.rope import rope_frequencies, turns
 from paceline.train.batches import STEP, Texts
 from paceline.train.fused import gated, norm, shares, turn
@@ -47,6 +48,7 @@ class EagleShape:
     theta: float
     max_context: int
     steps: int  # unrolled
+    scaling: RopeScaling | None = None  # a head that was published with one keeps it
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         wide, queries, keys = 2 * self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -90,7 +92,7 @@ class EagleHead:
         self._packing: Packing = packing
         self._known = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
         self._known[self.constants["draft_ids"]] = True
-        self._frequencies = rope_frequencies(shape.head_dim, shape.theta, None).to(device)
+        self._frequencies = rope_frequencies(shape.head_dim, shape.theta, shape.scaling).to(device)
 
     def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses:
         rows = label_rows(texts, self._known)
@@ -213,6 +215,7 @@ def _mask(length: int, step: int, *, like: Tensor) -> Tensor:
 
 
 def _config(shape: EagleShape) -> dict[str, object]:
+    stretched = {"rope_scaling": _scaling(shape.scaling)} if shape.scaling else {}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -231,4 +234,17 @@ def _config(shape: EagleShape) -> dict[str, object]:
         "target_hidden_size": shape.hidden,
         "tie_word_embeddings": False,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(shape.layers)},
+        **stretched,
     }
+
+
+def _scaling(scaling: RopeScaling) -> dict[str, object]:
+    """The kinds that a published config can have."""
+    found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        found |= {
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context,
+        }
+    return found

@@ -108,10 +108,9 @@ def _check_asked(option: str, asked: int | None, there: int, folder: Path) -> No
 
 
 def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -> EagleShape:
-    layer, scaling = config.layer, config.layer.rope_scaling
+    layer = config.layer
     for wrong, what in (
         (config.norm_first, "a norm before the residual"),
-        (scaling is not None, f"the rope_scaling {scaling.kind!r}" if scaling else ""),
         (layer.activation != "silu", f"the activation {layer.activation!r}"),
         (layer.hidden_size != target.hidden_size, f"a width of {layer.hidden_size}, not {target.hidden_size}"),
     ):
@@ -130,6 +129,7 @@ def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -
         theta=layer.rope_theta,
         max_context=layer.max_context,
         steps=steps,
+        scaling=layer.rope_scaling,
     )
 
 

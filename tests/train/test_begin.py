@@ -185,7 +185,7 @@ def changed(first: Job, folder: Path, config: dict[str, object]) -> Job:
     ("config", "said"),
     [
         ({"norm_before_residual": True}, "a norm before the residual"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "the rope_scaling 'linear'"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "activation"),
     ],
 )
 def test_heads_that_are_not_trained_here_are_said(
@@ -193,6 +193,30 @@ def test_heads_that_are_not_trained_here_are_said(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         train(changed(first, tmp_path / "head", config), lambda text: None)
+
+
+SCALINGS: list[dict[str, object]] = [
+    {"rope_type": "linear", "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_stretched_rotation_is_kept(first: Job, tmp_path: Path, scaling: dict[str, object]) -> None:
+    changed(first, tmp_path / "head", {"rope_scaling": scaling})
+    model = load_model(first.target, format="fp32")
+    plain, stretched = (read_drafter(path, model, device=CPU).student for path in (first.out, tmp_path / "head"))
+    assert isinstance(plain, EagleHead)
+    assert isinstance(stretched, EagleHead)
+    assert not torch.equal(stretched._frequencies, plain._frequencies)
+    assert json.loads(stretched.files()["config.json"])["rope_scaling"] == scaling
+    assert "rope_scaling" not in json.loads(plain.files()["config.json"])
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -69,12 +69,16 @@ static float chance(int rank, float probability, float behind, int drawn) {
     return drawn ? 0.22f + 0.65f * sqrtf(probability) : 2.5f * probability / (1.0f + 1.5f * probability);
 }
 
-/* The logarithm of Σ exp(logit - most). */
+/* The logarithm of Σ exp(logit - most), without those that are too small to count. */
 static float log_mass(const float *logits, int vocab, float most) {
+    const vf top = vf_set1(most), lowest = vf_set1(most - 14.0f);
     vf sum = vf_set1(0.0f);
     float rest = 0.0f;
     const int whole = vocab / LANES * LANES;
-    for (int j = 0; j < whole; j += LANES) sum = vf_add(sum, vf_exp(vf_sub(vf_load(logits + j), vf_set1(most))));
+    for (int j = 0; j < whole; j += LANES) {
+        const vf l = vf_load(logits + j);
+        if (vf_ge(l, lowest)) sum = vf_add(sum, vf_exp(vf_sub(l, top)));
+    }
     for (int j = whole; j < vocab; j++) rest += expf(logits[j] - most);
     return logf(vf_sum(sum) + rest);
 }
