@@ -185,7 +185,7 @@ def changed(first: Job, folder: Path, config: dict[str, object]) -> Job:
     ("config", "said"),
     [
         ({"norm_before_residual": True}, "a norm before the residual"),
-        ({"hidden_act": "gelu_pytorch_tanh"}, "activation"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "the activation .gelu_tanh. drafts"),
     ],
 )
 def test_heads_that_are_not_trained_here_are_said(
