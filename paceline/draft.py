@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
+from operator import lt
 
 from torch import Tensor
 
@@ -43,7 +45,7 @@ class Draft:
             return "tokens or parents that are not a tuple"
         if len(self.tokens) > max_length:
             return f"{len(self.tokens)} tokens where at most {max_length} were asked for"
-        if not all(type(token) is int and 0 <= token < vocab_size for token in self.tokens):
+        if not _are_integers(self.tokens, 0, vocab_size):
             return f"a token outside of the vocabulary of {vocab_size}"
         if self.probs is not None and (problem := self._problem_of_probs(self.probs, vocab_size)):
             return problem
@@ -64,11 +66,16 @@ class Draft:
     def _problem_of_parents(self) -> str | None:
         if len(self.parents) != len(self.tokens):
             return f"{len(self.parents)} parents for {len(self.tokens)} tokens"
-        if not all(type(parent) is int and -1 <= parent < i for i, parent in enumerate(self.parents)):
+        if not _are_integers(self.parents, -1, len(self.tokens)) or not all(map(lt, self.parents, count())):
             return "a parent that does not stand before its child"
         if len(set(zip(self.parents, self.tokens, strict=True))) != len(self.tokens):
             return "two siblings with the same token"
         return None
+
+
+def _are_integers(values: tuple[int, ...], low: int, high: int) -> bool:
+    """Within [low, high), and nothing that only looks like an integer."""
+    return not values or ({*map(type, values)} == {int} and low <= min(values) and max(values) < high)
 
 
 EMPTY = Draft()

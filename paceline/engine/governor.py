@@ -18,6 +18,10 @@ from paceline.engine.cost import CostModel
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds import Rounds
 
+# What drafters that end their drafts themselves are told until it is measured, about that of a small model on a CPU.
+# With nothing to go by all drafts would be as long as may be, and drafts of one length teach nothing of a row's cost.
+PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
+
 
 class Governor:
     def __init__(
@@ -45,12 +49,12 @@ class Governor:
 
     def price(self, drafter: str) -> float:
         """How likely one more token must be right to be worth drafting; 0 where nobody asks what it costs."""
-        return self.cost.price(drafter) if self._asks_what_it_costs else 0.0
+        return (self.cost.price(drafter) or PRIOR_PRICE) if self._asks_what_it_costs else 0.0
 
     @property
     def row_price(self) -> float:
         """The same where only verifying it costs anything."""
-        return self.cost.row_price if self._asks_what_it_costs else 0.0
+        return (self.cost.row_price or PRIOR_ROW_PRICE) if self._asks_what_it_costs else 0.0
 
     @property
     def _asks_what_it_costs(self) -> bool:

@@ -72,7 +72,7 @@ class CompiledHead:
         known = self._known.get((id(batch), width))
         if known is None or known.longest < longest:
             known = self._prepare(batch, longest, width)
-        known.pass_.features = _address(features, batch)
+        known.read_from(features)
         known.write(wanted)
         self._program.run_draft(known.pass_, known.order)
         return known.read()
@@ -105,6 +105,7 @@ class Drafts:
         self.pass_ = Pass()
         point(self.pass_, batch, output)
         self._batch = batch  # whoever has its id is this one
+        self._features: Tensor | None = None
         self._layout = Struct(f"={2 * count}i{4 * count}f")  # limits │ top_k │ worth │ least │ min_p │ top_p
         self._asked = bytearray(self._layout.size)
         memory = (c_int32 * (count * (1 + 2 * longest)))()  # counts │ tokens [count, longest] │ parents, the same
@@ -124,6 +125,11 @@ class Drafts:
             vocab=len(ids),
             width=width,
         )
+
+    def read_from(self, features: Tensor) -> None:
+        """Mostly the same memory as the last time, and to look at it again is not for nothing."""
+        if features is not self._features:
+            self._features, self.pass_.features = features, _address(features, self._batch)
 
     def write(self, wanted: Sequence[Wanted]) -> None:
         if len(wanted) == 1:

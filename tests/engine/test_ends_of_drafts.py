@@ -10,6 +10,7 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
 from paceline.engine.cost import CostModel
+from paceline.engine.governor import PRIOR_PRICE, PRIOR_ROW_PRICE
 from paceline.types import Request, SamplingParams
 from tests.rig import always, build
 from tests.runs import prompt, run
@@ -51,3 +52,10 @@ def test_it_is_told_what_a_token_costs_where_costs_count(
     monkeypatch.setattr(CostModel, "entry", lambda self, drafter: 0.0)
     asks = asks_of(Wrong(ends_drafts=True), **options)
     assert {(ask.price, ask.max_draft) for ask in asks} == {(told, 8)}
+
+
+def test_it_is_told_something_before_anything_is_measured() -> None:
+    """Else its first drafts would all be as long as may be, and no row's cost could be told from another's."""
+    asks = asks_of(Wrong(ends_drafts=True), measure_cost=True)
+    assert (asks[0].price, asks[0].row_price) == (PRIOR_PRICE, PRIOR_ROW_PRICE)
+    assert 0 < PRIOR_ROW_PRICE < PRIOR_PRICE < 0.2
