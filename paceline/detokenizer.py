@@ -35,7 +35,11 @@ class IncrementalDecoder:
         self._at_start = vocabulary.leading_space and not continuation
 
     def push(self, token_id: int) -> str:
-        data = self._table[token_id] if 0 <= token_id < self._size else b""
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        table, size = self._table, self._size
+        data = b"".join([table[token_id] for token_id in token_ids if 0 <= token_id < size])
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
@@ -141,6 +145,7 @@ class TextStream:
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
         self._checker = StopChecker(stops, include_stop=include_stop)
         self._stops_from = stops_from
+        self._stops = bool(stops)
 
     @property
     def match(self) -> StopMatch | None:
@@ -148,6 +153,9 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes tokens until a stop string is complete; those after it are not taken."""
+        if not self._stops:
+            self.tokens += len(token_ids)
+            return self._decoder.push_all(token_ids)
         text = []
         for token_id in token_ids:
             if self.match:

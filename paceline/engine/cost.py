@@ -13,6 +13,8 @@ its beginning included: the *entry*. Until there is something to go by both are 
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 DECAY = 0.95  # weight of the past, a step: about the last twenty count
 KNOWN = 4.0  # weight of the past from which on it says what is usual
 OUTLIER = 2.0  # times the usual: more is not believed at once
@@ -52,7 +54,7 @@ class Line:
 class CostModel:
     def __init__(self) -> None:
         self._passes = Line()
-        self._drafting: dict[str, Line] = {}  # by drafter; seconds by depth
+        self._drafting: defaultdict[str, Line] = defaultdict(Line)  # by drafter; seconds by depth
         self._breadth: dict[str, float] = {}  # by drafter: tokens a level
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
 
@@ -75,7 +77,7 @@ class CostModel:
         self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
 
     def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
-        self._drafting.setdefault(drafter, Line()).add(max(depth, 1), seconds)
+        self._drafting[drafter].add(max(depth, 1), seconds)
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 

@@ -34,7 +34,7 @@ from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds import Rounds, Times
+from paceline.runner.rounds import Rounds
 from paceline.tokenizer import Tokenizer
 from paceline.types import Finish, Grammar, Logprob, Request, TokenEvent, Verdict
 
@@ -193,48 +193,52 @@ class Engine:
             drafted = sum(len(work.draft) for work in works)
             if landing.drafter is not None and drafted:
                 self._governor.cost.observe_draft(landing.drafter, tokens=drafted, depth=drafted, seconds=times.draft)
-            self._measure([verdict for _, verdict in landing.works if verdict], rows, times)
+            verdicts = [verdict for _, verdict in landing.works if verdict]
+            self._measure(verdicts, rows, step=times.step, draft=times.draft, verify=times.verify)
 
     def _land_all(self) -> None:
         while self._flights:
             self._land(self._flights)
 
     def _step_on_host(self, began: float) -> None:
-        clock = [began]
+        clock, host = self._clock, self._host
         plan = self._plan()
         if not plan.works:
             return
-        clock.append(self._clock())
-        self._host.draft(plan)
-        clock.append(self._clock())
-        output = self._host.verify(plan)
-        clock.append(self._clock())
-        verdicts = self._host.accept(plan, output)
-        clock.append(self._clock())
-        rows = self._charge(plan.works, draft=clock[2] - clock[1], verify=clock[3] - clock[2])
+        planned = clock()
+        host.draft(plan)
+        drafted = clock()
+        output = host.verify(plan)
+        verified = clock()
+        verdicts = host.accept(plan, output)
+        accepted = clock()
+        draft, verify = drafted - planned, verified - drafted
+        rows = self._charge(plan.works, draft=draft, verify=verify)
         for work in plan.works:
             verdict = verdicts.get(work.sequence.key)
             tokens = self._commit(work, verdict)
             work.sequence.air.aboard = False  # the device has not seen this step
             self._emit(work, verdict, tokens, output)
             if verdict is not None:
-                self._host.observe(work, verdict)
-        self._host.feed(plan, verdicts, output)
-        clock.append(self._clock())
-        self.stats.count(clock)
-        if len(verdicts) == len(plan.works) and all(work.count == 1 for work in plan.works):  # nothing but decoding
-            times = Times(step=clock[5] - clock[0], draft=clock[2] - clock[1], verify=clock[3] - clock[2])
-            self._measure([*verdicts.values()], rows, times)
+                host.observe(work, verdict)
+        host.feed(plan, verdicts, output)
+        ended = clock()
+        self.stats.count(planned - began, draft, verify, accept=accepted - verified, emit=ended - accepted)
+        if plan.decodes:
+            self._measure([*verdicts.values()], rows, step=ended - began, draft=draft, verify=verify)
 
-    def _measure(self, verdicts: Seq[Verdict], rows: int, times: Times) -> None:
+    def _measure(self, verdicts: Seq[Verdict], rows: int, *, step: float, draft: float, verify: float) -> None:
         """What a step cost in which every sequence was decoding."""
+        tokens = len(verdicts)
+        for verdict in verdicts:
+            tokens += len(verdict.path)
         self._governor.cost.observe(
             sequences=len(verdicts),
             rows=rows,
-            tokens=sum(len(verdict.path) + 1 for verdict in verdicts),
-            pass_seconds=times.verify,
-            step_seconds=times.step,
-            draft_seconds=times.draft,
+            tokens=tokens,
+            pass_seconds=verify,
+            step_seconds=step,
+            draft_seconds=draft,
         )
 
     def _admit(self) -> None:
@@ -264,7 +268,7 @@ class Engine:
             path = verdict.path
             tokens = [*map(work.draft.tokens.__getitem__, path), verdict.token]
             self._lanes.commit(sequence.lane, len(sequence.tokens), tokens)
-        self._cache.commit(span, self._lanes.tokens_np[sequence.lane], final_rows(work.count, path))
+        self._cache.commit(span, self._lanes.texts[sequence.lane], final_rows(work.count, path))
         return tokens
 
     def _emit(self, work: Work, verdict: Verdict | None, tokens: list[int], output: Output | None) -> None:
@@ -286,8 +290,8 @@ class Engine:
             sample=sequence.sample,
             tokens=tuple(kept),
             origins=emission.origins(work, verdict, len(kept)),
-            drafter=work.drafter if work.draft and not work.forced else None,
-            drafted=len(work.draft),
+            drafter=work.drafter if work.draft.tokens and not work.forced else None,
+            drafted=len(work.draft.tokens),
             accepted=len(verdict.path),
             text=text,
             logprobs=logprobs,
@@ -297,7 +301,7 @@ class Engine:
 
     def _learn(self, work: Work, verdict: Verdict, kept: int) -> None:
         """Count what came of the step, and tell the governor."""
-        sequence, drafted, accepted = work.sequence, len(work.draft), len(verdict.path)
+        sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(verdict.path)
         sequence.counters.count_step(drafted, accepted, now=self._clock())
         self.stats.output_tokens += kept
         self.stats.drafted += drafted
@@ -359,11 +363,14 @@ class Engine:
 
     def _charge(self, works: Seq[Work], *, draft: float, verify: float) -> int:
         """Share the time of the step by rows; returns how many there were."""
-        rows = sum(work.rows for work in works)
+        rows = 0
+        for work in works:
+            rows += work.rows
         self.stats.rows += rows
         for work in works:
-            work.sequence.counters.time_draft += draft * work.rows / rows
-            work.sequence.counters.time_verify += verify * work.rows / rows
+            share, counters = work.rows / rows, work.sequence.counters
+            counters.time_draft += draft * share
+            counters.time_verify += verify * share
         return rows
 
 

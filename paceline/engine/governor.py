@@ -15,6 +15,7 @@ from statistics import linear_regression
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
+from paceline.engine.pace import Pace
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds import Rounds
 
@@ -66,22 +67,27 @@ class Governor:
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
-        useful = self._useful(sequence)
+        useful, drafter = self._useful(sequence), sequence.drafter
         if useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
-        if sequence.drafter is None or useful <= 0:
+        if drafter is None or useful <= 0:
             return 0
         sequence.off_reason = self._reason_against(sequence, running)
         if sequence.off_reason is not None:
             return 0
-        limits = [useful, self._config.max_draft, self._longest(sequence.drafter)]
+        limit = min(useful, self._config.max_draft, self._longest(drafter))
         if sequence.request.speculation.max_draft is not None:
-            limits.append(sequence.request.speculation.max_draft)
-        if not self._config.fixed_draft:
-            limits += [] if self._ends_drafts(sequence.drafter) else [sequence.pace.length]
-            affordable = self._affordable(sequence) if by_cost and self._config.measure_cost else None
-            limits += [] if affordable is None else [affordable]
-        return min(limits)
+            limit = min(limit, sequence.request.speculation.max_draft)
+        return limit if self._config.fixed_draft else self._sensible(sequence, limit, by_cost=by_cost)
+
+    def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
+        """At most `limit`: what the sequence's pace allows and what pays, where the drafter does not see to it."""
+        guard, pace = self._drafters.get(sequence.drafter or ""), sequence.pace
+        ends_drafts = guard is not None and guard.ends_drafts
+        if not ends_drafts:
+            limit = min(limit, pace.length)
+        affordable = self._affordable(sequence, pace) if by_cost and self._config.measure_cost else None
+        return limit if affordable is None or (affordable and ends_drafts) else min(limit, affordable)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
         """How many tokens the grammar leaves no choice of: they need no drafter, and no proof that they pay."""
@@ -98,10 +104,10 @@ class Governor:
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
-        limits = [self._drafters[drafter].max_draft] if drafter in self._drafters else []
-        if self._rounds is not None and drafter in self._rounds.drafters:
-            limits.append(self._rounds.max_draft)
-        return min(limits)
+        guard = self._drafters.get(drafter)
+        if self._rounds is None or drafter not in self._rounds.drafters:
+            return self._drafters[drafter].max_draft
+        return self._rounds.max_draft if guard is None else min(guard.max_draft, self._rounds.max_draft)
 
     def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
         """By drafter: seconds of its rounds for drafts of 0, 1, … tokens. None of a drafter with nothing to go by."""
@@ -148,17 +154,11 @@ class Governor:
                 cut[i] = 0
         return cut
 
-    def _ends_drafts(self, drafter: str) -> bool:
-        """Whether it ends its drafts where they no longer pay, token by token, for it knows how sure it is."""
-        return drafter in self._drafters and self._drafters[drafter].ends_drafts
-
-    def _affordable(self, sequence: Sequence) -> int | None:
+    def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
         """The longest draft that pays; where none does the sequence pauses, and says why."""
-        drafter, pace = sequence.drafter or "", sequence.pace
+        drafter = sequence.drafter or ""
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
-        if length and self._ends_drafts(drafter):
-            return None
         if length == 0:
             self._pause(
                 sequence, f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
@@ -195,6 +195,8 @@ def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:
     """Give each what it wishes as far as `total` goes; where it does not, nobody gets more than a bigger wisher."""
+    if sum(wishes) <= total:
+        return list(wishes)
     shares = [0] * len(wishes)
     order = sorted(range(len(wishes)), key=lambda i: wishes[i])
     for place, i in enumerate(order):

@@ -126,7 +126,8 @@ class HostStep:
         return self._forward(build_batch(self._lanes, shares, features=features))
 
     def accept(self, plan: StepPlan, output: Output) -> dict[int, Verdict]:
-        return judge([work for work in plan.works if work.samples], output, self._forward.pick)
+        works = plan.works if plan.decodes else [work for work in plan.works if work.samples]
+        return judge(works, output, self._forward.pick)
 
     def feed(self, plan: StepPlan, verdicts: Mapping[int, Verdict], output: Output) -> None:
         """Hand the hidden states of what was committed to the drafters that read them."""

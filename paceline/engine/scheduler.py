@@ -34,6 +34,7 @@ class Work:
     sequence: Sequence
     start: int
     count: int
+    samples: bool  # the last committed token is among the rows, so that the next one can be drawn
     max_draft: int = 0
     drafter: str | None = None  # who may draft; the sequence's own may be another by the time the step has landed
     draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
@@ -43,12 +44,7 @@ class Work:
 
     @property
     def rows(self) -> int:
-        return self.count + len(self.draft)
-
-    @property
-    def samples(self) -> bool:
-        """True when the last committed token is among the rows, so that the next one can be drawn."""
-        return self.start + self.count == self.sequence.longest
+        return self.count + len(self.draft.tokens)
 
     @property
     def outs(self) -> int:
@@ -61,6 +57,7 @@ class StepPlan:
     """Who computes what, with the pages reserved."""
 
     works: list[Work] = field(default_factory=list)
+    decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
     preempted: list[Sequence] = field(default_factory=list)  # lost their lane
     falls_short: bool = False  # of pages: land everything and plan again
     crowded: bool = False  # so many sequences run that nobody may draft
@@ -103,7 +100,9 @@ class Scheduler:
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
-        plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later one may have preempted it
+                plan.decodes = plan.decodes and work.count == 1 and work.samples
+        if plan.preempted:
+            plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later one may have preempted it
         return plan
 
     def leave(self, sequence: Sequence) -> None:
@@ -152,21 +151,31 @@ class Scheduler:
     def _divide_rows(self) -> list[Work]:
         """Works in order of admission. Rows are counted as if every draft came out as long as allowed."""
         room = self._config.max_step_tokens
-        going = [sequence for sequence in self.running if not sequence.is_ending]
-        decoding = [sequence for sequence in going if sequence.todo == 1]
-        prefilling = [sequence for sequence in going if sequence.todo > 1]
+        decoding, prefilling = self._sorted()
         seats = max(room - bool(prefilling), 1)
         if len(decoding) > seats:  # take turns
             self._turn = (self._turn + seats) % len(decoding)
             decoding = (decoding[self._turn :] + decoding[: self._turn])[:seats]
         room -= len(decoding)
-        prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2)
+        prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2) if prefilling else 0
         drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
         works = [
-            Work(s, start=s.longest - 1, count=1, max_draft=d, drafter=s.drafter)
+            Work(s, start=s.longest - 1, count=1, samples=True, max_draft=d, drafter=s.drafter)
             for s, d in zip(decoding, drafts, strict=True)
         ]
-        return works + self._divide_prefill(prefilling, room - sum(drafts))
+        return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
+
+    def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that decode, and those that have more to compute than their last token."""
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            todo = 0 if sequence.is_ending else sequence.todo
+            if todo == 1:
+                decoding.append(sequence)
+            elif todo > 1:
+                prefilling.append(sequence)
+        return decoding, prefilling
 
     def _divide_prefill(self, prefilling: list[Sequence], room: int) -> list[Work]:
         counts = fair_split([sequence.todo for sequence in prefilling], room)
@@ -174,13 +183,16 @@ class Scheduler:
         for sequence, count in zip(prefilling, counts, strict=True):
             if count:
                 assert sequence.span is not None
-                works.append(Work(sequence, start=sequence.span.committed + sequence.air.rows, count=count))
+                start = sequence.span.committed + sequence.air.rows
+                works.append(Work(sequence, start=start, count=count, samples=start + count == sequence.longest))
         return works
 
     def _reserve(self, work: Work, plan: StepPlan) -> bool:
         """Pages for the work, if need be without its draft or at the cost of the latest sequence. False: none left."""
         sequence, end = work.sequence, work.start + work.count
         assert sequence.span is not None
+        if end + work.max_draft <= sequence.span.reserved:
+            return True
         if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
             work.max_draft, sequence.off_reason = 0, "no page was free for a draft"
         while not self._cache.can_reserve(sequence.span, end):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from paceline.runner.rounds import Times
 
@@ -67,9 +66,8 @@ class EngineStats:
     time_host: float = 0.0  # the host at work: everything but forward passes, drafting, and waiting
     time_wait: float = 0.0  # the host with nothing to do but wait for a device
 
-    def count(self, clock: Sequence[float]) -> None:
-        """A step on the host, with the times between its parts: plan, draft, verify, accept, emit."""
-        plan, draft, verify, accept, emit = (after - before for before, after in pairwise(clock))
+    def count(self, plan: float, draft: float, verify: float, accept: float, emit: float) -> None:
+        """A step on the host, with the seconds of its parts."""
         self.steps += 1
         self.time_plan += plan
         self.time_draft += draft

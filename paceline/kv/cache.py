@@ -74,7 +74,7 @@ class KVCache:
         if missing > 0:
             span.pages += self.pool.take(missing)
 
-    def commit(self, span: Span, tokens: np.ndarray, path: Sequence[int]) -> None:
+    def commit(self, span: Span, tokens: np.ndarray | memoryview, path: Sequence[int]) -> None:
         """Make the rows `path`, written at committed + path[i], final as positions committed, committed + 1, …
 
         `tokens` are those of the sequence, at least up to the new end.
@@ -116,7 +116,7 @@ class KVCache:
             fixed += 1
         self._memory.move([slots[row] for row in path[fixed:]], slots[fixed : len(path)])
 
-    def _digests(self, span: Span, tokens: np.ndarray, full: int) -> Iterator[bytes]:
+    def _digests(self, span: Span, tokens: np.ndarray | memoryview, full: int) -> Iterator[bytes]:
         """Digests of pages len(span.digests) … full-1, each over everything before it."""
         previous = span.digests[-1] if span.digests else hashlib.blake2b(span.salt.encode(), person=b"salt").digest()
         for page in range(len(span.digests), full):

@@ -25,7 +25,7 @@ from paceline.draft import EMPTY, Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.runner.lanes import Lanes
 
-COLUMNS = 8  # page tables grow by so many pages, so that their shape changes rarely
+COLUMNS = 8  # of the smallest page table; they double, so that their shape changes rarely
 DEPTHS = 4  # and the paths of trees by so many tokens
 MAX_MEMORIES = 256
 
@@ -71,8 +71,7 @@ def build_batch(
         bases.append(end)
         tree = tree or (bool(draft.parents) and not draft.is_chain)
     tails = _plant_trees(shares, positions, bases, slots, starts) if tree else []
-    columns = -(-(max(bases) + beyond) // PAGE_SIZE)
-    columns = min(-(-columns // COLUMNS) * COLUMNS, lanes.pages_np.shape[1])
+    columns = _columns(max(bases) + beyond, most=len(lanes.tables[0]))
     shape = Shape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features)
     memory = lanes.memories.get(shape) or _new_memory(lanes, shape)
     memory.write(lanes, shares, tokens + positions + slots + starts + bases + outs + tails)
@@ -119,11 +118,20 @@ class Memory:
         self._values, self._table, self._columns = memory.data, table.data, shape.columns
 
     def write(self, lanes: Lanes, shares: Sequence[Share], values: Sequence[int]) -> None:
-        seeds, warmths = [share.seed for share in shares], [share.warmth for share in shares]
+        seeds, warmths, width, at = [], [], self._columns, 0
+        for share in shares:
+            seeds.append(share.seed)
+            warmths.append(share.warmth)
+            self._table[at : at + width] = lanes.tables[share.lane][:width]
+            at += width
         self._layout.pack_into(self._values, 0, *seeds, *warmths, *values)
-        width = self._columns
-        for i, share in enumerate(shares):
-            self._table[i * width : (i + 1) * width] = lanes.tables[share.lane][:width]
+
+
+def _columns(positions: int, *, most: int) -> int:
+    columns = COLUMNS
+    while columns * PAGE_SIZE < positions:
+        columns *= 2
+    return min(columns, most)
 
 
 def _new_memory(lanes: Lanes, shape: Shape) -> Memory:

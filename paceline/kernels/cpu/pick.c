@@ -51,11 +51,13 @@ static void note(best *top, vf noisy, int first, int count) {
 }
 
 /* Most tokens are so far behind that hardly any noise could bring them forward, and a bound tells so without logarithms:
-   -log(-log u) <= -log(1 - u), so that l + noise >= least needs 1 - u <= exp(l - least). The slack is far above what
-   rounding could make of it. */
+   -log(-log u) <= -log(1 - u), so that l + noise >= least needs 1 - u <= exp(l - least), and a power of two that is not
+   less will do for it. The slack is far above what rounding could make of it. NaN is as far behind as can be. */
 INLINE int may_reach(vf l, vf u, vf least) {
-    const vf needed = vf_mul(vf_exp(vf_sub(l, least)), vf_set1(1.01f));
-    return vf_ge(needed, vf_sub(vf_set1(1.0f), u)) != 0;
+    const vf behind = vf_max(vf_min(vf_sub(least, l), vf_set1(80.0f)), vf_set1(0.0f));
+    const vi halvings = vf_to_int(vf_sub(vf_mul(behind, vf_set1(1.44269504f)), vf_set1(0.5f))); /* rounded down */
+    const vf needed = vi_as_float(vi_shl(vi_sub(vi_set1(127), halvings), 23));
+    return vf_ge(vf_mul(needed, vf_set1(1.01f)), vf_sub(vf_set1(1.0f), u)) != 0;
 }
 
 /* What the best place of [from, to), or one beside it, has with noise: who is surely below is not the winner. Where this

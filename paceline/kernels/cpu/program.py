@@ -157,20 +157,23 @@ class Program:
             raise OutOfMemory("no memory for the buffers of a forward pass")
 
     def run(self, pass_: Pass) -> None:
-        self._check(self._library.paceline_program_run(self._handle, byref(pass_)), pass_)
+        if status := self._library.paceline_program_run(self._handle, byref(pass_)):
+            self._refuse(status, pass_)
 
     def run_and_draw(self, pass_: Pass, draws: Draws) -> None:
         """The pass, then a token after each row with logits."""
-        self._check(self._library.paceline_program_draw(self._handle, byref(pass_), byref(draws)), pass_)
+        if status := self._library.paceline_program_draw(self._handle, byref(pass_), byref(draws)):
+            self._refuse(status, pass_)
 
-    def _check(self, status: int, pass_: Pass) -> None:
+    def _refuse(self, status: int, pass_: Pass) -> None:
         if status == OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
-        assert status == 0, f"a batch with {STATUS[status]}"
+        raise AssertionError(f"a batch with {STATUS[status]}")
 
     def run_draft(self, pass_: Pass, order: Order) -> None:
         """The pass, then one over the head's own output for every level of a draft."""
-        self._check(self._library.paceline_draft(self._handle, byref(pass_), byref(order)), pass_)
+        if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
+            self._refuse(status, pass_)
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
         """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
