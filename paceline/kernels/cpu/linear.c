@@ -5,7 +5,7 @@
 #include "program.h"
 #include "vmath.h"
 
-#define OWN_ROWS 4                  /* up to here each member quantises all rows for itself and saves a wait */
+#define OWN_ROWS 6                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
 #define AHEAD 8192                  /* bytes between what is used and what is fetched */
 
@@ -62,7 +62,7 @@ INLINE void next_group(quantised *in, const int width) {
 
 /* With few rows the memory sets the pace and the hardware fetches best alone; with many it needs to be told. */
 #define fetch_ahead(w, rows)                                                                                           \
-    if ((rows) > 4) prefetch_far((w) + AHEAD)
+    if ((rows) > 3) prefetch_far((w) + AHEAD)
 
 /* One group of 8-bit weights with each row. */
 INLINE void group8(const uint8_t *w, const quantised *in, const int rows, const int width, vf *out) {
