@@ -5,7 +5,7 @@
 #include "program.h"
 #include "vmath.h"
 
-#define OWN_ROWS 6                  /* up to here each member quantises all rows for itself and saves a wait */
+#define OWN_ROWS 8                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
 #define AHEAD 8192                  /* bytes between what is used and what is fetched */
 

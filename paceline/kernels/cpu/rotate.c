@@ -48,26 +48,44 @@ static void rotate_head(program *p, const operation *o, int row, int head) {
         store_key_value(s, o->layer, p->batch->slots[row], head - s->heads, x, x + s->kv_heads * dim);
 }
 
-/* A head of some rows at a time: what one stores for a row lies beside what it stores for the next. */
+/* A head of some rows at a time: what one stores for a row lies beside what it stores for the next. Keys come before the
+   last queries, so that whoever has computed them begins with them, and others take over queries. */
+static int head_of(const shape *s, int unit) {
+    const int before = s->heads - s->kv_heads; /* queries before the keys */
+    return unit < before ? unit : unit < s->heads ? unit + s->kv_heads : unit - s->kv_heads;
+}
+
+static int count_units(const program *p) {
+    return (p->shape.heads + p->shape.kv_heads) * ((p->batch->rows + SOME_ROWS - 1) / SOME_ROWS);
+}
+
 void run_rotate(member *self, program *p, const operation *o) {
     const int heads = p->shape.heads + p->shape.kv_heads, rows = p->batch->rows; /* of a row: queries | keys | values */
-    work_begin(self, heads * ((rows + SOME_ROWS - 1) / SOME_ROWS));
+    work_begin(self, count_units(p));
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int first = unit / heads * SOME_ROWS, last = first + SOME_ROWS < rows ? first + SOME_ROWS : rows;
-        for (int row = first; row < last; row++) rotate_head(p, o, row, unit % heads);
+        for (int row = first; row < last; row++) rotate_head(p, o, row, head_of(&p->shape, unit % heads));
     }
 }
 
-/* Have the places fetched where keys and values will be stored. */
+/* The places where a row's key and value go. Its key lies among those of its page, which are fetched once. */
+static void fetch_slot(const program *p, const operation *o, int row, int head) {
+    const int dim = p->shape.head_dim, slot = p->batch->slots[row];
+    const uint16_t *keys = keys_of(&p->shape, o->layer, slot / PAGE, head);
+    const uint16_t *value = values_of(&p->shape, o->layer, slot / PAGE, head) + slot % PAGE * dim;
+    const int known = row && slot / PAGE == p->batch->slots[row - 1] / PAGE;
+    for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
+    for (int i = 0; i < dim; i += LINE / 2) prefetch_far(value + i);
+}
+
+/* Have the places fetched where the member will store keys and values. */
 void fetch_slots(const member *self, const program *p, const operation *o) {
-    const int dim = p->shape.head_dim;
-    const int32_t *slots = p->batch->slots;
-    for (int head = self->index; head < p->shape.kv_heads; head += self->count)
-        for (int row = 0; row < p->batch->rows; row++) {
-            const uint16_t *keys = keys_of(&p->shape, o->layer, slots[row] / PAGE, head);
-            const uint16_t *value = values_of(&p->shape, o->layer, slots[row] / PAGE, head) + slots[row] % PAGE * dim;
-            const int known = row && slots[row] / PAGE == slots[row - 1] / PAGE;
-            for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
-            for (int i = 0; i < dim; i += LINE / 2) prefetch_far(value + i);
-        }
+    const int heads = p->shape.heads + p->shape.kv_heads, units = count_units(p);
+    const int begin = (int)((int64_t)units * self->index / self->count);
+    const int end = (int)((int64_t)units * (self->index + 1) / self->count);
+    for (int unit = begin; unit < end; unit++) {
+        const int head = head_of(&p->shape, unit % heads) - p->shape.heads, first = unit / heads * SOME_ROWS;
+        for (int row = first; head >= 0 && row < first + SOME_ROWS && row < p->batch->rows; row++)
+            fetch_slot(p, o, row, head);
+    }
 }
