@@ -21,7 +21,6 @@ from tests.kernels.tiny_forward import RUNNABLE
 from tests.runner.test_heads import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
 
 SEEDS = (11, 2**40 + 5, 7)
-SHARES = (1.0, 0.27, 0.17, 0.13, 0.11, 0.095, 0.084, 0.076)
 
 
 @dataclass
@@ -102,17 +101,22 @@ def guesses(
 ) -> tuple[list[int], list[float]]:
     """Tokens, the best first, and the chance of each."""
     scores = logits if noise is None else logits * warmth + noise
-    top = torch.topk(scores, width)
+    top = torch.topk(scores, max(width, 2))
+    ahead = min(float(top.values[0] - top.values[1]), 6.0)
     tokens = [int(head.ids[place]) for place in top.indices]
     chances = []
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
-        q = float(logits.softmax(0)[place])
+        q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score)
         if noise is None:
             chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
         else:
-            behind = float(top.values[0] - score)
-            chances.append(SHARES[rank] * math.exp(-0.5 * behind) if rank else 0.22 + 0.65 * math.sqrt(q))
-    return tokens, chances
+            others = 2.2 * math.sqrt(q) - 0.55 * behind - 0.4 * rank - 1.3
+            chances.append(squash(others if rank else 1.85 * math.sqrt(q) + 0.7 * ahead - 1.7))
+    return tokens[:width], chances[:width]
+
+
+def squash(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
 
 
 def add(tree: list[Node], at: int, wanted: Wanted, tokens: list[int], chances: list[float]) -> None:

@@ -190,7 +190,7 @@ def test_filters_of_a_draft_are_nearly_the_targets(
     sure = 0
     for seed in range(60):
         keys = torch.from_numpy(noise_keys(seed, np.array(COUNTS) + 1, Stream.TOKEN))
-        drawn = tokens_of(fast.draft(drawing([seed] * 3, 0.8), FEATURES, [Wanted(1, 0.0, 0.0, **filters)] * 3, width=4))
+        drawn = tokens_of(fast.draft(drawing([seed] * 3, 0.8), FEATURES, [Wanted(1, 0.0, 0.0, **filters)] * 3, width=1))
         most, least = (fast.pick(kept, torch.ones(3), keys).tolist() for kept in sets)
         for row, [token] in enumerate(drawn):
             assert sets[0][row, places[token]] > -torch.inf

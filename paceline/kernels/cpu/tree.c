@@ -60,13 +60,16 @@ typedef struct {
 
 /* ---- what may follow a row ---- */
 
-/* How often the target's own token is the one of this rank, as measured (docs/experiments.md); for the first see `chance`
-   of drafters/drawing.py. `behind`: how far it is below the first, noise included. */
-static float chance(int rank, float probability, float behind, int drawn) {
-    static const float SHARES[WIDTH_MAX] = {1.0f, 0.27f, 0.17f, 0.13f, 0.11f, 0.095f, 0.084f, 0.076f};
-    if (rank && drawn) return SHARES[rank] * expf(-0.5f * behind);
-    if (rank) return probability;
-    return drawn ? 0.22f + 0.65f * sqrtf(probability) : 2.5f * probability / (1.0f + 1.5f * probability);
+static float squash(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+/* How often the target's own token is the one of this rank, fitted to what was measured (docs/experiments.md). Greedy the
+   best is right more often than its probability says, for the target goes for its best one, too. Where both draw with
+   the same noise it matters as much how far the best is ahead of the second, noise included, and the others are behind. */
+static float chance(int rank, float probability, const best *tops, int drawn) {
+    const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
+    if (!drawn) return rank ? probability : 2.5f * probability / (1.0f + 1.5f * probability);
+    if (rank) return squash(2.2f * sqrtf(probability) - 0.55f * behind - 0.4f * (float)rank - 1.3f);
+    return squash(1.85f * sqrtf(probability) + 0.7f * (ahead < 6.0f ? ahead : 6.0f) - 1.7f);
 }
 
 /* The logarithm of Σ exp(logit - most), without those that are too small to count. */
@@ -110,6 +113,9 @@ static float floor_of(const float *logits, int vocab, float best, float warmth, 
     return last == DEPTH * STEPS - 1 ? -INFINITY : best - (float)(last + 1) / STEPS / warmth;
 }
 
+/* Tokens to find: how sure one is of the first depends on the second. */
+static int looked_at(const order *o) { return o->width > 1 ? o->width : 2; }
+
 /* The best of those outputs with noise whose logits are above the floor. */
 static void pick_above(const order *o, const float *logits, float floor, float warmth, const uint32_t *keys, best *tops) {
     enum { MANY = 512 };
@@ -119,10 +125,10 @@ static void pick_above(const order *o, const float *logits, float floor, float w
         if (logits[j] > floor) values[n] = logits[j], tokens[n] = o->ids[j], places[n++] = j;
         if (n == MANY || (n && j + 1 == o->vocab)) {
             best found[WIDTH_MAX];
-            clear_tops(found, o->width);
-            pick_several(values, warmth, keys, tokens, n, found, o->width);
-            for (int i = 0; i < o->width && found[i].index != INT32_MAX; i++)
-                insert_top(tops, o->width, (best){found[i].value, places[found[i].index]});
+            clear_tops(found, looked_at(o));
+            pick_several(values, warmth, keys, tokens, n, found, looked_at(o));
+            for (int i = 0; i < looked_at(o) && found[i].index != INT32_MAX; i++)
+                insert_top(tops, looked_at(o), (best){found[i].value, places[found[i].index]});
             n = 0;
         }
     }
@@ -136,7 +142,7 @@ static void find_noisy(const order *o, int s, const float *logits, float most, i
     const float floor = filters ? floor_of(logits, o->vocab, most, warmth, o->min_p[s], o->top_p[s], o->top_k[s])
                                 : -INFINITY;
     if (floor > -INFINITY) pick_above(o, logits, floor, warmth, keys, tops);
-    else pick_several(logits, warmth, keys, o->ids, o->vocab, tops, o->width);
+    else pick_several(logits, warmth, keys, o->ids, o->vocab, tops, looked_at(o));
 }
 
 static void find_best(const float *logits, int vocab, best *tops, int width) {
@@ -154,14 +160,14 @@ static void look_at(const drafting *d, int row) {
     const float *logits = d->now->logits + (int64_t)row * o->vocab;
     const float most = logits[d->now->argmax[row]];
     best *tops = d->tops[row];
-    clear_tops(tops, o->width);
+    clear_tops(tops, looked_at(o));
     if (noisy) find_noisy(o, s, logits, most, d->trees[s].base + 1 + depth, tops);
-    else find_best(logits, o->vocab, tops, o->width);
+    else find_best(logits, o->vocab, tops, looked_at(o));
     if (tops[0].index == INT32_MAX) tops[0] = (best){0.0f, 0}; /* nothing but NaN */
     const float mass = log_mass(logits, o->vocab, most);
     for (int i = 0; i < o->width && tops[i].index != INT32_MAX; i++) {
         const float probability = expf(logits[tops[i].index] - most - mass);
-        d->chances[row][i] = chance(i, probability, tops[0].value - tops[i].value, noisy);
+        d->chances[row][i] = chance(i, probability, tops, noisy);
     }
 }
 
