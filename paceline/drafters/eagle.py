@@ -40,6 +40,7 @@ from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick
 
 USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
+NET = 0.25  # what a level brings by tokens that the ones before it are likely to have, less what their rows cost
 MOST_BRANCHES = 8  # as in tree.c
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
@@ -81,7 +82,7 @@ class EagleDrafter:
         pick: Pick,
         chunk: int = 256,
         memory: int = MEMORY,
-        max_draft: int = 16,
+        max_draft: int = 7,
         branches: int = 4,
         min_confidence: float | None = None,
     ) -> None:
@@ -267,7 +268,7 @@ class EagleDrafter:
     def _floors(self, ask: Ask) -> tuple[float, float]:
         """The same of a tree: of the belief in a token, and in all tokens of a level for there to be another one."""
         own = self._own_floor(ask)
-        return (ask.row_price, (ask.price - ask.row_price) / USUAL) if own is None else (own, own)
+        return (ask.row_price, (ask.price - ask.row_price) / NET) if own is None else (own, own)
 
     def _draft_at_once(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         assert self._draft is not None
