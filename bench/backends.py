@@ -13,7 +13,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.models.weights import Format
 
 AT_ONCE = 8  # the most prompts that come together
 CONTEXT = 2048  # tokens of a prompt and its answer
@@ -32,12 +35,12 @@ Prompts = Sequence[Sequence[int]]
 System = Callable[[Prompts, int], list[Answer]]
 
 
-def open_paceline(*, model: str, threads: int, drafter: str | None = None) -> System:
+def open_paceline(*, model: str, threads: int, drafter: str | None = None, format: Format = "auto") -> System:
     """`drafter`: `default` for what Paceline takes where nobody says otherwise, or none."""
     from paceline.llm import LLM
     from paceline.types import SamplingParams
 
-    llm = LLM(model, drafter=None if drafter == "default" else [], threads=threads, prefix_cache=False)
+    llm = LLM(model, format=format, drafter=None if drafter == "default" else [], threads=threads, prefix_cache=False)
 
     def answer(prompts: Prompts, tokens: int) -> list[Answer]:
         made = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=tokens))

@@ -56,7 +56,10 @@ def all_modes(*, models: Path) -> list[Mode]:
 def _paceline() -> list[Mode]:
     plain = Mode("Paceline, plain", "paceline", {"model": "smollm2"})
     drafts = Mode("Paceline, default", "paceline", {"model": "smollm2", "drafter": "default"}, plain=plain.name)
-    return [drafts, plain]
+    eight = {"model": "smollm2", "format": "int8"}  # in the bits of OpenVINO's model
+    plain8 = Mode("Paceline, int8 plain", "paceline", eight)
+    drafts8 = Mode("Paceline, int8", "paceline", eight | {"drafter": "default"}, plain=plain8.name)
+    return [drafts, plain, drafts8, plain8]
 
 
 def _llamacpp(models: Path) -> list[Mode]:

@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 COPY = 5  # tokens that must have stood together before, for what followed to be copied
 LONGEST_COPY = 16
 SHIPPED = Path(__file__).parent / "shipped"
+USUAL_ROWS = 8  # of a pass that costs hardly more than its weights do, where a Forward does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             max_context=setting.max_context,
             threads=setting.threads,
         )
+        cheap_rows = getattr(setting.target, "cheap_rows", USUAL_ROWS)
         drafter = EagleDrafter(
             head,
             taps=config.taps,
@@ -155,7 +157,7 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             vocab_size=setting.vocab_size,
             pick=setting.target.pick,
             chunk=setting.max_step_tokens,
-            **given,
+            **{"max_draft": cheap_rows - 1, **given},
         )
         return CopyingDrafter(drafter, after=after, longest=LONGEST_COPY) if after else drafter
 

@@ -50,6 +50,9 @@ class CompiledForward:
         self.vocab_size = config.vocab_size
         self.taps = taps
         self.threads = threads or team.default_threads()
+        # Rows up to which a pass hardly costs more than its weights do: beyond, arithmetic sets the pace.
+        packed = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
+        self.cheap_rows = 6 if packed else 8
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)
