@@ -27,7 +27,7 @@ class EngineConfig:
     measure_cost: bool = True  # draft no token that costs more time than it saves
     max_draft: int = 16  # longest draft of a sequence; a drafter may have a lower limit of its own
     max_draft_tokens: int = 128  # drafted tokens a step, over all sequences
-    max_draft_batch: int = 3  # no speculation with more sequences running: a CPU of two cores is busy without it
+    max_draft_batch: int = 2  # no speculation with more sequences running: a CPU of two cores is busy without it
     max_draft_context: int = 1 << 20  # no speculation beyond this many tokens
     min_acceptance: float = 0.1  # below it a sequence pauses drafting
     acceptance_window: int = 48  # drafted tokens before that is judged
