@@ -42,7 +42,7 @@ def config(**options: Any) -> EngineConfig:
 
 
 def test_an_engine_with_both_drafters() -> None:
-    parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config())
+    parts = assemble("target", drafters=["ngram", "small"], threads=1, config=config(max_draft_batch=3))
     assert parts.bitwise
     assert [*parts.engine.drafters] == ["ngram", "model", "prediction"]
     assert parts.memory.num_pages == 4 * -(-(100 + 7 + 1) // PAGE_SIZE)
