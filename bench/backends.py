@@ -144,7 +144,7 @@ def open_vllm(*, model: str, threads: int, drafter: str | None = None, max_draft
     engine = LLM(
         model=model, dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False, max_model_len=CONTEXT,
         max_num_seqs=AT_ONCE, speculative_config=lookup if drafter else None, disable_log_stats=True,
-    )  # fmt: skip
+    )  # fmt: skip  # a field a line would hide what belongs together
 
     def answer(prompts: Prompts, tokens: int) -> list[Answer]:
         sampling = SamplingParams(temperature=0, max_tokens=tokens, stop_token_ids=[END], detokenize=False)

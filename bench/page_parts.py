@@ -213,7 +213,7 @@ def load_table(paths: Paths) -> str:
         [f"c{run['max_concurrency']}", f"{run['temperature']:g}", run["arm"], f"{run['output_throughput']:.1f}",
          f"{run['median_ttft_ms']:.0f}", f"{run['median_tpot_ms']:.2f}", f"{run['completed']}"]
         for run in record["runs"]
-    ]  # fmt: skip
+    ]  # fmt: skip  # a field a line would hide what belongs together
     header = ["requests open", "T", "speculation", "tokens/s", "TTFT ms", "TPOT ms", "answers"]
     same = [
         f"- c{pair['max_concurrency']}, T={pair['temperature']:g}: "

@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers-python", type=Path, action="append", default=[],
         help="an interpreter that has some of the peers (repeatable); without one Paceline runs alone",
-    )  # fmt: skip
+    )  # fmt: skip  # a field a line would hide what belongs together
     parser.add_argument("--models", type=Path, default=Path(), help="directory of the peers' models")
     parser.add_argument("--only", action="append", help="modes whose name contains this (repeatable)")
     where = parser.add_mutually_exclusive_group()
@@ -175,7 +175,7 @@ def one_run(worker: Worker, *, cell: Cell, tasks: Sequence[Task], plan: Plan) ->
     return Run(
         set=name, at_once=at_once, round=turn, mode=worker.mode.name, prompts=[task.id for task in mine],
         elsewhere_s=max(0.0, elsewhere), **reply,
-    )  # fmt: skip
+    )  # fmt: skip  # a field a line would hide what belongs together
 
 
 def show(book: Book) -> None:

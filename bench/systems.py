@@ -93,7 +93,7 @@ def _on_torch(models: Path) -> list[Mode]:
         ),
         Mode("vLLM, bf16 plain", "vllm", model, slow=True),
         Mode("vLLM, bf16 n-gram", "vllm", model | {"drafter": "ngram"}, plain="vLLM, bf16 plain", slow=True),
-    ]  # fmt: skip
+    ]  # fmt: skip  # a field a line would hide what belongs together
 
 
 def interpreter_of(kind: str, *, pythons: Sequence[Path]) -> Path:
@@ -123,7 +123,7 @@ class Worker:
         self._process = subprocess.Popen(
             [str(python), "-m", "bench.worker", mode.kind, json.dumps(options)], cwd=ROOT, env=env, text=True,
             bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
+        )  # fmt: skip  # a field a line would hide what belongs together
 
     def started(self) -> str:
         """Its version, once the model is loaded."""

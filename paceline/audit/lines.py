@@ -14,7 +14,7 @@ WORDS = 4  # columns that are read as words stand on the left
 HEADER = (
     "drafter", "rule", "at once", "sampling", "answers", "identical", "near-tie", "structural", "drafted", "accepted",
     "tok/round", "degenerate",
-)  # fmt: skip
+)  # fmt: skip  # a field a line would hide what belongs together
 
 
 def text(found: Record) -> str:

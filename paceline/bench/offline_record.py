@@ -139,7 +139,7 @@ def _speed(units: Sequence[Unit], cell: Cell) -> float | None:
 HEADER = (
     "batch", "T", "drafter", "draft", "plain tok/s", "spec tok/s", "ratio", "tok/round", "accepted", "same text",
     *(f"{part} ms" for part in PARTS),
-)  # fmt: skip
+)  # fmt: skip  # a field a line would hide what belongs together
 
 
 def text(found: Record) -> str:

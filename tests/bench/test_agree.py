@@ -36,7 +36,7 @@ def args(tmp_path: Path) -> Namespace:
     return Namespace(
         vllm_python=tmp_path / "python", tokenizer=tmp_path, prompts=str(tmp_path / "some.txt"), data=None, count=3,
         tokens=8, concurrency=2,
-    )  # fmt: skip
+    )  # fmt: skip  # a field a line would hide what belongs together
 
 
 def test_both_tools_send_the_same_load(args: Namespace, tmp_path: Path) -> None:

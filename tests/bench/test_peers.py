@@ -89,7 +89,7 @@ def test_modes_have_names_of_their_own_and_a_plain_one_to_repeat() -> None:
     assert all(mode.plain in (None, *names) for mode in all_modes(models=Path("models")))
     assert {mode.system for mode in all_modes(models=Path("m"))} == {
         "Paceline", "llama.cpp", "OpenVINO", "transformers", "vLLM"
-    }  # fmt: skip
+    }  # fmt: skip  # a field a line would hide what belongs together
 
 
 def test_a_round_has_prompts_of_its_own_and_the_same_every_time(data: Path) -> None:

@@ -54,7 +54,7 @@ def test_ticks_end_at_a_round_number(top: float, last: float) -> None:
 
 def run(**more: Any) -> dict[str, Any]:
     return {"arm": "on", "temperature": 0.0, "max_concurrency": 1, "completed": 3, "output_throughput": 10.0,
-            "request_throughput": 1.0} | more  # fmt: skip
+            "request_throughput": 1.0} | more  # fmt: skip  # a field a line would hide what belongs together
 
 
 def test_a_load_gives_its_charts() -> None:
@@ -95,7 +95,7 @@ def test_the_table_of_loads_and_temperatures() -> None:
         for arm in ("on", "off")
     ]
     pair = {"arm": "on", "against": "off", "max_concurrency": 100, "temperature": 1.0, "pairs": 1, "identical_texts": 1,
-            "ratios": {"output_throughput": {"ratio": 1.5, "interval": None, "units": 1}}}  # fmt: skip
+            "ratios": {"output_throughput": {"ratio": 1.5, "interval": None, "units": 1}}}  # fmt: skip  # as one record
     found = page({"runs": runs, "comparisons": [pair]}, title="t")
     row = next(line for line in found.split("<tr>") if line.startswith("<td class=word>c100</td><td>"))
     assert row.startswith("<td class=word>c100</td><td>100.0</td><td>100.0</td><td>101.0 (×1.50)</td><td>101.0</td>")

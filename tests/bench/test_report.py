@@ -18,7 +18,7 @@ def run(mode: str, round: int, seconds: float, *, digests: tuple[str, ...] = ("a
     return Run(
         set="chat", at_once=1, round=round, mode=mode, prompts=["p", "q"][: len(digests)], seconds=seconds,
         tokens=[50] * len(digests), digests=list(digests), drafted=0, accepted=0, elsewhere_s=other,
-    )  # fmt: skip
+    )  # fmt: skip  # a field a line would hide what belongs together
 
 
 def book() -> Book:

@@ -100,7 +100,7 @@ def test_there_is_something_to_turn() -> None:
 
 
 @pytest.mark.parametrize(("name", "what", "source"), MUTANTS, ids=[what for _, what, _ in MUTANTS])
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # a mutant may warn as it likes: what counts is that it is noticed
 def test_every_turned_comparison_is_noticed(
     name: str, what: str, source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

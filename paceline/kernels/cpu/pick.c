@@ -60,17 +60,23 @@ INLINE int may_reach(vf l, vf u, vf least) {
     return vf_ge(vf_mul(needed, vf_set1(1.01f)), vf_sub(vf_set1(1.0f), u)) != 0;
 }
 
-/* What the best place of [from, to), or one beside it, has with noise: who is surely below is not the winner. Where this
-   is no number there is no bound. */
-static float certain(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from,
-                     int to) {
-    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
+/* Where the LANES whole places of [from, to) begin among which the best is; -1: there are none. */
+static int best_vector(const float *logits, int from, int to) {
     float most = -INFINITY;
     int at = -1;
     for (int j = from; j + LANES <= to; j += LANES) {
         const vf l = vf_load(logits + j);
         if (vf_ge(l, vf_set1(most))) most = vf_top(l), at = j;
     }
+    return at;
+}
+
+/* What the best place of [from, to), or one beside it, has with noise: who is surely below is not the winner. Where this
+   is no number there is no bound. */
+static float certain(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from,
+                     int to) {
+    const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
+    const int at = best_vector(logits, from, to);
     if (at < 0) return -INFINITY;
     const vi token = ids ? vi_load(ids + at) : vi_add(count_up(), vi_set1(at));
     return vf_top(vf_add(vf_mul(vf_load(logits + at), vf_set1(inverse_temperature)), gumbel(uniform(token, k0, k1))));
@@ -101,7 +107,7 @@ static best pick_from(const float *logits, float inverse_temperature, const uint
     return top;
 }
 
-best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to) {
+static best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to) {
     const float sure = certain(logits, inverse_temperature, keys, ids, from, to);
     return pick_from(logits, inverse_temperature, keys, ids, from, to, sure);
 }
@@ -244,12 +250,8 @@ void insert_top(best *tops, int count, best one) {
 static float surely_among(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
                           int vocab, int count) {
     best tops[LANES];
-    float most = -INFINITY, values[LANES];
-    int at = -1;
-    for (int j = 0; j + LANES <= vocab; j += LANES) {
-        const vf l = vf_load(logits + j);
-        if (vf_ge(l, vf_set1(most))) most = vf_top(l), at = j;
-    }
+    float values[LANES];
+    const int at = best_vector(logits, 0, vocab);
     if (at < 0) return -INFINITY;
     const vf noise = gumbel(uniform(vi_load(ids + at), vi_set1((int32_t)keys[0]), vi_set1((int32_t)keys[1])));
     vf_store(values, vf_add(vf_mul(vf_load(logits + at), vf_set1(inverse_temperature)), noise));

@@ -122,10 +122,8 @@ void run_attend(member *, program *, const operation *);
 int plan_attention(program *); /* non-zero: out of memory */
 int reserve_rows(program *, int rows); /* zero: out of memory; what the last pass left is lost where memory grows */
 int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
-/* The best of logits [from, to) * inverse temperature + noise; index INT32_MAX: all is NaN. ids: as for paceline_pick. */
-best pick_between(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int from, int to);
-
-/* The best `count` of them, at most LANES, the best first, merged into `tops`; ids are not NULL. */
+/* The best `count`, at most LANES, of logits * inverse temperature + noise, the best first, merged into `tops`. ids [vocab]:
+   the tokens that the noise speaks of. */
 void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
                   best *tops, int count);
 /* Of the noise of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams. */

@@ -309,7 +309,7 @@ def _attend(
         peak, total, acc = _tile(
             first + me, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
             KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-        )  # fmt: skip
+        )  # fmt: skip  # a name a line would hide the shape
         if count == 1:
             _write(out + cell, mask, total, acc)
             return
@@ -324,7 +324,7 @@ def _attend(
                 peak__, total__, acc__ = _tile(
                     here, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
                     KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-                )  # fmt: skip
+                )  # fmt: skip  # a name a line would hide the shape
                 peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
             if SOLO:
                 peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
@@ -349,7 +349,7 @@ def _tile(
     tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
-):  # fmt: skip
+):  # fmt: skip  # a name a line would hide the shape
     """The partial of one tile. `place` and `member` [BLOCK_M]: the position of a row, and which of the block it is."""
     position = tile * TILE + tl.arange(0, TILE)
     distance = place[:, None] - position[None, :]
@@ -403,7 +403,7 @@ def _slots(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr):
 def _fetch(
     keys, values, slot, inside, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
+):  # fmt: skip  # a name a line would hide the shape
     """Keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for what is not inside, lest garbage be weighed."""
     d = tl.arange(0, PADDED)
     page = (slot // PAGE).to(tl.int64)

@@ -27,7 +27,7 @@ TOPICS = (
     "the sea", "volcanoes", "old clocks", "a lost dog", "trains", "honey bees", "the moon", "bread", "winter", "maps",
     "football", "the human heart", "castles", "rivers", "computers", "tea", "mountains", "music", "ants", "bridges",
     "glass", "elections", "sleep", "dinosaurs", "bicycles",
-)  # fmt: skip
+)  # fmt: skip  # a field a line would hide what belongs together
 PROMPTS = [form.format(topic) for topic, form in itertools.product(TOPICS, FORMS)]
 PARAMS = {
     "greedy": [SamplingParams(temperature=0, max_tokens=96) for _ in PROMPTS],
