@@ -81,7 +81,7 @@ class EagleMade:
     """A drafter with a random head, which on the compiled backend is compiled."""
 
     draft_vocab: int = VOCAB
-    min_confidence: float = 0.0
+    min_confidence: float | None = 0.0
     taps: tuple[int, int, int] = (0, 1, 1)
     vocab_size: int = VOCAB
     copy: int = 0

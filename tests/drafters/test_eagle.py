@@ -23,6 +23,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
 from paceline.runner.compiled_head import CompiledHead
+from paceline.runner.heads import Wanted
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import Run, plain, prompt, run, tokens_of
@@ -445,6 +446,21 @@ def test_whatever_needs_no_host_between_two_tokens_is_one_call(
     assert tokens_of(run(rig, asked)) == tokens_of(run(build("compiled"), plain(asked)))
     assert rig.engine.stats.drafted > 10
     assert bool(calls) == at_once
+
+
+@pytest.mark.parametrize(("price", "row_price"), [(0.4, 0.4), (0.4, 0.0)])
+def test_a_tree_leaves_out_what_does_not_pay(price: float, row_price: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random head is sure of nothing: neither of a token, where rows cost, nor of a level, where passes do."""
+    wanted: list[Wanted] = []
+    draft = CompiledHead.draft
+    monkeypatch.setattr(
+        CompiledHead, "draft", lambda self, *of, width: (wanted.extend(of[2]), draft(self, *of, width=width))[1]
+    )
+    monkeypatch.setattr(Governor, "price", lambda self, drafter: price)
+    monkeypatch.setattr(Governor, "row_price", row_price)
+    rig = build("compiled", {"eagle": EagleMade(min_confidence=None)})
+    run(rig, requests(2, replace(GREEDY, max_tokens=12)))
+    assert {(each.worth, each.least) for each in wanted} == {(row_price, (price - row_price) / eagle.NET)}
 
 
 def test_what_it_was_not_fed_it_does_not_guess() -> None:

@@ -14,6 +14,7 @@ from paceline.errors import ModelFileError, ModelNotFound, UnknownOption, Unsupp
 from paceline.llm import LLM
 from paceline.models.load import open_model
 from paceline.models.names import KNOWN
+from paceline.models.weights import Format
 from paceline.types import OFF, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
@@ -50,6 +51,12 @@ def test_two_kinds_of_heads_on_one_target(folders: dict[str, str], format: str) 
     how = {kind: made.how for kind, made in llm.parts.drafters.items()}
     assert ("compiled" in how["eagle"]) == ("compiled" in how["medusa"]) == (format == "int8")
     assert "60 tokens" in how["eagle"]
+
+
+@pytest.mark.parametrize(("format", "option", "most"), [("int8", "", 7), ("int4", "", 5), ("int4", ",max_draft=3", 3)])
+def test_drafts_are_as_long_as_rows_are_cheap(folders: dict[str, str], format: Format, option: str, most: int) -> None:
+    llm = LLM(folders["target"], drafter=f"eagle:{folders['eagle']},copy=0{option}", format=format, **OPTIONS)
+    assert llm.engine.drafters["eagle"].max_draft == most
 
 
 def test_kv_memory_is_shared_with_a_head(folders: dict[str, str]) -> None:

@@ -122,6 +122,11 @@ def test_hidden_states_do_not_depend_on_other_rows() -> None:
     assert torch.equal(alone, together[-COUNTS[2] :])
 
 
+def test_rows_of_4_bit_weights_are_dear_sooner() -> None:
+    four = {name: quantise(w, bits=4, group=32) if w.dim() == 2 else w for name, w in TARGET.weights.items()}
+    assert compiled().cheap_rows > CompiledForward(CONFIG, dict(four), num_pages=PAGES, threads=1).cheap_rows > 1
+
+
 def test_embeddings() -> None:
     tokens = torch.tensor([0, 5, 96], dtype=torch.int32)
     wanted = FLOATS["embed"][tokens.long()]
