@@ -138,9 +138,10 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     [
         ("empty.txt", b"\n", "holds no prompts"),
         ("broken.txt", b"fine\n\xff\xfe", "UTF-8"),
-        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n' * 99)[:-20], "cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n' * 99, mtime=0)[:-20], "cannot be read"),
         ("not.jsonl.gz", b"hello", "cannot be read"),
     ],
+    ids=["empty", "not UTF-8", "cut", "not gzip"],
 )
 def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
