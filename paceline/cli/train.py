@@ -99,6 +99,7 @@ def _add_answers(parser: ArgumentParser) -> None:
         "--max-length", type=count, default=1024, metavar="N", help="tokens of prompt and answer (default: 1024)"
     )
     group.add_argument("--max-new", type=count, default=320, metavar="N", help="tokens of an answer (default: 320)")
+    group.add_argument("--samples", type=count, metavar="N", help="to each prompt, all but one drawn (default: 1)")
     group.add_argument("--sampled", type=_share, default=0.3, metavar="P", help="share not greedy (default: 0.3)")
     group.add_argument("--temperature", type=_positive, default=0.8, metavar="T", help="of those (default: 0.8)")
     group.add_argument("--answer-batch", type=count, default=256, metavar="N", help="at once, of a worker")

@@ -39,7 +39,8 @@ class Job:
     held_out: int = 256
     max_length: int = 1024
     max_new: int = 320
-    sampled: float = 0.3
+    samples: int = 1  # answers to each prompt
+    sampled: float = 0.3  # share of first answers that are drawn; further ones all are
     temperature: float = 0.8
     answer_batch: int = 256
     answer_workers: int = 1
@@ -84,6 +85,12 @@ class Curriculum:
     trained: list[Prompt]  # the prompts that are trained on
     left_out: int  # for they overlap with what is measured on
 
+    @property
+    def sampled(self) -> float:
+        """Share of the answers to train on that are drawn."""
+        temperatures = [question.temperature for question in self.questions if question.set == TRAIN]
+        return sum(map(bool, temperatures)) / len(temperatures)
+
 
 def curriculum(job: Job) -> Curriculum:
     """All questions: sets to measure on first, then held-out prompts, then those to train on in random order.
@@ -107,4 +114,5 @@ def curriculum(job: Job) -> Curriculum:
     draws = torch.rand(len(train), generator=same_seed(job.seed, 4)).tolist()
     for prompt, draw in zip(train, draws, strict=True):
         questions.append(Question(TRAIN, prompt.text, job.temperature if draw < job.sampled else 0.0))
+    questions += [Question(TRAIN, prompt.text, job.temperature) for prompt in train] * (job.samples - 1)
     return Curriculum(questions, trained=train, left_out=len(shared))

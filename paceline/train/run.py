@@ -61,7 +61,7 @@ class Lesson:
             left_out=self.plan.left_out,
             answers=len(trained),
             answer_tokens=sum(exchange.answer for exchange in trained),
-            sampled=job.sampled,
+            sampled=self.plan.sampled,
             temperature=job.temperature,
             vocabulary=(len(vocabulary.ids), vocabulary.coverage) if vocabulary else None,
             origin=(self.start.origin.name, self.start.origin.license) if self.start.origin else None,

@@ -20,7 +20,7 @@ import torch
 from paceline.errors import InvalidRequest, StorageError
 from paceline.llm import LLM, Answer
 from paceline.train import checkpoint, storage
-from paceline.train.answers import HELD_OUT, AnswerStore
+from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore
 from paceline.train.checkpoint import Progress
 from paceline.train.job import Job, curriculum
 from paceline.train.rounds import Score
@@ -233,6 +233,22 @@ def test_prompts_like_those_measured_on_are_left_out(target: Path, tmp_path: Pat
         assert plan.left_out == 1
         assert len(plan.trained) == 2
         assert not any(long in prompt.text for prompt in plan.trained)
+
+
+def test_prompts_that_are_answered_several_times(target: Path, prompts: Path, tmp_path: Path) -> None:
+    job = toy_job(target, prompts, tmp_path / "out", sampled=0.5, samples=3, max_steps=2, evaluations=1)
+    plan, once = curriculum(job), curriculum(replace(job, samples=1))
+    assert plan.questions[: len(once.questions)] == once.questions
+    again = plan.questions[len(once.questions) :]
+    assert [question.text for question in again] == 2 * [prompt.text for prompt in plan.trained]
+    assert {question.temperature for question in again} == {job.temperature}
+    assert plan.sampled == (once.sampled + 2) / 3
+    run(job)
+    answers = AnswerStore.open(job.work / "answers").read()[TRAIN]
+    texts = {exchange.tokens[: exchange.prompt].tobytes() for exchange in answers}
+    assert len(answers) == 3 * len(plan.trained)
+    assert len({exchange.tokens.tobytes() for exchange in answers}) > 2 * len(texts), "drawn anew each time"
+    assert f"{len(answers)} answers" in (job.out / "README.md").read_text()
 
 
 def test_too_few_prompts_are_said(target: Path, prompts: Path, tmp_path: Path) -> None:
