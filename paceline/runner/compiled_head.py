@@ -24,6 +24,7 @@ from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.compiled import CompiledForward, check_supported, point, shape_of
 from paceline.runner.heads import Tree, Wanted
+from paceline.runner.sketch import sketch
 
 BEAM = 4  # as in tree.c: rows of a sequence in one pass
 FLOORS = ("worth", "least", "min_p", "top_p")
@@ -194,4 +195,9 @@ def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, pos
         epsilon=eps,
     )
     program.linear(packed("down"), source=Buffer.GATED, epilogue=Epilogue.ADD)
-    program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=vector("norm"), epsilon=eps)
+    norm, last = vector("norm"), floats("head")
+    if (rough := sketch(last, norm)) is not None:
+        [down], [up] = program.pack((rough.down, None)), program.pack((rough.up, None))
+        norms = torch.ones_like(norm), norm
+        program.shortlist(down, up, program.pack_rows(last), norms=norms, epsilon=eps)
+    program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)

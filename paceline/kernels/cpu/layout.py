@@ -25,6 +25,7 @@ class Kind(IntEnum):
     ADD_NORM = 4
     KEEP = 5
     PAIR = 6
+    REFINE = 7
 
 
 class Epilogue(IntEnum):
@@ -34,6 +35,7 @@ class Epilogue(IntEnum):
     GELU_GATE = 3
     LOGITS = 4
     ADD_SILU = 5
+    ROUGH = 6
 
 
 class Buffer(IntEnum):
@@ -43,7 +45,8 @@ class Buffer(IntEnum):
     GATED = 3
     BRANCH = 4
     PAIRED = 5
-    FEATURES = 6  # the caller's memory
+    SKETCHED = 6
+    FEATURES = 7  # the caller's memory
 
 
 class Matrix(Structure):

@@ -10,6 +10,9 @@
 #define AHEAD 8192                  /* bytes between what is used and what is fetched into the second-level cache */
 #define SOON 1024                   /* and into the first */
 
+/* Whether the outputs are logits: of those rows alone where they are wanted. */
+static int is_last(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
+
 static int block_rows(const quantised *in, int block) {
     return in->rows - block * BLOCK < BLOCK ? in->rows - block * BLOCK : BLOCK;
 }
@@ -48,7 +51,7 @@ static void quantise_row(const quantised *in, int row, const float *x, const flo
 static void prepare_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to) {
     const int k = o->part[0].inputs;
     for (int row = first; row < last; row++) {
-        const float *x = row_of(p, o->input, o->epilogue == LOGITS ? p->batch->logit_rows[row] : row);
+        const float *x = row_of(p, o->input, is_last(o) ? p->batch->logit_rows[row] : row);
         const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
         quantise_row(in, row, x, o->norm, factor, k, from, to);
     }
@@ -220,6 +223,7 @@ static void run_tile(member *self, program *p, const operation *o, const quantis
             emit_gated(out, up, rows, o->epilogue);
         }
         if (o->epilogue == LOGITS) emit_logits(p, &p->scratch[self->index], m, tile, first, rows, out);
+        else if (o->epilogue == ROUGH) score_tile(p, tile, m->outputs, first, rows, out);
         else emit(p, o, m->column + tile * LANES, first, rows, out);
     }
 }
@@ -252,7 +256,7 @@ static void prepare_alone(member *self, program *p, const operation *o, const qu
 }
 
 void run_linear(member *self, program *p, const operation *o) {
-    const int rows = o->epilogue == LOGITS ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
+    const int rows = is_last(o) ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
     const int alone = rows <= OWN_ROWS;
     quantised in = alone ? p->scratch[self->index].inputs : p->shared;
     in.rows = rows;

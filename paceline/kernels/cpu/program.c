@@ -27,33 +27,48 @@ static void drop_quantised(quantised *x) {
     free(x->q), free(x->scale), free(x->shift), free(x->offset);
 }
 
-static int make_scratch(scratch *s, const shape *shape, int inputs) {
+static int make_scratch(scratch *s, const shape *shape, int inputs, int slice) {
     const int64_t dim = shape->head_dim;
+    s->slice = memory(4 * (int64_t)slice);
     s->row = memory(4 * (int64_t)inputs);
     s->queries = memory(4 * QUERY_BLOCK * dim);
     s->scores = memory(4 * QUERY_BLOCK * CHUNK);
     s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
     s->state = memory(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state;
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state &&
+           s->slice;
 }
 
 static void drop_scratch(scratch *s) {
     drop_quantised(&s->inputs);
     free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores);
-    free(s->best);
+    free(s->best), free(s->slice);
 }
 
 EXPORT void paceline_program_free(program *p) {
     for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
     for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
     drop_quantised(&p->shared);
-    free(p->scratch), free(p->operations), free(p->blocks), free(p->partials), free(p->finished), free(p->tails.memory);
+    free(p->scratch), free(p->operations), free(p->shortlists), free(p->blocks), free(p->partials), free(p->finished), free(p->tails.memory);
     free(p);
 }
 
-static int has_pairs(const operation *operations, int count) {
+static int has_kind(const operation *operations, int count, int kind) {
     for (int i = 0; i < count; i++)
-        if (operations[i].kind == PAIR) return 1;
+        if (operations[i].kind == kind) return 1;
+    return 0;
+}
+
+/* Outputs of a slice; 0: there are no shortlists. */
+static int slice_of(const operation *operations, int count) {
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == REFINE) return operations[i].part[0].outputs / SLICES + LANES;
+    return 0;
+}
+
+static int width_of_sketch(const operation *operations, int count) {
+    for (int i = 0; i < count; i++)
+        if (operations[i].kind == LINEAR && operations[i].output == SKETCHED) return operations[i].part[0].outputs;
     return 0;
 }
 
@@ -73,14 +88,16 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
     p->shape.threads = pool_threads(team);
     p->count = count;
     p->inputs_max = widest_input(operations, count);
+    p->refines = has_kind(operations, count, REFINE);
+    const int slice = slice_of(operations, count);
     const int32_t strides[BUFFERS + 1] = {
         s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim, s->intermediate, s->hidden,
-        has_pairs(operations, count) ? 2 * s->hidden : 0, s->features};
+        has_kind(operations, count, PAIR) ? 2 * s->hidden : 0, width_of_sketch(operations, count), s->features};
     memcpy(p->stride, strides, sizeof strides);
     p->operations = memory((int64_t)sizeof *operations * count);
     p->scratch = calloc((size_t)p->shape.threads, sizeof *p->scratch);
     int fine = p->operations && p->scratch;
-    for (int i = 0; fine && i < p->shape.threads; i++) fine = make_scratch(&p->scratch[i], s, p->inputs_max);
+    for (int i = 0; fine && i < p->shape.threads; i++) fine = make_scratch(&p->scratch[i], s, p->inputs_max, slice);
     if (fine) {
         memcpy(p->operations, operations, sizeof *operations * (size_t)count);
         return p;
@@ -113,6 +130,9 @@ static int reserve_outs(program *p, int outs) {
         free(p->scratch[i].best);
         if (!(p->scratch[i].best = memory((int64_t)sizeof(best) * outs))) return 0;
     }
+    free(p->shortlists);
+    p->shortlists = p->refines ? memory((int64_t)sizeof(shortlist) * outs * SLICES) : NULL;
+    if (p->refines && !p->shortlists) return 0;
     p->out_capacity = outs;
     return 1;
 }
@@ -165,6 +185,7 @@ static void run_operation(member *self, program *p, const operation *o) {
         case ADD_NORM: run_add_norm(self, p, o); break;
         case KEEP: run_keep(self, p, o); break;
         case PAIR: run_pair(self, p, o); break;
+        case REFINE: run_refine(self, p, o); break;
     }
 }
 
@@ -183,11 +204,18 @@ static int needed(const program *p) {
     return n;
 }
 
+/* What is for features where there are none, for shortlists where none are wanted, or for logits where those are. */
+static int is_idle(const program *p, const operation *o) {
+    if (o->input == FEATURES || o->kind == KEEP) return !p->batch->features;
+    if (o->input == SKETCHED || o->output == SKETCHED) return !p->screening;
+    return o->kind == LINEAR && o->epilogue == LOGITS && p->screening;
+}
+
 static void forward(member *self, void *argument) {
     program *p = argument;
     const int count = needed(p);
     for (int i = 0; i < count; i++) {
-        if ((p->operations[i].input == FEATURES || p->operations[i].kind == KEEP) && !p->batch->features) continue;
+        if (is_idle(p, &p->operations[i])) continue;
         run_operation(self, p, &p->operations[i]);
         if (i + 1 < count) fetch_for(self, p, &p->operations[i + 1]);
         work_end(self);

@@ -13,15 +13,17 @@
 #define CHUNK_PAGES (CHUNK / PAGE)
 #define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
 #define MAX_PARTS 3
+#define SLICES 16    /* of a head's outputs, each with a list of the best */
+#define SHORTLIST 40 /* outputs on one list */
 
 enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
 
 enum { CHANNEL8, GROUP8, GROUP4, HALF };                         /* matrix.format */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR };    /* operation.kind */
-enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU };     /* operation.epilogue */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };  /* operation.kind */
+enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };   /* operation.epilogue */
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
 
-/* A packed matrix: tiles of 16 outputs, see pack.c. */
+/* A packed matrix: tiles of 16 outputs, see pack.c; or, for REFINE, rows of signed bytes, with their scales for a bias. */
 typedef struct {
     const uint8_t *data;
     const float *bias; /* [outputs] or NULL */
@@ -66,6 +68,18 @@ typedef struct {
     int32_t index;
 } best;
 
+typedef struct { /* what a pass of a head is for, where only its best outputs are wanted: by row with logits */
+    const float *inverse_temperature; /* 0: the best without noise */
+    const uint32_t *keys;             /* [outs][2] of the noise */
+    const int32_t *ids;               /* [outputs] the tokens that the noise speaks of */
+} screening;
+
+typedef struct { /* of a slice of a row's outputs, those that may be among the best */
+    int32_t count;
+    int32_t places[SHORTLIST];
+    float logits[SHORTLIST];
+} shortlist;
+
 typedef struct { /* rows of one sequence that walk over the keys together */
     int32_t sequence, first, rows;
 } query_block;
@@ -88,6 +102,7 @@ typedef struct { /* a member's own memory */
     float *tail_scores;                          /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
     int32_t tail_pages;                          /* for how many pages there is room */
     best *best;                                  /* [outs] */
+    float *slice;                                /* rough outputs of one, where there are shortlists */
 } scratch;
 
 typedef struct {
@@ -107,6 +122,9 @@ typedef struct {
     int64_t partial_capacity;
     atomic_int *finished; /* [blocks][kv_heads] splits done */
     tail_plan tails;
+    int32_t refines;            /* whether it can make shortlists */
+    const screening *screening; /* the pass makes them, and no logits; else NULL */
+    shortlist *shortlists;      /* [outs][SLICES] */
     const batch *batch;
 } program;
 
@@ -116,6 +134,8 @@ void run_embed(member *, program *, const operation *);
 void run_add_norm(member *, program *, const operation *);
 void run_keep(member *, program *, const operation *);
 void run_pair(member *, program *, const operation *);
+void run_refine(member *, program *, const operation *);
+void score_tile(program *, int tile, int vocab, int first_row, int rows, const float *rough);
 void run_rotate(member *, program *, const operation *);
 void fetch_slots(const member *, const program *, const operation *);
 void run_attend(member *, program *, const operation *);
@@ -126,6 +146,8 @@ int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
    the tokens that the noise speaks of. */
 void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
                   best *tops, int count);
+/* logits * inverse temperature + about the noise of LANES tokens. */
+vf rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids);
 /* Of the noise of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams. */
 void token_keys(uint32_t *keys, uint64_t seed, int position);
 void clear_tops(best *tops, int count);

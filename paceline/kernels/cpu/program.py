@@ -32,7 +32,7 @@ from paceline.kernels.cpu.layout import (
 )
 from paceline.kernels.cpu.memory import Arena
 from paceline.kernels.cpu.team import team
-from paceline.kernels.quant import GROUP, Quantised
+from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Fields = dict[str, float | int | None]
 
@@ -91,6 +91,16 @@ class Program:
         memmove(address, tiles.data_ptr(), 2 * outputs * inputs)
         return Packed(address=address, stride=2 * LANES * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
 
+    def pack_rows(self, weight: Tensor) -> Packed:
+        """Copy a matrix [n, k] into the arena in 8 bits, row by row, for products with some of its rows."""
+        outputs, inputs = weight.shape
+        quantised = quantise(weight)
+        rows = (quantised.q.to(torch.int16) - 128).to(torch.int8).contiguous()
+        address = self._arena.take(outputs * inputs)
+        memmove(address, rows.data_ptr(), outputs * inputs)
+        scales = self._keep(quantised.scale[:, 0])
+        return Packed(address, stride=inputs, format=Format.CHANNEL8, outputs=outputs, inputs=inputs, bias=scales)
+
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""
         self._add(Kind.EMBED, [table], {"scale": scale})
@@ -148,6 +158,16 @@ class Program:
         """paired ← norm of table[token], norm of residual; `onwards`: residual ← the latter"""
         norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
         self._add(Kind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
+
+    def shortlist(
+        self, down: Packed, up: Packed, exact: Packed, *, norms: tuple[Tensor, Tensor], epsilon: float
+    ) -> None:
+        """For passes that want but the best outputs: rough ones by way of `down` and `up`, and the best of them as they
+        are by `exact`, from `pack_rows`. `norms`: before `down`, before `exact`."""
+        self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
+        self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
+        fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
+        self._add(Kind.REFINE, [exact], fields)
 
     def finish(self) -> None:
         operations = (Operation * len(self._operations))(*self._operations)

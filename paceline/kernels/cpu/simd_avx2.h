@@ -31,6 +31,11 @@ static inline vf vf_load_half(const uint16_t *p) {
     vf r = {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
     return r;
 }
+static inline vf vf_load_bytes(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    vf r = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    return r;
+}
 static inline void vf_store_half(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, NEAREST));
     _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph(x.b, NEAREST));

@@ -44,6 +44,7 @@ static inline uint16_t float_to_half(float x) {
 
 static inline vf vf_set1(float x) MAP(vf, x)
 static inline vf vf_load(const float *p) MAP(vf, p[i])
+static inline vf vf_load_bytes(const int8_t *p) MAP(vf, (float)p[i])
 static inline void vf_store(float *p, vf x) { LANES p[i] = x.v[i]; }
 static inline vf vf_add(vf a, vf b) MAP(vf, a.v[i] + b.v[i])
 static inline vf vf_sub(vf a, vf b) MAP(vf, a.v[i] - b.v[i])

@@ -57,9 +57,17 @@ typedef struct {
     const batch *first, *now;
     tree *trees;
     int32_t *owners, *origins; /* [rows with logits] the sequence of each, and its node */
-    best (*tops)[WIDTH_MAX];   /* [rows with logits] */
+    best (*tops)[WIDTH_MAX];   /* [rows with logits] with the token instead of its place, once they have been looked at */
     float (*chances)[WIDTH_MAX];
+    uint32_t (*keys)[2];       /* [rows with logits] of the noise */
+    float *warmths;            /* [rows with logits] what logits are multiplied by under it; 0: there is none */
 } drafting;
+
+typedef struct { /* the outputs of a row, all of them or those on the shortlists */
+    const float *logits;
+    const int32_t *ids; /* the target's tokens */
+    int count;
+} outputs;
 
 /* ---- what may follow a row ---- */
 
@@ -120,13 +128,13 @@ static float floor_of(const float *logits, int vocab, float best, float warmth, 
 static int looked_at(const order *o) { return o->width > 1 ? o->width : 2; }
 
 /* The best of those outputs with noise whose logits are above the floor. */
-static void pick_above(const order *o, const float *logits, float floor, float warmth, const uint32_t *keys, best *tops) {
+static void pick_above(const order *o, const outputs *of, float floor, float warmth, const uint32_t *keys, best *tops) {
     enum { MANY = 512 };
     float values[MANY];
     int32_t tokens[MANY], places[MANY];
-    for (int j = 0, n = 0; j < o->vocab; j++) {
-        if (logits[j] > floor) values[n] = logits[j], tokens[n] = o->ids[j], places[n++] = j;
-        if (n == MANY || (n && j + 1 == o->vocab)) {
+    for (int j = 0, n = 0; j < of->count; j++) {
+        if (of->logits[j] > floor) values[n] = of->logits[j], tokens[n] = of->ids[j], places[n++] = j;
+        if (n == MANY || (n && j + 1 == of->count)) {
             best found[WIDTH_MAX];
             clear_tops(found, looked_at(o));
             pick_several(values, warmth, keys, tokens, n, found, looked_at(o));
@@ -137,15 +145,14 @@ static void pick_above(const order *o, const float *logits, float floor, float w
     }
 }
 
-static void find_noisy(const order *o, int s, const float *logits, float most, int position, best *tops) {
-    const float warmth = o->inverse_temperature[s];
-    uint32_t keys[2];
-    token_keys(keys, o->seeds[s], position);
-    const int filters = o->min_p[s] > 0.0f || o->top_p[s] < 1.0f || o->top_k[s] > 0;
-    const float floor = filters ? floor_of(logits, o->vocab, most, warmth, o->min_p[s], o->top_p[s], o->top_k[s])
+static void find_noisy(const drafting *d, int row, const outputs *of, float most, best *tops) {
+    const order *o = d->o;
+    const int s = d->owners[row], filters = o->min_p[s] > 0.0f || o->top_p[s] < 1.0f || o->top_k[s] > 0;
+    const float floor = filters ? floor_of(of->logits, of->count, most, o->inverse_temperature[s], o->min_p[s],
+                                           o->top_p[s], o->top_k[s])
                                 : -INFINITY;
-    if (floor > -INFINITY) pick_above(o, logits, floor, SHARPER * warmth, keys, tops);
-    else pick_several(logits, SHARPER * warmth, keys, o->ids, o->vocab, tops, looked_at(o));
+    if (floor > -INFINITY) pick_above(o, of, floor, d->warmths[row], d->keys[row], tops);
+    else pick_several(of->logits, d->warmths[row], d->keys[row], of->ids, of->count, tops, looked_at(o));
 }
 
 static void find_best(const float *logits, int vocab, best *tops, int width) {
@@ -155,23 +162,38 @@ static void find_best(const float *logits, int vocab, best *tops, int width) {
     }
 }
 
+/* What is on the shortlists of a row, into `logits` and `ids`. */
+static int gather(const drafting *d, int row, float *logits, int32_t *ids) {
+    int count = 0;
+    for (const shortlist *l = &d->p->shortlists[row * SLICES]; l < &d->p->shortlists[(row + 1) * SLICES]; l++)
+        for (int i = 0; i < l->count; i++) logits[count] = l->logits[i], ids[count++] = d->o->ids[l->places[i]];
+    return count;
+}
+
+static float most_of(const outputs *of) {
+    float most = -INFINITY;
+    for (int i = 0; i < of->count; i++) most = of->logits[i] > most ? of->logits[i] : most;
+    return most;
+}
+
 /* What may follow a row, the best first, and how likely each is the target's own. */
 static void look_at(const drafting *d, int row) {
     const order *o = d->o;
-    const int s = d->owners[row], at = d->origins[row], noisy = o->inverse_temperature[s] > 0.0f;
-    const int depth = at < 0 ? 0 : d->trees[s].nodes[at].depth;
-    const float *logits = d->now->logits + (int64_t)row * o->vocab;
-    const float most = logits[d->now->argmax[row]];
+    float logits[SLICES * SHORTLIST];
+    int32_t ids[SLICES * SHORTLIST];
+    outputs of = {d->now->logits + (int64_t)row * o->vocab, o->ids, o->vocab};
+    if (d->p->refines) of = (outputs){logits, ids, gather(d, row, logits, ids)};
+    const int noisy = d->warmths[row] > 0.0f;
+    const float most = d->p->refines ? most_of(&of) : of.logits[d->now->argmax[row]];
     best *tops = d->tops[row];
     clear_tops(tops, looked_at(o));
-    if (noisy) find_noisy(o, s, logits, most, d->trees[s].base + 1 + depth, tops);
-    else find_best(logits, o->vocab, tops, looked_at(o));
-    if (tops[0].index == INT32_MAX) tops[0] = (best){0.0f, 0}; /* nothing but NaN */
-    const float mass = log_mass(logits, o->vocab, most);
-    for (int i = 0; i < o->width && tops[i].index != INT32_MAX; i++) {
-        const float probability = expf(logits[tops[i].index] - most - mass);
-        d->chances[row][i] = chance(i, probability, tops, noisy);
-    }
+    if (noisy) find_noisy(d, row, &of, most, tops);
+    else find_best(of.logits, of.count, tops, looked_at(o));
+    const float mass = log_mass(of.logits, of.count, most);
+    for (int i = 0; i < o->width && tops[i].index != INT32_MAX; i++)
+        d->chances[row][i] = chance(i, expf(of.logits[tops[i].index] - most - mass), tops, noisy);
+    for (int i = 0; i < o->width && tops[i].index != INT32_MAX; i++) tops[i].index = of.ids[tops[i].index];
+    if (tops[0].index == INT32_MAX) tops[0] = (best){0.0f, o->ids[0]}, d->chances[row][0] = 0.0f; /* nothing but NaN */
 }
 
 static void look_at_all(member *self, void *argument) {
@@ -197,7 +219,7 @@ static void add_nodes(const drafting *d, int row) {
     for (int i = 0; i < d->o->width && d->tops[row][i].index != INT32_MAX; i++) {
         const float product = above->belief * d->chances[row][i], belief = product >= 0.0f ? product : 0.0f; /* no NaN */
         if (t->count && (belief < d->o->worth[s] || count_above(t, belief) >= d->o->limits[s])) continue;
-        t->nodes[t->count++] = (node){belief, d->o->ids[d->tops[row][i].index], at, above->depth + 1, -1, {0}};
+        t->nodes[t->count++] = (node){belief, d->tops[row][i].index, at, above->depth + 1, -1, {0}};
     }
 }
 
@@ -315,19 +337,43 @@ static level carve(int32_t *memory, int64_t sequences) {
     return l;
 }
 
+/* A pass for the best outputs, under the noise of what is to be drawn from them. */
+static int read_level(const drafting *d, const batch *b) {
+    const screening s = {d->warmths, &d->keys[0][0], d->o->ids};
+    for (int row = 0; row < b->outs; row++) {
+        const int owner = d->owners[row], at = d->origins[row];
+        const tree *t = &d->trees[owner];
+        token_keys(d->keys[row], d->o->seeds[owner], t->base + 1 + (at < 0 ? 0 : t->nodes[at].depth));
+        d->warmths[row] = SHARPER * d->o->inverse_temperature[owner];
+    }
+    d->p->screening = d->p->refines ? &s : NULL;
+    const int status = run_pass(d->p, b);
+    d->p->screening = NULL;
+    return status;
+}
+
+/* FINE, or why there cannot be a first pass. */
+static int plant(const drafting *d) {
+    const batch *first = d->first;
+    for (int s = 0; s < first->sequences; s++) {
+        tree *t = &d->trees[s];
+        t->root = first->logit_rows[s];
+        if (t->root < 0 || t->root >= first->rows) return BAD_ROWS;
+        t->base = first->positions[t->root] + 1, t->count = t->read = 0;
+        d->owners[s] = s, d->origins[s] = -1;
+    }
+    return FINE;
+}
+
 static int draft(drafting *d, const level *l) {
     const batch *first = d->first;
     batch next;
-    int status = run_pass(d->p, first);
-    for (int s = 0; s < first->sequences; s++) {
-        tree *t = &d->trees[s];
-        t->root = first->logit_rows[s], t->base = first->positions[t->root] + 1, t->count = t->read = 0;
-        d->owners[s] = s, d->origins[s] = -1;
-    }
+    int status = plant(d);
+    if (status == FINE) status = read_level(d, first);
     for (d->now = first; status == FINE && d->now->outs; d->now = &next) {
         grow(d);
         plan_level(d, &next, l);
-        if (next.outs) status = run_pass(d->p, &next);
+        if (next.outs) status = read_level(d, &next);
     }
     for (int s = 0; s < first->sequences; s++) write_draft(d->o, s, &d->trees[s]);
     return status;
@@ -340,12 +386,14 @@ EXPORT int paceline_draft(program *p, const batch *first, const order *o) {
     int32_t *memory = malloc(sizeof(int32_t) * (size_t)(whole + 2 * rows));
     tree *trees = malloc(sizeof(tree) * (size_t)n);
     best (*tops)[WIDTH_MAX] = malloc((size_t)rows * (sizeof *tops + sizeof(float[WIDTH_MAX])));
+    uint32_t (*keys)[2] = malloc((size_t)rows * (sizeof *keys + sizeof(float)));
     int status = OUT_OF_MEMORY;
-    if (memory && trees && tops && reserve_rows(p, first->rows > rows ? first->rows : (int)rows)) {
-        drafting d = {p, o, first, first, trees, memory + whole, memory + whole + rows, tops, (float (*)[WIDTH_MAX])(tops + rows)};
+    if (memory && trees && tops && keys && reserve_rows(p, first->rows > rows ? first->rows : (int)rows)) {
+        drafting d = {p, o, first, first, trees, memory + whole, memory + whole + rows, tops, (float (*)[WIDTH_MAX])(tops + rows),
+                      keys, (float *)(keys + rows)};
         const level l = carve(memory, n);
         status = draft(&d, &l);
     }
-    free(memory), free(trees), free(tops);
+    free(memory), free(trees), free(tops), free(keys);
     return status;
 }

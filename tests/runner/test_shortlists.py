@@ -1,0 +1,117 @@
+"""Heads with many outputs: of which they compute the best alone, and find the same drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.quant import dequantise
+from paceline.models.heads import EagleHead
+from paceline.runner import compiled_head
+from paceline.runner.compiled_head import CompiledHead
+from paceline.runner.heads import Wanted
+from paceline.runner.sketch import LEAST_OUTPUTS, MOST_INPUTS, PART, sketch
+from paceline.sampling import Stream, noise_keys
+from tests.heads import random_eagle
+from tests.kernels.tiny_forward import RUNNABLE
+from tests.runner.test_heads import CONFIG, COUNTS, FEATURES, FIRST, SHARPER, both, drawing, tokens_of
+
+HIDDEN, OUTPUTS = 192, 9008  # the last slices of outputs are shorter than the first
+SEEDS = range(25)
+
+
+def head_with(decay: float) -> EagleHead:
+    """Its outputs depend on directions whose weight falls by `decay` from one to the next."""
+    head = random_eagle(replace(CONFIG, vocab_size=OUTPUTS), hidden=HIDDEN, seed=4)
+    draw = torch.Generator().manual_seed(5)
+    basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
+    sizes = decay ** torch.arange(HIDDEN)
+    weight = torch.randn((OUTPUTS, HIDDEN), generator=draw) * sizes @ basis.T
+    weight *= 2.5 / float((weight.square().sum(1)).mean().sqrt())
+    return EagleHead(config=head.config, weights={**head.weights, "head": weight}, ids=head.ids)
+
+
+def agreement(head: CompiledHead, warmth: float) -> float:
+    """How often the first drafted token is the one that all outputs would have given."""
+    hits = 0
+    for seed in SEEDS:
+        features = torch.randn(FEATURES.shape, generator=torch.Generator().manual_seed(seed))
+        logits = head(FIRST, features=features).logits
+        keys = torch.from_numpy(noise_keys(seed, np.array(COUNTS) + 1, Stream.TOKEN))
+        places = head.pick(logits, torch.full((3,), SHARPER * warmth), keys) if warmth else logits.argmax(1)
+        drafts = head.draft(drawing([seed] * 3, warmth), features, [Wanted(1, 0.0, 0.0)] * 3, width=1)
+        hits += sum(a == b for a, b in zip(tokens_of(drafts), head.ids[places.long()][:, None].tolist(), strict=True))
+    return hits / (3 * len(SEEDS))
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("warmth", [0.0, 1.0, 1.7])
+def test_the_best_is_found_among_the_rough(variant: str, warmth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    head = head_with(decay=0.96)
+    assert agreement(both(head)[0], warmth) > 0.9
+    monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm: sketch(weight.flip(0), norm))
+    assert agreement(both(head)[0], warmth) < 0.75  # though large noise finds its own way
+
+
+def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, found = head_with(decay=0.96), []
+    for kind in ("rough", "whole"):
+        fast, _ = both(head)
+        for warmth in (0.0, 1.0):
+            for seed in SEEDS[:8]:
+                drafts = fast.draft(drawing([seed] * 3, warmth), FEATURES, [Wanted(6, 0.0, 0.0)] * 3, width=3)
+                found.append((kind, [set(zip(*tree, strict=True)) for tree in drafts]))
+        monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm: None)
+    rough, whole = ([tree for name, trees in found if name == kind for tree in trees] for kind in ("rough", "whole"))
+    assert all(len(tree) == 6 for tree in rough + whole)
+    same = sum(len(a & b) for a, b in zip(rough, whole, strict=True))
+    assert same > 0.8 * 6 * len(whole)
+
+
+def test_filters_look_at_the_shortlists() -> None:
+    """Under top_k 1 the draft is the best without noise, whatever the noise."""
+    fast, _ = both(head_with(decay=0.96))
+    greedy = tokens_of(fast.draft(drawing([1] * 3, 0.0), FEATURES, [Wanted(1, 0.0, 0.0)] * 3, width=1))
+    for seed in SEEDS[:5]:
+        wanted = [Wanted(1, 0.0, 0.0, top_k=1)] * 3
+        assert tokens_of(fast.draft(drawing([seed] * 3, 1.0), FEATURES, wanted, width=1)) == greedy
+
+
+def test_whoever_asks_for_logits_gets_all_of_them() -> None:
+    fast, eager = both(head_with(decay=0.96))
+    fast.draft(drawing([1] * 3, 1.0), FEATURES, [Wanted(4, 0.0, 0.0)] * 3, width=2)
+    logits, wanted = fast(FIRST, features=FEATURES).logits, eager(FIRST, features=FEATURES).logits
+    assert float((logits - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
+
+
+# ── the rough copy ──
+
+
+def product(weight: Tensor, norm: Tensor) -> Tensor:
+    found = sketch(weight, norm)
+    assert found is not None
+    return dequantise(found.up) @ dequantise(found.down)
+
+
+def test_a_sketch_is_the_best_of_its_rank() -> None:
+    weight = head_with(decay=0.96).weights["head"]
+    assert isinstance(weight, Tensor)
+    norm = 1 + 0.3 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(6))
+    whole = weight * norm
+    whole -= whole.mean(0)
+    rank = HIDDEN // PART
+    left_out = torch.linalg.svdvals(whole)[rank:].square().sum()
+    error = (product(weight, norm) - whole).square().sum()
+    assert left_out < error < left_out + 0.012 * whole.square().sum()  # and what 4 bits cost
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(LEAST_OUTPUTS - 16, 192), (9000, 192), (9008, 64), (LEAST_OUTPUTS, MOST_INPUTS + 32)]
+)
+def test_layers_that_are_computed_as_they_are(outputs: int, inputs: int) -> None:
+    assert sketch(torch.ones((outputs, inputs)), torch.ones(inputs)) is None
