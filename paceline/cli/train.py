@@ -132,6 +132,7 @@ def _add_course(parser: ArgumentParser) -> None:
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
     group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="a step (default: 16384)")
     group.add_argument("--learning-rate", type=_positive, default=4e-3, metavar="R", help="its peak (default: 0.004)")
+    group.add_argument("--aim", choices=("likelihood", "overlap"), help="overlap: for drawn text (default: likelihood)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
 
 

@@ -24,7 +24,7 @@ from paceline.models.config import RopeScaling
 from paceline.models.rope import rope_frequencies, turns
 from paceline.train.batches import STEP, Texts
 from paceline.train.fused import gated, norm, shares, turn
-from paceline.train.labels import Labels, soft_cross_entropy
+from paceline.train.labels import Labels, soft_loss
 from paceline.train.packing import Packing, as_written, packed
 from paceline.train.storage import tensors_file
 from paceline.train.student import Losses, best_tokens, label_rows, leaves
@@ -98,17 +98,17 @@ class EagleHead:
         rows = label_rows(texts, self._known)
         first = (texts.starts - 1)[rows // texts.ids.shape[1]]  # the first row of the answer that each belongs to
         depth = rows % texts.ids.shape[1] - first  # how long a chain that ends here may be
-        labels = Labels.of(insight.hidden.flatten(0, 1)[rows + 1], teacher.head[self.constants["draft_ids"]])
+        hidden = insight.hidden.flatten(0, 1)[rows + 1]
+        labels = Labels.of(hidden, teacher.head[self.constants["draft_ids"]], teacher.aim)
         weights = self._cast()
         total, by_step, agreement = torch.zeros((), device=rows.device), [], []
         for step, y in enumerate(self._unroll(teacher, insight, texts, weights, self.shape.steps)):
             counts = (depth >= step).float()
             counts /= counts.sum().clamp_min(1.0)
-            loss, best = soft_cross_entropy(
-                self._logits(y.flatten(0, 1).index_select(0, rows), weights), labels, counts
-            )
+            logits = self._logits(y.flatten(0, 1).index_select(0, rows), weights)
+            loss, distance, best = soft_loss(logits, labels, counts)
             total = total + loss * LATER**step
-            by_step.append((loss - (labels.entropy * counts).sum()).detach())
+            by_step.append(distance)
             agreement.append(((best == labels.best) * counts).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 

@@ -90,6 +90,16 @@ def against(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Te
 
 
 @fused
+def apart(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of the negative logarithm of the overlap, Σ min(p, q) over tokens."""
+    q, p = logits.float().softmax(dim=-1), wanted.float()
+    short = torch.where(q < p, q, 0.0)  # where more of q would overlap more
+    overlap = torch.minimum(p, q).sum(dim=-1).clamp_min(1e-9)
+    gradient = (q * short.sum(dim=-1, keepdim=True) - short) * (weights / overlap)[:, None]
+    return -overlap.log(), gradient.to(logits.dtype), logits.argmax(dim=-1)
+
+
+@fused
 def shares(scores: Tensor, own: Tensor, mask: Tensor) -> Tensor:
     """Softmax over scores [sequences, kv_heads, group, length, length] and own ones [..., own] together."""
     return (torch.cat([scores, own], dim=-1) + mask).softmax(dim=-1)

@@ -12,6 +12,7 @@ from paceline.errors import InvalidRequest
 from paceline.models.weights import Format
 from paceline.prompts import Prompt
 from paceline.train.answers import HELD_OUT, TRAIN, AnswerSettings, Question
+from paceline.train.labels import Aim
 from paceline.train.overlap import split
 from paceline.train.packing import Packing
 from paceline.train.prompts import read_prompts, read_texts
@@ -51,6 +52,7 @@ class Job:
     heads: int = 4  # of Medusa
     hidden: int = 192  # of a small model, as is the next
     layers: int = 4
+    aim: Aim = "likelihood"
     batch_tokens: int = 16384
     learning_rate: float = 4e-3
     minutes: float = 15.0

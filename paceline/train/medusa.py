@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.train.batches import Texts
-from paceline.train.labels import Labels, soft_cross_entropy
+from paceline.train.labels import Labels, soft_loss
 from paceline.train.packing import Packing, packed
 from paceline.train.storage import tensors_file
 from paceline.train.student import Losses, best_tokens, label_rows, leaves
@@ -71,11 +71,11 @@ class MedusaHeads:
         total, by_step, agreement = torch.zeros((), device=hidden.device), [], []
         for index in range(self.shape.heads):
             rows = label_rows(texts, self._all, ahead=2 + index)
-            labels = Labels.of(hidden[rows + 1 + index], teacher.head)
+            labels = Labels.of(hidden[rows + 1 + index], teacher.head, teacher.aim)
             counts = torch.full((len(rows),), 1 / max(1, len(rows)), device=hidden.device)
-            loss, best = soft_cross_entropy(self._logits(hidden[rows], index), labels, counts)
+            loss, distance, best = soft_loss(self._logits(hidden[rows], index), labels, counts)
             total = total + loss * LATER**index
-            by_step.append((loss - (labels.entropy * counts).sum()).detach())
+            by_step.append(distance)
             agreement.append(((best == labels.best) * counts).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 

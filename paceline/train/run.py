@@ -164,6 +164,7 @@ def _begin(
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     start = begin(job, model, sets[TRAIN], device=world.device)
+    start.teacher.aim = job.aim
     if start.vocabulary is not None:
         tokens, coverage = len(start.vocabulary.ids), start.vocabulary.coverage
         say(f"draft vocabulary: {tokens} tokens, {coverage:.2%} of the answers")
@@ -173,7 +174,7 @@ def _begin(
 def _settings(job: Job, world: World) -> dict[str, object]:
     """What must not change between two runs of one training."""
     shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing", "serving")
-    course = ("batch_tokens", "learning_rate", "max_steps", "seed", "begin")
+    course = ("aim", "batch_tokens", "learning_rate", "max_steps", "seed", "begin")
     return {name: getattr(job, name) for name in shape + course} | {"processes": world.size}
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from paceline.models.rope import rope_frequencies, turns
 from paceline.train.batches import Texts
 from paceline.train.fused import gated, norm, turn
-from paceline.train.labels import Labels, soft_cross_entropy
+from paceline.train.labels import Labels, soft_loss
 from paceline.train.storage import same_seed, tensors_file
 from paceline.train.student import Losses, best_tokens, label_rows, leaves
 from paceline.train.teacher import Insight, Teacher
@@ -93,11 +93,10 @@ class SmallModel:
         rows = label_rows(texts, self._all) + 1
         weights = self._cast()
         hidden = self._forward(texts.ids, weights).flatten(0, 1).index_select(0, rows)
-        labels = Labels.of(insight.hidden.flatten(0, 1)[rows], teacher.head)
+        labels = Labels.of(insight.hidden.flatten(0, 1)[rows], teacher.head, teacher.aim)
         counts = torch.full((len(rows),), 1 / max(1, len(rows)), device=rows.device)
         logits = functional.linear(hidden, weights["model.embed_tokens.weight"])
-        loss, best = soft_cross_entropy(logits, labels, counts)
-        distance = (loss - (labels.entropy * counts).sum()).detach()
+        loss, distance, best = soft_loss(logits, labels, counts)
         agreement = ((best == labels.best) * counts).sum()
         return Losses(total=loss, by_step=distance[None], agreement=agreement[None])
 

@@ -25,6 +25,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel
 from paceline.train.fused import in_8_bits, norm
+from paceline.train.labels import Aim
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Insight:
 
 
 class Teacher:
+    aim: Aim = "likelihood"  # what is learnt from it
+
     def __init__(self, model: LoadedModel, *, layers: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         """`layers`: those whose inputs are the features, ascending; one may stand there more than once."""
         self.config: ModelConfig = model.config
