@@ -34,6 +34,13 @@ class Ask:
     left: int = 1 << 30  # tokens that the answer may still have, at most
     predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
 
+    def within(self, most: int) -> Ask:
+        """The same of at most so many tokens. Every step asks: `dataclasses.replace` takes several times as long."""
+        if self.max_draft <= most:
+            return self
+        rest = self.sampler, self.rule, self.p_min, self.price, self.row_price, self.left, self.predicted
+        return Ask(self.key, self.lane, self.tokens, most, *rest)
+
 
 class Seen(NamedTuple):
     """What the target computed of a sequence in a step and committed: positions `start` …"""

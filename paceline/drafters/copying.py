@@ -8,7 +8,7 @@ was mostly wrong there is none for a while, twice as long each time in a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -56,7 +56,8 @@ class CopyingDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         drafts = [self._copy(ask) for ask in asks]
-        others = [self._limited(ask) for ask, draft in zip(asks, drafts, strict=True) if not draft.tokens]
+        most = self._inner.max_draft
+        others = [ask.within(most) for ask, draft in zip(asks, drafts, strict=True) if not draft.tokens]
         computed = iter(self._inner.propose(others) if others else ())
         return [draft if draft.tokens else next(computed) for draft in drafts]
 
@@ -69,10 +70,6 @@ class CopyingDrafter:
             draft = self._memory.continuation(ask.key, ask.tokens, min(ask.max_draft, copies.length))
         copies.last = len(draft.tokens)
         return draft
-
-    def _limited(self, ask: Ask) -> Ask:
-        most = self._inner.max_draft
-        return replace(ask, max_draft=most) if ask.max_draft > most else ask
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         copies = self._copies[key]
