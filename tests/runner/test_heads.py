@@ -236,6 +236,14 @@ def test_a_long_chain_crosses_pages() -> None:
     assert [parents for _, parents in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
 
 
+@pytest.mark.parametrize("row", [-1, len(TOKENS)])
+def test_a_draft_begins_only_at_a_row_that_is_there(row: int) -> None:
+    fast, _ = both(HEADS["plain"])
+    batch = replace(drawing([0] * 3, 1.0), logit_rows=torch.tensor([3, row, 21], dtype=torch.int32))
+    with pytest.raises(AssertionError, match="rows that do not add up"):
+        fast.draft(batch, FEATURES, [Wanted(4, 0.0, 0.0)] * 3, width=2)
+
+
 def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
     fast, _ = both(HEADS["plain"])
     one = rows((4,), (1,), (7,), (0,))

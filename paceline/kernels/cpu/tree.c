@@ -355,14 +355,15 @@ static int read_level(const drafting *d, const batch *b) {
 /* FINE, or why there cannot be a first pass. */
 static int plant(const drafting *d) {
     const batch *first = d->first;
+    int status = FINE;
     for (int s = 0; s < first->sequences; s++) {
         tree *t = &d->trees[s];
-        t->root = first->logit_rows[s];
-        if (t->root < 0 || t->root >= first->rows) return BAD_ROWS;
-        t->base = first->positions[t->root] + 1, t->count = t->read = 0;
+        const int root = first->logit_rows[s], is_there = root >= 0 && root < first->rows;
+        t->root = root, t->base = is_there ? first->positions[root] + 1 : 0, t->count = t->read = 0;
         d->owners[s] = s, d->origins[s] = -1;
+        status = is_there ? status : BAD_ROWS;
     }
-    return FINE;
+    return status;
 }
 
 static int draft(drafting *d, const level *l) {
