@@ -101,7 +101,8 @@ def product(weight: Tensor, norm: Tensor) -> Tensor:
 def test_a_sketch_is_the_best_of_its_rank() -> None:
     weight = head_with(decay=0.96).weights["head"]
     assert isinstance(weight, Tensor)
-    norm = 1 + 0.3 * torch.randn(HIDDEN, generator=torch.Generator().manual_seed(6))
+    norm, common = 1 + 0.3 * torch.randn((2, HIDDEN), generator=torch.Generator().manual_seed(6))
+    weight = weight + common  # says nothing of the order of outputs
     whole = weight * norm
     whole -= whole.mean(0)
     rank = HIDDEN // PART

@@ -251,6 +251,15 @@ def test_prompts_that_are_answered_several_times(target: Path, prompts: Path, tm
     assert f"{len(answers)} answers" in (job.out / "README.md").read_text()
 
 
+def test_what_it_aims_at_changes_what_is_learnt(target: Path, prompts: Path, tmp_path: Path) -> None:
+    heads = []
+    for aim in ("likelihood", "overlap"):
+        job = toy_job(target, prompts, tmp_path / aim, aim=aim, max_steps=2, evaluations=1)
+        run(job)
+        heads.append(read_tensors(job.out / "model.safetensors")[0]["lm_head.weight"])
+    assert not torch.equal(*heads)
+
+
 def test_too_few_prompts_are_said(target: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"72 prompts can be used .* 72 of them would be held out"):
         run(toy_job(target, prompts, tmp_path / "out", held_out=72))
