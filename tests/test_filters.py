@@ -106,7 +106,7 @@ def test_wide_nuclei_are_found_in_the_whole_vocabulary() -> None:
             assert kept == pytest.approx(top_p, abs=0.02)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error")  # no infinity minus infinity on the way
 def test_rows_of_nothing() -> None:
     nothing, infinite = torch.full((2, 2000), -torch.inf), logits(1, 1.0)
     infinite[0, 3] = torch.inf

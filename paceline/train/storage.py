@@ -66,13 +66,13 @@ def replace_folder(path: Path, files: Mapping[str, bytes]) -> None:
     for an instant none."""
     fresh, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
     for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(leftover, ignore_errors=True)  # mostly there is none
     for name, data in files.items():
         write_bytes(fresh / name, data)
     if path.exists():
         os.rename(path, old)
     os.rename(fresh, path)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)  # the new one is in place: what is left does no harm
 
 
 def tensors_file(tensors: Mapping[str, Tensor]) -> bytes:

@@ -53,9 +53,9 @@ EXPORT void paceline_program_free(program *p) {
     free(p);
 }
 
-static int has_kind(const operation *operations, int count, int kind) {
+static int has_pairs(const operation *operations, int count) {
     for (int i = 0; i < count; i++)
-        if (operations[i].kind == kind) return 1;
+        if (operations[i].kind == PAIR) return 1;
     return 0;
 }
 
@@ -88,11 +88,11 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
     p->shape.threads = pool_threads(team);
     p->count = count;
     p->inputs_max = widest_input(operations, count);
-    p->refines = has_kind(operations, count, REFINE);
     const int slice = slice_of(operations, count);
+    p->refines = slice > 0;
     const int32_t strides[BUFFERS + 1] = {
         s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim, s->intermediate, s->hidden,
-        has_kind(operations, count, PAIR) ? 2 * s->hidden : 0, width_of_sketch(operations, count), s->features};
+        has_pairs(operations, count) ? 2 * s->hidden : 0, width_of_sketch(operations, count), s->features};
     memcpy(p->stride, strides, sizeof strides);
     p->operations = memory((int64_t)sizeof *operations * count);
     p->scratch = calloc((size_t)p->shape.threads, sizeof *p->scratch);
