@@ -28,7 +28,7 @@ class Progress:
     batch: int = 0  # of the epoch, the next one
     seconds: float = 0.0
     tokens: int = 0
-    best: float = 0.0  # held-out tokens per round
+    best: float = 0.0  # of what an evaluation finds: tokens per round, or how close
     best_step: int = 0
     finished: bool = False
     history: list[dict[str, float]] = field(default_factory=list)  # one record an evaluation

@@ -6,6 +6,7 @@ is already there: no engine, all rows of all answers at once, and the same numbe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,20 @@ def evaluate(
             rounds += len(lengths)
             accepted += (lengths[:, None] > np.arange(draft)).sum(axis=0)
     return Score(draft=draft, rounds=rounds, accepted=tuple(accepted.tolist()))
+
+
+@torch.no_grad()
+def closeness(
+    student: Student, teacher: Teacher, exchanges: Sequence[Exchange], *, tokens: int, device: torch.device
+) -> float:
+    """From 0 to 1: how close the drafter comes to the target by the distance that is learnt from. Where that is how
+    little they overlap, it is the mean share (geometric) of their distributions that does."""
+    far, answered = 0.0, 0
+    for texts in in_order(exchanges, tokens=tokens):
+        there, weight = texts.to(device), int((texts.ends - texts.starts).sum())
+        far += weight * student.losses(teacher, teacher(there.ids), there).by_step.mean().item()
+        answered += weight
+    return math.exp(-far / max(1, answered))
 
 
 def reaches(guesses: Tensor, texts: Texts) -> np.ndarray:

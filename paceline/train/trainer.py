@@ -22,7 +22,7 @@ from paceline.train.checkpoint import Progress
 from paceline.train.insights import Insights, room
 from paceline.train.optimiser import Optimiser
 from paceline.train.parallel import World
-from paceline.train.rounds import Score, evaluate
+from paceline.train.rounds import Score, closeness, evaluate
 from paceline.train.student import Losses, Student
 from paceline.train.teacher import Teacher
 
@@ -190,19 +190,28 @@ class Trainer:
             tokens=course.batch_tokens,
             device=self.world.device,
         )
-        better = score.tokens_per_round > progress.best
+        worth = self._worth(score)
+        better = worth > progress.best
         if better:
-            progress.best, progress.best_step = score.tokens_per_round, progress.step
+            progress.best, progress.best_step = worth, progress.step
             self.best = {name: tensor.detach().clone() for name, tensor in self.student.params.items()}
-        record = {"step": progress.step, "seconds": progress.seconds, "held_out": score.tokens_per_round}
-        progress.history.append(record)
+        found = {"held_out": score.tokens_per_round, "worth": worth}
+        progress.history.append({"step": progress.step, "seconds": progress.seconds, **found})
         self.on_score(progress, score, better)
         return self._stuck()
+
+    def _worth(self, score: Score) -> float:
+        """What a better drafter has more of: tokens per round, which are the most likely ones; for one that is to be
+        right with drawn tokens too, what overlaps."""
+        if self.teacher.aim == "likelihood":
+            return score.tokens_per_round
+        tokens, device = self.course.batch_tokens, self.world.device
+        return closeness(self.student, self.teacher, self.held_out, tokens=tokens, device=device)
 
     def _stuck(self) -> bool:
         """What the student was worth before the first step does not count: a learning rate that is large again costs
         some of it, and brings it back only while it falls."""
-        found = [record["held_out"] for record in self.progress.history if record["step"]]
+        found = [record["worth"] for record in self.progress.history if record["step"]]
         last, before = found[-self.course.patience :], found[: -self.course.patience]
         return bool(before) and max(last) <= max(before)
 
