@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.train import trainer as module
 from paceline.train.answers import Exchange
 from paceline.train.batches import Texts
 from paceline.train.checkpoint import Progress
+from paceline.train.labels import Aim
 from paceline.train.parallel import World
 from paceline.train.rounds import Score
 from paceline.train.student import Losses
@@ -42,8 +44,13 @@ class Weight:
         return Losses(loss, by_step=torch.tensor([self.said]), agreement=torch.tensor([0.5]))
 
 
-def _nothing(ids: Tensor) -> Insight:
-    return Insight(features=torch.empty((*ids.shape, 0)), hidden=torch.empty((*ids.shape, 1)))
+class Nothing:
+    """A teacher who says nothing."""
+
+    aim: Aim = "likelihood"
+
+    def __call__(self, ids: Tensor) -> Insight:
+        return Insight(features=torch.empty((*ids.shape, 0)), hidden=torch.empty((*ids.shape, 1)))
 
 
 def trainer_of(path: Path, student: Any, **course: Any) -> Trainer:
@@ -51,7 +58,7 @@ def trainer_of(path: Path, student: Any, **course: Any) -> Trainer:
     exchanges = [Exchange(np.full(8, i, dtype=np.int32), 2) for i in range(10)]
     return Trainer(
         student=student,
-        teacher=_nothing,
+        teacher=Nothing(),
         train=exchanges,
         held_out=exchanges[:1],
         course=Course(**settings | course),
@@ -124,6 +131,29 @@ def test_it_stops_all_the_same_when_it_goes_nowhere(tmp_path: Path, scores: list
     trainer.run()
     assert trainer.progress.step == 20  # evaluations at 0 (the best), 4, 8 (better again), 12, 16 and 20
     assert (trainer.progress.best, trainer.progress.best_step) == (2.9, 0)
+
+
+def test_what_is_to_overlap_is_judged_by_what_overlaps(tmp_path: Path, scores: list[float]) -> None:
+    """The most likely tokens are guessed worse all the time, and the distributions come closer until the last."""
+    scores[:] = [2.9, 2.8, 2.7, 2.6, 2.5]
+    student = Weight()
+    trainer = trainer_of(tmp_path, student, evaluations=4, patience=100)
+    trainer.teacher.aim = "overlap"
+    distances = [0.9, 0.5, 0.4, 0.7]
+    find = module.closeness
+
+    def closeness(*args: Any, **options: Any) -> float:
+        student.said = distances.pop(0)
+        return find(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "closeness", closeness)
+        trainer.run()
+    assert trainer.progress.best_step == 30
+    assert trainer.progress.best == pytest.approx(math.exp(-0.4))
+    assert [record["worth"] for record in trainer.progress.history] == pytest.approx(
+        [math.exp(-far) for far in (0.9, 0.5, 0.4, 0.7)]
+    )
 
 
 def test_evaluations_are_spread_over_the_course(tmp_path: Path) -> None:
