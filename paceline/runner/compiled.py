@@ -58,10 +58,10 @@ class CompiledForward:
         shape = shape_of(config, pages=num_pages, positions=positions)
         shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self._program = Program(self._library, shape, threads=self.threads)
-        assembly = Assembly(config, weights, self._program, positions=positions, progress=progress)
+        self.program = Program(self._library, shape, threads=self.threads)
+        assembly = Assembly(config, weights, self.program, positions=positions, progress=progress)
         self.embedding = assembly.assemble(taps)
-        self._program.finish()
+        self.program.finish()
         self._width: int = shape.features
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
         self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
@@ -71,11 +71,11 @@ class CompiledForward:
 
     def __call__(self, batch: Batch) -> Output:
         _, pass_, draws, output = self._known.get(id(batch)) or self._prepare(batch)
-        self._program.run_and_draw(pass_, draws)
+        self.program.run_and_draw(pass_, draws)
         return output
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._program.rows_of(self.embedding, tokens)
+        return self.program.rows_of(self.embedding, tokens)
 
     def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, scales, keys)

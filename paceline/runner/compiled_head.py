@@ -51,6 +51,7 @@ class CompiledHead:
         self._program = Program(self._library, shape, threads=self.threads)
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
+        self._program.follow(target.program, self.ids)
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
         self._known: dict[tuple[int, int], Drafts] = {}  # by the id of a batch and the width of drafts

@@ -151,12 +151,6 @@ EXPORT int paceline_pick(pool *team, const float *const *logits, const float *in
 
 /* ---- after a pass ---- */
 
-typedef struct { /* mirrored in layout.py */
-    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
-    const uint64_t *seeds;            /* [sequences] */
-    int32_t *tokens;                  /* out [outs] */
-} draws;
-
 static uint64_t finalise(uint64_t bits) {
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
@@ -226,10 +220,12 @@ static int draw_noisy(const program *p, const batch *b, const draws *d) {
 
 /* A pass, and the token after each row with logits: the best, or by noise of its sequence's seed and its position. */
 EXPORT int paceline_program_draw(program *p, const batch *b, const draws *d) {
-    const int status = run_pass(p, b);
+    int status = run_pass(p, b);
     if (status != FINE || !b->outs) return status;
     memcpy(d->tokens, b->argmax, sizeof(int32_t) * (size_t)b->outs);
-    return any_warm(d, b->sequences) ? draw_noisy(p, b, d) : FINE;
+    if (any_warm(d, b->sequences)) status = draw_noisy(p, b, d);
+    if (status == FINE) begin_to_follow(p, b, d);
+    return status;
 }
 
 /* ---- the best few ---- */

@@ -28,7 +28,8 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
     atomic_int open;                             /* whether they still may enter */
     _Alignas(CACHE_LINE) int threads;
-    unsigned works; /* begun in all runs before */
+    unsigned works;              /* begun in all runs before */
+    unsigned started, finished;  /* of the runs that helpers begin: the last, and the last that came to its end */
     atomic_int sleepers, stopping;
     pid_t owner; /* a forked child has the memory but not the threads */
     team_function *function;
@@ -172,23 +173,59 @@ static void begin_generation(pool *p) {
     }
 }
 
-void pool_run(pool *p, team_function *function, void *argument) {
-    if (p->owner != getpid()) {
-        p->owner = getpid();
-        p->threads = 1;
-    }
-    pthread_mutex_lock(&p->running);
+static void open_run(pool *p, team_function *function, void *argument) {
     p->function = function;
     p->argument = argument;
     if (p->threads > 1) {
         atomic_store(&p->open, 1);
         begin_generation(p);
     }
+}
+
+/* Take part, and wait for the others. */
+static void close_run(pool *p) {
     const unsigned works = take_part(p, 0);
     atomic_store(&p->open, 0);
     for (int spins = 0; p->threads > 1 && atomic_load(&p->inside);) wait_a_little(&spins);
     p->works = works; /* now that nobody reads it */
+}
+
+/* The caller becomes the only one who runs; what helpers have begun before comes to its end. */
+static void enter(pool *p) {
+    pthread_mutex_lock(&p->running);
+    if (p->owner != getpid()) {
+        p->owner = getpid();
+        p->threads = 1;
+        p->started = p->finished;
+    }
+    if (p->started == p->finished) return;
+    close_run(p);
+    p->finished = p->started;
+}
+
+void pool_run(pool *p, team_function *function, void *argument) {
+    enter(p);
+    open_run(p, function, argument);
+    close_run(p);
     pthread_mutex_unlock(&p->running);
+}
+
+unsigned pool_start(pool *p, team_function *function, void *argument) {
+    unsigned number = 0;
+    enter(p);
+    if (p->threads > 1) {
+        number = p->started += p->started + 1 ? 1 : 2; /* never 0 */
+        open_run(p, function, argument);
+    }
+    pthread_mutex_unlock(&p->running);
+    return number;
+}
+
+int pool_finish(pool *p, unsigned number) {
+    enter(p);
+    const int done = (int)(p->finished - number) >= 0;
+    pthread_mutex_unlock(&p->running);
+    return done;
 }
 
 static int start_helper(pool *p, int index) {

@@ -28,6 +28,11 @@ typedef void team_function(member *self, void *argument);
 EXPORT pool *paceline_pool_new(int threads);
 EXPORT void paceline_pool_free(pool *);
 void pool_run(pool *, team_function *, void *argument);
+/* Let the helpers begin, and go on with something else; there is a number for it, 0: there are no helpers. What it reads
+   and writes must stay. It is over once it was finished, by the caller's help, or anything else was run. */
+unsigned pool_start(pool *, team_function *, void *argument);
+/* False: it was never run to its end, for a fork has taken the helpers. */
+int pool_finish(pool *, unsigned number);
 int pool_threads(const pool *);
 
 /* A work: every member calls work_begin, work_next until it gives -1, work_end, with the same number of units.

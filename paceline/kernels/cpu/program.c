@@ -46,6 +46,9 @@ static void drop_scratch(scratch *s) {
 }
 
 EXPORT void paceline_program_free(program *p) {
+    if (p->follower) end_following(p->follower), p->follower->leader = NULL;
+    if (p->leader) end_following(p), p->leader->follower = NULL;
+    free(p->begun.memory);
     for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
     for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
     drop_quantised(&p->shared);
@@ -108,6 +111,7 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
 
 int reserve_rows(program *p, int rows) {
     if (rows <= p->row_capacity) return 1;
+    end_following(p);
     p->row_capacity = 0;
     drop_quantised(&p->shared);
     free(p->blocks), free(p->finished);
@@ -211,7 +215,7 @@ static int is_idle(const program *p, const operation *o) {
     return o->kind == LINEAR && o->epilogue == LOGITS && p->screening;
 }
 
-static void forward(member *self, void *argument) {
+void forward(member *self, void *argument) {
     program *p = argument;
     const int count = needed(p);
     for (int i = 0; i < count; i++) {
@@ -247,9 +251,9 @@ static void carry_rows(program *p) {
     for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
 }
 
-int run_pass(program *p, const batch *b) {
+int begin_pass(program *p, const batch *b) {
     const int status = check(p, b);
-    if (status != FINE || b->rows == 0) return status;
+    if (status != FINE) return status;
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
     p->batch = b;
     p->buffer[FEATURES] = b->features;
@@ -257,8 +261,18 @@ int run_pass(program *p, const batch *b) {
     p->last_rows = b->outs ? b->rows : 0; /* without logits a pass may end before the residual stream does */
     if (plan_attention(p)) return OUT_OF_MEMORY;
     clear_best(p);
+    return FINE;
+}
+
+void end_pass(const program *p) { gather_argmax(p, pool_threads(p->pool)); }
+
+int run_pass(program *p, const batch *b) {
+    end_following(p);
+    if (b->rows == 0) return check(p, b);
+    const int status = begin_pass(p, b);
+    if (status != FINE) return status;
     pool_run(p->pool, forward, p);
-    gather_argmax(p, pool_threads(p->pool));
+    end_pass(p);
     return FINE;
 }
 

@@ -15,6 +15,9 @@
 #define MAX_PARTS 3
 #define SLICES 16    /* of a head's outputs, each with a list of the best */
 #define SHORTLIST 40 /* outputs on one list */
+/* A head's logits are the target's and an error. Noise that lifts an unlikely token is answered by what the target itself
+   thinks of it, which on average is less: drawn a little sharper, more tokens are right (docs/experiments.md). */
+#define SHARPER 1.1f
 
 enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
 
@@ -105,7 +108,28 @@ typedef struct { /* a member's own memory */
     float *slice;                                /* rough outputs of one, where there are shortlists */
 } scratch;
 
-typedef struct {
+typedef struct { /* of a draw after a pass; mirrored in layout.py */
+    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
+    const uint64_t *seeds;            /* [sequences] */
+    int32_t *tokens;                  /* out [outs] */
+} draws;
+
+typedef struct { /* a head's pass that nobody has asked for yet: see follow.c */
+    unsigned number;    /* of the run, 0: there is none */
+    batch rows;
+    screening noise;
+    int32_t *tokens, *positions, *slots, *starts, *bases, *table, *logit_rows; /* of `rows`, to be written */
+    float *warmths;     /* [sequences], as in `noise` */
+    uint32_t *keys;     /* [sequences][2] */
+    const int32_t *ids; /* [vocab] of the head's outputs */
+    int32_t vocab;
+    int32_t misses, left_out; /* passes in a row that were not asked for; those not begun since */
+    char *memory; /* all of the above */
+    size_t capacity;
+} beginning;
+
+typedef struct program program;
+struct program {
     pool *pool;
     shape shape;
     operation *operations;
@@ -125,8 +149,11 @@ typedef struct {
     int32_t refines;            /* whether it can make shortlists */
     const screening *screening; /* the pass makes them, and no logits; else NULL */
     shortlist *shortlists;      /* [outs][SLICES] */
+    program *follower;          /* a head that reads what this one has computed; or NULL */
+    program *leader;            /* whom this one follows; or NULL */
+    beginning begun;
     const batch *batch;
-} program;
+};
 
 void run_linear(member *, program *, const operation *);
 void run_linear_half(member *, program *, const operation *);
@@ -142,6 +169,15 @@ void run_attend(member *, program *, const operation *);
 int plan_attention(program *); /* non-zero: out of memory */
 int reserve_rows(program *, int rows); /* zero: out of memory; what the last pass left is lost where memory grows */
 int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
+/* The same in two parts: FINE, then `forward` by the team, then the end. */
+int begin_pass(program *, const batch *);
+void forward(member *, void *program);
+void end_pass(const program *);
+/* After a pass of a target and the draws from it. */
+void begin_to_follow(program *, const batch *, const draws *);
+/* True: the pass was begun before it was asked for, and is over now. In any case nothing is under way after it. */
+int was_begun(program *, const batch *, const screening *);
+void end_following(program *); /* whatever was begun is over, and not asked for any more */
 /* The best `count`, at most LANES, of logits * inverse temperature + noise, the best first, merged into `tops`. ids [vocab]:
    the tokens that the noise speaks of. */
 void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,

@@ -195,6 +195,11 @@ class Program:
         if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
             self._refuse(status, pass_)
 
+    def follow(self, target: Program, ids: Tensor) -> None:
+        """Let the first pass of a draft begin as soon as the target has drawn what it will be about. `ids`: int32, the
+        target's token of each output; they must stay."""
+        self._library.paceline_follow(target._handle, self._handle, ids.data_ptr(), len(ids))
+
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
         """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
         out = torch.empty((len(rows), matrix.inputs))

@@ -17,9 +17,6 @@
 #define BEAM 4      /* nodes of a sequence that are read in one pass */
 #define DEPTH_MAX 16
 #define USUAL 0.7f /* the chance that the best of what follows a node is right */
-/* A head's logits are the target's and an error. Noise that lifts an unlikely token is answered by what the target itself
-   thinks of it, which on average is less: drawn a little sharper, more tokens are right (docs/experiments.md). */
-#define SHARPER 1.1f
 
 typedef struct { /* mirrored in layout.py */
     const int32_t *ids;               /* [vocab] the target's token of each output */
@@ -346,6 +343,7 @@ static int read_level(const drafting *d, const batch *b) {
         token_keys(d->keys[row], d->o->seeds[owner], t->base + 1 + (at < 0 ? 0 : t->nodes[at].depth));
         d->warmths[row] = SHARPER * d->o->inverse_temperature[owner];
     }
+    if (b == d->first && was_begun(d->p, b, &s)) return FINE;
     d->p->screening = d->p->refines ? &s : NULL;
     const int status = run_pass(d->p, b);
     d->p->screening = NULL;
