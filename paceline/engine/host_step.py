@@ -13,7 +13,7 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
-from paceline.engine.judge import judge
+from paceline.engine.judge import draws_in_the_pass, judge
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Forward, Output
@@ -117,7 +117,7 @@ class HostStep:
         shares, first_out = [], 0
         for work in plan.works:
             sampler, outs = work.sequence.sampler, work.outs
-            warmth = sampler.warmth if sampler.is_simple else 0.0
+            warmth = sampler.warmth if draws_in_the_pass(work) else 0.0
             share = Share(work.sequence.lane, work.start, work.count, work.draft, outs, sampler.seed, warmth)
             shares.append(share)
             work.first_out, work.root = first_out, first_out + outs - 1

@@ -40,15 +40,19 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     return verdicts
 
 
+def draws_in_the_pass(work: Work) -> bool:
+    """Nothing is asked but noise, and only after drafts that were drawn themselves."""
+    return work.sequence.sampler.is_simple and _rule(work) is COUPLED
+
+
 def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
-    """What the target draws after each row with logits: in the pass where it can, and where nothing but noise is asked
-    of it; else here."""
+    """What the target draws after each row with logits: in the pass where it can, else here."""
     if output.drawn is None:
         drawn = output.argmax.tolist()
         left = [work for work in works if not work.sequence.sampler.is_argmax]
     else:
         drawn = [*output.drawn]
-        left = [work for work in works if not work.sequence.sampler.is_simple]
+        left = [work for work in works if not draws_in_the_pass(work)]
     if left:
         groups = [_row_group(work) for work in left]
         targets = sample(output.logits, output.argmax, groups, pick)

@@ -48,6 +48,7 @@ class Batch:
     features: bool = True  # False: hidden states are not wanted, though the Forward may have taps
     seeds: Tensor | None = None  # int64 [seqs] of the noise that the next tokens are drawn with; see `Output.drawn`
     warmths: Tensor | None = None  # float32 [seqs] their inverse temperature; 0: without noise
+    roots: Tensor | None = None  # [seqs] rows of the last committed tokens, after which drafts come; None: no drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class Output:
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; the lowest index among equals
     features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps, or not wanted
-    drawn: Iterable[int] | None = None  # [outs] tokens by the batch's seeds and warmths; None: this Forward draws none
+    # [outs] tokens by the batch's seeds and warmths; None: this Forward draws none. Those after drafts that were not
+    # drawn themselves are arbitrary.
+    drawn: Iterable[int] | None = None
 
 
 class KVMemory(Protocol):

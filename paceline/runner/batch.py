@@ -57,7 +57,7 @@ def build_batch(
     positions: list[int] = []
     slots: list[int] = []
     outs: list[int] = []
-    starts, bases = [0], []
+    starts, bases, roots = [0], [], []
     tree = False
     for share in shares:
         start, draft = share.start, share.draft
@@ -69,12 +69,13 @@ def build_batch(
         outs += range(rows - share.outs - len(draft.tokens), rows)
         starts.append(rows)
         bases.append(end)
+        roots.append(rows - len(draft.tokens) - 1)
         tree = tree or (bool(draft.parents) and not draft.is_chain)
     tails = _plant_trees(shares, positions, bases, slots, starts) if tree else []
     columns = _columns(max(bases) + beyond, most=len(lanes.tables[0]))
     shape = Shape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features)
     memory = lanes.memories.get(shape) or _new_memory(lanes, shape)
-    memory.write(lanes, shares, tokens + positions + slots + starts + bases + outs + tails)
+    memory.write(lanes, shares, tokens + positions + slots + starts + bases + roots + outs + tails)
     return memory.batch
 
 
@@ -92,12 +93,12 @@ class Shape(NamedTuple):
 class Memory:
     """The memory of a batch, to be written at once.
 
-    seeds │ warmths │ tokens │ positions │ slots │ row_starts │ bases │ logit_rows │ tails          and the page table
+    seeds │ warmths │ tokens │ positions │ slots │ row_starts │ bases │ roots │ logit_rows │ tails  and the page table
     """
 
     def __init__(self, shape: Shape) -> None:
         rows, sequences, depth = shape.rows, shape.sequences, shape.depth
-        sizes = [rows, rows, rows, sequences + 1, sequences, shape.outs, rows * depth]
+        sizes = [rows, rows, rows, sequences + 1, sequences, sequences, shape.outs, rows * depth]
         memory = np.zeros(3 * sequences + sum(sizes), dtype=np.int32)  # a seed takes two
         table = np.zeros(sequences * shape.columns, dtype=np.int32)
         parts = torch.from_numpy(memory[3 * sequences :]).split_with_sizes(sizes)
@@ -108,8 +109,9 @@ class Memory:
             row_starts=parts[3],
             bases=parts[4],
             page_table=torch.from_numpy(table).view(sequences, shape.columns),
-            logit_rows=parts[5],
-            tails=parts[6].view(rows, depth) if depth else None,
+            roots=parts[5],
+            logit_rows=parts[6],
+            tails=parts[7].view(rows, depth) if depth else None,
             features=shape.features,
             seeds=torch.from_numpy(memory[: 2 * sequences].view(np.int64)),
             warmths=torch.from_numpy(memory[2 * sequences : 3 * sequences].view(np.float32)),

@@ -86,6 +86,7 @@ class CompiledForward:
         draws = Draws(tokens=addressof(drawn))
         if batch.seeds is not None and batch.warmths is not None:
             draws.seeds, draws.inverse_temperature = batch.seeds.data_ptr(), batch.warmths.data_ptr()
+        draws.roots = None if batch.roots is None else batch.roots.data_ptr()
         known = batch, Pass(), draws, replace(output, drawn=memoryview(drawn).cast("B").cast("i"))  # read faster
         point(known[1], batch, output)
         if len(self._known) == MANY:

@@ -56,6 +56,11 @@ class CompiledHead:
         self._views: dict[int, Output] = {}
         self._known: dict[tuple[int, int], Drafts] = {}  # by the id of a batch and the width of drafts
 
+    @property
+    def followed(self) -> int:
+        """Drafts whose first pass was begun before they were asked for."""
+        return self._program.followed
+
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         rows = None if features is not None else np.array(carry, dtype=np.int32)
         output = self._output(len(batch.logit_rows))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.accept.coupled import accept_coupled
 from paceline.draft import Draft
 from paceline.kernels import noise
 from paceline.kernels.cpu.build import load_library
@@ -86,14 +87,52 @@ def test_a_pass_draws_as_sampling_does(library, vocab):
         Share(lane=2, start=0, count=20, draft=tree, seed=2**63, warmth=1e-6),
     ]
     output = forward(build_batch(lanes, shares))
-    expected = [
-        *drawn(output.logits[:2], shares[0], [8, 9]),
-        *drawn(output.logits[2:5], shares[2], [1, 2, 3]),
-        *output.argmax[5:10].tolist(),
-        *drawn(output.logits[10:], shares[4], [20, 21, 21, 22, 22]),
+    got = [*output.drawn]
+    assert got[1:2] == drawn(output.logits[1:2], shares[0], [9])
+    assert got[2:3] == drawn(output.logits[2:3], shares[2], [1])
+    assert got[5:10] == output.argmax[5:10].tolist()
+    assert got[10:11] == drawn(output.logits[10:11], shares[4], [20])
+    assert got != output.argmax.tolist()
+    every = forward(replace(build_batch(lanes, shares), roots=None))  # nobody says that there are drafts
+    assert [*every.drawn] == [
+        *drawn(every.logits[:2], shares[0], [8, 9]),
+        *drawn(every.logits[2:5], shares[2], [1, 2, 3]),
+        *every.argmax[5:10].tolist(),
+        *drawn(every.logits[10:], shares[4], [20, 21, 21, 22, 22]),
     ]
-    assert [*output.drawn] == expected
-    assert [*output.drawn] != output.argmax.tolist()
+
+
+def test_more_is_drawn_after_drafts_that_were_drawn(library):
+    """Two sequences with trees that grow by the token that was drawn, and by others beside it, before and after it."""
+    forward = compiled(replace(PLAIN, vocab_size=900), num_pages=12)
+    lanes = Lanes(count=2, max_context=60, max_draft=24)
+    lanes.tokens_np[:] = torch.randint(0, 90, lanes.tokens_np.shape, generator=torch.Generator().manual_seed(3)).numpy()
+    lanes.pages_np[:] = torch.randperm(12).view(2, 6).numpy()
+    starts, lengths = (3, 15), [0, 0]
+    trees: list[list[tuple[int, int]]] = [[(5, -1)], [(6, -1), (7, 0)]]  # token, parent
+    for turn in range(6):
+        drafts = [Draft(tuple(t for t, _ in tree), tuple(p for _, p in tree)) for tree in trees]
+        shares = [
+            Share(lane, starts[lane], 2, draft=draft, seed=40 + lane, warmth=1.0) for lane, draft in enumerate(drafts)
+        ]
+        for lane, draft in enumerate(drafts):
+            lanes.write(lane, starts[lane] + 2, draft.tokens)
+        output = forward(build_batch(lanes, shares))
+        got, first = [*output.drawn], 0
+        for lane, draft in enumerate(drafts):
+            positions = [starts[lane] + 2]
+            for parent in draft.parents:
+                positions.append(positions[parent + 1] + 1)
+            rows = slice(first, first + 1 + len(draft))
+            wanted = drawn(output.logits[rows], shares[lane], positions)
+            verdict = accept_coupled(draft, wanted)
+            assert accept_coupled(draft, got[rows]) == verdict, (turn, lane)
+            lengths[lane] = len(verdict.path)
+            at = verdict.path[-1] if verdict.path else -1
+            beside = [(token, at) for token in (1, verdict.token, 2) if (token, at) not in trees[lane]]
+            trees[lane] += beside[:: 1 if turn % 2 else -1]
+            first = rows.stop
+    assert lengths == [5, 5]
 
 
 def drawn(logits: torch.Tensor, share: Share, positions: list[int]) -> list[int]:

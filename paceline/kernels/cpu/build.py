@@ -47,6 +47,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),
     "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
     "paceline_follow": (None, (POINTER, POINTER, POINTER, c_int)),
+    "paceline_followed": (c_int64, (POINTER,)),
     "paceline_draft": (c_int, (POINTER, POINTER, POINTER)),
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
 }

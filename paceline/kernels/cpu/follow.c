@@ -19,25 +19,6 @@
 
 /* ---- the rows of the next pass ---- */
 
-/* Where the row's own key lies among its tree's, -1: it belongs to no tree. */
-static int depth_of(const batch *b, int s, int row) {
-    return b->tails && b->positions[row] >= b->bases[s] ? b->positions[row] - b->bases[s] : -1;
-}
-
-static int is_child(const batch *b, int s, int row, int of) {
-    const int depth = depth_of(b, s, row);
-    if (depth < 0) return row == of + 1;
-    return depth ? b->tails[(int64_t)row * b->depth + depth - 1] == b->slots[of] && depth_of(b, s, of) == depth - 1
-                 : of == b->row_starts[s];
-}
-
-/* The row of a drafted token after a row; -1: there is none. */
-static int next_row(const batch *b, int s, int of, int32_t token) {
-    for (int row = of + 1; row < b->row_starts[s + 1]; row++)
-        if (b->tokens[row] == token && is_child(b, s, row, of)) return row;
-    return -1;
-}
-
 /* One more row of the head: what the target thought of `row`, and the token after it. */
 static void put_row(beginning *next, const batch *b, int s, int row, int32_t token, int width) {
     const int n = next->rows.rows++, position = b->positions[row], page = position / PAGE;
@@ -49,7 +30,7 @@ static void put_row(beginning *next, const batch *b, int s, int row, int32_t tok
 
 static void put_sequence(beginning *next, const batch *b, int s, const int32_t *drawn, int width) {
     next->starts[s] = next->rows.rows;
-    for (int row = b->row_starts[s]; row >= 0; row = next_row(b, s, row, drawn[row]))
+    for (int row = b->row_starts[s]; row >= 0; row = row_after(b, s, row, drawn[row]))
         put_row(next, b, s, row, drawn[row], width);
     const int last = next->rows.rows - 1;
     next->starts[s + 1] = next->rows.rows;
@@ -95,10 +76,11 @@ static int make_room(beginning *next, const program *head, const batch *b) {
 
 /* ---- beginning ---- */
 
-/* Whether every sequence had a draft: then it will want another. */
-static int goes_on(const batch *b) {
-    int going = b->features && b->outs == b->rows && b->sequences <= MOST_SEQUENCES;
-    for (int s = 0; s < b->sequences; s++) going = going && b->row_starts[s + 1] - b->row_starts[s] > 1;
+/* Whether every sequence is a root and a draft: then it will want another. */
+static int goes_on(const batch *b, const draws *d) {
+    int going = b->features && d->roots && b->outs == b->rows && b->sequences <= MOST_SEQUENCES;
+    for (int s = 0; s < b->sequences; s++)
+        going = going && d->roots[s] == b->row_starts[s] && b->row_starts[s + 1] - b->row_starts[s] > 1;
     return going;
 }
 
@@ -117,7 +99,7 @@ static void put_noise(beginning *next, const draws *d) {
 
 void begin_to_follow(program *p, const batch *b, const draws *d) {
     program *head = p->follower;
-    if (!head || pool_threads(p->pool) < 2 || !goes_on(b)) return;
+    if (!head || pool_threads(p->pool) < 2 || !goes_on(b, d)) return;
     beginning *next = &head->begun;
     end_following(head);
     if (is_in_vain(next) || !make_room(next, head, b)) return;
@@ -169,12 +151,14 @@ void end_following(program *p) { settle(p); }
 int was_begun(program *p, const batch *b, const screening *noise) {
     beginning *next = &p->begun;
     if (!settle(p) || !is_asked_for(next, b, noise, p->shape.features)) return 0;
-    next->misses = 0;
+    next->misses = 0, next->hits++;
     end_pass(p);
     memcpy(b->argmax, next->rows.argmax, sizeof(int32_t) * (size_t)b->outs);
     if (!p->refines) memcpy(b->logits, next->rows.logits, sizeof(float) * (size_t)b->outs * (size_t)next->vocab);
     return 1;
 }
+
+EXPORT int64_t paceline_followed(const program *head) { return head->begun.hits; }
 
 /* Passes of `head` follow those of `target`; both outlive what is begun, and may be freed in any order. */
 EXPORT void paceline_follow(program *target, program *head, const int32_t *ids, int vocab) {

@@ -89,7 +89,7 @@ class Pass(Structure):
 class Draws(Structure):
     """`draws` of pick.c: what the tokens after a pass are drawn with, and where they go."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("inverse_temperature", "seeds", "tokens"))
+    _fields_ = tuple((name, c_void_p) for name in ("inverse_temperature", "seeds", "roots", "tokens"))
 
 
 class Order(Structure):

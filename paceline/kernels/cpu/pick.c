@@ -188,10 +188,48 @@ static void add_noisy(noisy_rows *n, const batch *b, int out, int vocab, uint64_
     n->outs[i] = out;
 }
 
-static void find_noisy(noisy_rows *n, const batch *b, int vocab, const draws *d) {
+/* Where the row's own key lies among its tree's, -1: it belongs to no tree. */
+static int depth_of(const batch *b, int s, int row) {
+    return b->tails && b->positions[row] >= b->bases[s] ? b->positions[row] - b->bases[s] : -1;
+}
+
+static int is_child(const batch *b, int s, int row, int of) {
+    const int depth = depth_of(b, s, row);
+    if (depth < 0) return row == of + 1;
+    if (depth == 0) return b->positions[of] == b->bases[s] - 1; /* the root */
+    return depth_of(b, s, of) == depth - 1 && b->tails[(int64_t)row * b->depth + depth - 1] == b->slots[of];
+}
+
+int row_after(const batch *b, int s, int of, int32_t token) {
+    for (int row = of + 1; row < b->row_starts[s + 1]; row++)
+        if (b->tokens[row] == token && is_child(b, s, row, of)) return row;
+    return -1;
+}
+
+/* The outputs that are drawn next: of each sequence that of the row `at`, or all where there is no `at`. */
+static void find_noisy(noisy_rows *n, const batch *b, int vocab, const draws *d, const int32_t *at) {
+    n->count = 0;
     for (int out = 0, s = 0; out < b->outs; out++) {
         while (b->logit_rows[out] >= b->row_starts[s + 1]) s++;
-        if (d->inverse_temperature[s] > 0.0f) add_noisy(n, b, out, vocab, d->seeds[s], d->inverse_temperature[s]);
+        if (d->inverse_temperature[s] > 0.0f && (!at || at[s] == b->logit_rows[out]))
+            add_noisy(n, b, out, vocab, d->seeds[s], d->inverse_temperature[s]);
+    }
+}
+
+static int pick_noisy(const program *p, const noisy_rows *n, const draws *d) {
+    pick work = {.logits = n->logits, .inverse_temperature = n->inverse_temperature, .keys = n->keys};
+    work.sure = n->sure, work.rows = n->count, work.vocab = p->shape.vocab;
+    if (pick_rows(p->pool, &work, n->tokens)) return OUT_OF_MEMORY;
+    for (int i = 0; i < n->count; i++) d->tokens[n->outs[i]] = n->tokens[i];
+    return FINE;
+}
+
+/* From each row that was drawn after to the drafted one that was drawn; -1: it was not drafted. */
+static void go_on(const noisy_rows *n, const batch *b, int32_t *at) {
+    for (int s = 0, i = 0; s < b->sequences; s++) {
+        const int drawn = i < n->count && b->logit_rows[n->outs[i]] == at[s];
+        at[s] = drawn ? row_after(b, s, at[s], n->tokens[i]) : -1;
+        i += drawn;
     }
 }
 
@@ -201,24 +239,29 @@ static int any_warm(const draws *d, int sequences) {
     return warm;
 }
 
+/* Of drafts only those are drawn after that were drawn themselves: about every third. */
 static int draw_noisy(const program *p, const batch *b, const draws *d) {
-    const size_t n = (size_t)b->outs;
-    char *memory = malloc(n * (sizeof(float *) + 2 * sizeof(float) + 4 * sizeof(int32_t)));
+    const size_t n = (size_t)b->outs, sequences = (size_t)b->sequences;
+    char *memory = malloc(n * (sizeof(float *) + 2 * sizeof(float) + 4 * sizeof(int32_t)) + sizeof(int32_t) * sequences);
     if (!memory) return OUT_OF_MEMORY;
     noisy_rows rows = {.logits = (const float **)memory};
     rows.inverse_temperature = (float *)(rows.logits + n), rows.sure = rows.inverse_temperature + n;
     rows.keys = (uint32_t *)(rows.sure + n);
     rows.outs = (int32_t *)(rows.keys + 2 * n), rows.tokens = rows.outs + n;
-    find_noisy(&rows, b, p->shape.vocab, d);
-    pick work = {.logits = rows.logits, .inverse_temperature = rows.inverse_temperature, .keys = rows.keys};
-    work.sure = rows.sure, work.rows = rows.count, work.vocab = p->shape.vocab;
-    const int status = pick_rows(p->pool, &work, rows.tokens) ? OUT_OF_MEMORY : FINE;
-    for (int i = 0; status == FINE && i < rows.count; i++) d->tokens[rows.outs[i]] = rows.tokens[i];
+    int32_t *at = d->roots ? rows.tokens + n : NULL;
+    int status = FINE;
+    if (at) memcpy(at, d->roots, sizeof(int32_t) * sequences);
+    do {
+        find_noisy(&rows, b, p->shape.vocab, d, at);
+        if (rows.count) status = pick_noisy(p, &rows, d);
+        if (at) go_on(&rows, b, at);
+    } while (at && rows.count && status == FINE);
     free(memory);
     return status;
 }
 
-/* A pass, and the token after each row with logits: the best, or by noise of its sequence's seed and its position. */
+/* A pass, and the token after each row with logits: the best, or by noise of its sequence's seed and its position. After
+   drafts that were not drawn themselves it is the best: nobody will ask. */
 EXPORT int paceline_program_draw(program *p, const batch *b, const draws *d) {
     int status = run_pass(p, b);
     if (status != FINE || !b->outs) return status;

@@ -13,6 +13,7 @@
 #define COUNTER_SETS 4 /* works take turns with them */
 #define TAKEN_PART 4   /* of what is left in a share, taken at once */
 #define MOST_TAKEN 16
+#define MOST_WORKS (1u << 20) /* of a run */
 #define SPINS_BEFORE_YIELD 2048
 #define YIELDS_BEFORE_NAP 64
 #define NAP_NANOSECONDS 20000
@@ -197,6 +198,7 @@ static void enter(pool *p) {
         p->owner = getpid();
         p->threads = 1;
         p->started = p->finished;
+        p->works += MOST_WORKS; /* what lost helpers have counted is of none of the works to come */
     }
     if (p->started == p->finished) return;
     close_run(p);

@@ -111,6 +111,7 @@ typedef struct { /* a member's own memory */
 typedef struct { /* of a draw after a pass; mirrored in layout.py */
     const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
     const uint64_t *seeds;            /* [sequences] */
+    const int32_t *roots;             /* [sequences] the rows that drafts begin after; NULL: there are none */
     int32_t *tokens;                  /* out [outs] */
 } draws;
 
@@ -124,6 +125,7 @@ typedef struct { /* a head's pass that nobody has asked for yet: see follow.c */
     const int32_t *ids; /* [vocab] of the head's outputs */
     int32_t vocab;
     int32_t misses, left_out; /* passes in a row that were not asked for; those not begun since */
+    int64_t hits;             /* passes that were there when they were asked for */
     char *memory; /* all of the above */
     size_t capacity;
 } beginning;
@@ -173,6 +175,8 @@ int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
 int begin_pass(program *, const batch *);
 void forward(member *, void *program);
 void end_pass(const program *);
+/* The row of a drafted token of sequence s after a row; -1: there is none. */
+int row_after(const batch *, int s, int row, int32_t token);
 /* After a pass of a target and the draws from it. */
 void begin_to_follow(program *, const batch *, const draws *);
 /* True: the pass was begun before it was asked for, and is over now. In any case nothing is under way after it. */

@@ -200,6 +200,11 @@ class Program:
         target's token of each output; they must stay."""
         self._library.paceline_follow(target._handle, self._handle, ids.data_ptr(), len(ids))
 
+    @property
+    def followed(self) -> int:
+        """How many first passes were there when they were asked for."""
+        return int(self._library.paceline_followed(self._handle))
+
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
         """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
         out = torch.empty((len(rows), matrix.inputs))
