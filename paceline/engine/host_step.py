@@ -13,14 +13,15 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
-from paceline.engine.judge import draws_in_the_pass, judge
+from paceline.engine.judge import judge, rule_of
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.types import Verdict
+from paceline.types import Rule, Verdict
 
+COUPLED = Rule.COUPLED  # to look a member up costs more than to compare it
 FEW = 32  # tokens that a drafter reads in passing
 
 
@@ -117,7 +118,9 @@ class HostStep:
         shares, first_out = [], 0
         for work in plan.works:
             sampler, outs = work.sequence.sampler, work.outs
-            warmth = sampler.warmth if draws_in_the_pass(work) else 0.0
+            # The pass draws only after drafts that were drawn themselves, which other rules do not go by.
+            work.drawn = sampler.is_simple and rule_of(work) is COUPLED
+            warmth = sampler.warmth if work.drawn else 0.0
             share = Share(work.sequence.lane, work.start, work.count, work.draft, outs, sampler.seed, warmth)
             shares.append(share)
             work.first_out, work.root = first_out, first_out + outs - 1

@@ -29,7 +29,7 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
     for work in works:
-        rule = _rule(work)
+        rule = rule_of(work)
         if rule is COUPLED:
             own = drawn[work.root : work.root + 1 + len(work.draft.tokens)]
             verdicts[work.sequence.key] = accept_coupled(work.draft, own)
@@ -40,11 +40,6 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
     return verdicts
 
 
-def draws_in_the_pass(work: Work) -> bool:
-    """Nothing is asked but noise, and only after drafts that were drawn themselves."""
-    return work.sequence.sampler.is_simple and _rule(work) is COUPLED
-
-
 def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
     """What the target draws after each row with logits: in the pass where it can, else here."""
     if output.drawn is None:
@@ -52,7 +47,7 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
         left = [work for work in works if not work.sequence.sampler.is_argmax]
     else:
         drawn = [*output.drawn]
-        left = [work for work in works if not draws_in_the_pass(work)]
+        left = [work for work in works if not work.drawn]
     if left:
         groups = [_row_group(work) for work in left]
         targets = sample(output.logits, output.argmax, groups, pick)
@@ -61,7 +56,7 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
     return drawn
 
 
-def _rule(work: Work) -> Rule:
+def rule_of(work: Work) -> Rule:
     """The request's; but without a draft, or without distributions where it asks for them, it is the coupled one."""
     wanted, draft = work.sequence.request.speculation.rule, work.draft
     if wanted is COUPLED or not draft.tokens or (draft.probs is None and wanted.wants_probs):

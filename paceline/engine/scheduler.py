@@ -41,6 +41,7 @@ class Work:
     forced: bool = False  # the draft is the grammar's, not the drafter's
     first_out: int = 0  # of its rows among the outputs of the pass
     root: int = 0  # the output of the last committed token; those of the draft follow it
+    drawn: bool = False  # in the pass itself, where it can
 
     @property
     def rows(self) -> int:

@@ -58,7 +58,7 @@ class CompiledForward:
         shape = shape_of(config, pages=num_pages, positions=positions)
         shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self.program = Program(self._library, shape, threads=self.threads)
+        self.program = Program(self._library, shape, kv=self.kv, threads=self.threads)
         assembly = Assembly(config, weights, self.program, positions=positions, progress=progress)
         self.embedding = assembly.assemble(taps)
         self.program.finish()

@@ -48,7 +48,7 @@ class CompiledHead:
         shape = shape_of(config.layer, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
         shape.layers, shape.features = 1, 3 * config.target_hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self._program = Program(self._library, shape, threads=self.threads)
+        self._program = Program(self._library, shape, kv=self.kv, threads=self.threads)
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
         self._program.follow(target.program, self.ids)

@@ -92,7 +92,7 @@ class CompiledMedusa:
         # No attention: of all that has to do with positions, as little as can be.
         shape = Shape(hidden=self._hidden, intermediate=0, heads=1, kv_heads=1, head_dim=16, vocab=1, layers=0)
         shape.pages, shape.positions, shape.features = 1, 1, self._hidden
-        program = Program(load_library(), shape, threads=threads)
+        program = Program(load_library(), shape, kv=None, threads=threads)
         source, others = Buffer.FEATURES, (Buffer.RESIDUAL, Buffer.BRANCH)
         for index, (weight, bias) in enumerate(head.blocks):
             assert isinstance(weight, Quantised), "a block is not quantised"

@@ -53,9 +53,11 @@ class Packed:
 class Program:
     """Operations in the order they run. Add them, `finish()` once, then `run` as often as needed."""
 
-    def __init__(self, library: Library, shape: Shape, *, threads: int) -> None:
+    def __init__(self, library: Library, shape: Shape, *, kv: object, threads: int) -> None:
+        """`kv`: whose memory the shape speaks of. A pass may still be under way when nobody else holds it any more."""
         self._library = library
         self._shape = shape
+        self._kv = kv
         self._team = team(library, threads)
         self._arena = Arena()
         self._operations: list[Operation] = []
@@ -197,7 +199,8 @@ class Program:
 
     def follow(self, target: Program, ids: Tensor) -> None:
         """Let the first pass of a draft begin as soon as the target has drawn what it will be about. `ids`: int32, the
-        target's token of each output; they must stay."""
+        target's token of each output."""
+        self._kept.append(ids)
         self._library.paceline_follow(target._handle, self._handle, ids.data_ptr(), len(ids))
 
     @property
