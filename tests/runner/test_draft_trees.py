@@ -18,7 +18,7 @@ from paceline.runner.compiled_head import BEAM, CompiledHead
 from paceline.runner.heads import Tree, Wanted
 from paceline.sampling import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE
-from tests.runner.test_heads import COUNTS, FEATURES, FIRST, HEADS, SHARPER, TABLES, both, drawing, rows
+from tests.runner.test_heads import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
 
 SEEDS = (11, 2**40 + 5, 7)
 
@@ -100,7 +100,7 @@ def guesses(
     head: CompiledHead, logits: Tensor, warmth: float, noise: Tensor | None, width: int
 ) -> tuple[list[int], list[float]]:
     """Tokens, the best first, and the chance of each."""
-    scores = logits if noise is None else logits * (SHARPER * warmth) + noise
+    scores = logits if noise is None else logits * warmth + noise
     top = torch.topk(scores, max(width, 2))
     ahead = min(float(top.values[0] - top.values[1]), 6.0)
     tokens = [int(head.ids[place]) for place in top.indices]
@@ -110,8 +110,8 @@ def guesses(
         if noise is None:
             chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
         else:
-            others = 1.2 * math.sqrt(q) - 0.55 * behind - 0.27 * rank - 1.28
-            chances.append(squash(others if rank else 1.4 * math.sqrt(q) + 0.69 * ahead - 1.47))
+            others = 1.06 * math.sqrt(q) - 0.56 * behind - 0.24 * rank - 1.31
+            chances.append(squash(others if rank else 0.83 * math.sqrt(q) + 0.74 * ahead - 1.25))
     return tokens[:width], chances[:width]
 
 

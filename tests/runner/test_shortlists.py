@@ -18,7 +18,7 @@ from paceline.runner.sketch import LEAST_OUTPUTS, MOST_INPUTS, PART, sketch
 from paceline.sampling import Stream, noise_keys
 from tests.heads import random_eagle
 from tests.kernels.tiny_forward import RUNNABLE
-from tests.runner.test_heads import CONFIG, COUNTS, FEATURES, FIRST, SHARPER, both, drawing, tokens_of
+from tests.runner.test_heads import CONFIG, COUNTS, FEATURES, FIRST, both, drawing, tokens_of
 
 HIDDEN, OUTPUTS = 192, 9008  # the last slices of outputs are shorter than the first
 SEEDS = range(25)
@@ -42,7 +42,7 @@ def agreement(head: CompiledHead, warmth: float) -> float:
         features = torch.randn(FEATURES.shape, generator=torch.Generator().manual_seed(seed))
         logits = head(FIRST, features=features).logits
         keys = torch.from_numpy(noise_keys(seed, np.array(COUNTS) + 1, Stream.TOKEN))
-        places = head.pick(logits, torch.full((3,), SHARPER * warmth), keys) if warmth else logits.argmax(1)
+        places = head.pick(logits, torch.full((3,), warmth), keys) if warmth else logits.argmax(1)
         drafts = head.draft(drawing([seed] * 3, warmth), features, [Wanted(1, 0.0, 0.0)] * 3, width=1)
         hits += sum(a == b for a, b in zip(tokens_of(drafts), head.ids[places.long()][:, None].tolist(), strict=True))
     return hits / (3 * len(SEEDS))

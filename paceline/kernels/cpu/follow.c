@@ -92,7 +92,7 @@ static int is_in_vain(beginning *next) {
 static void put_noise(beginning *next, const draws *d) {
     for (int s = 0; s < next->rows.sequences; s++) {
         token_keys(next->keys + 2 * s, d->seeds ? d->seeds[s] : 0, next->bases[s] + 1);
-        next->warmths[s] = d->inverse_temperature ? SHARPER * d->inverse_temperature[s] : 0.0f;
+        next->warmths[s] = d->inverse_temperature ? d->inverse_temperature[s] : 0.0f;
     }
     next->noise = (screening){next->warmths, next->keys, next->ids};
 }

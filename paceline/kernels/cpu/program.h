@@ -15,9 +15,6 @@
 #define MAX_PARTS 3
 #define SLICES 16    /* of a head's outputs, each with a list of the best */
 #define SHORTLIST 40 /* outputs on one list */
-/* A head's logits are the target's and an error. Noise that lifts an unlikely token is answered by what the target itself
-   thinks of it, which on average is less: drawn a little sharper, more tokens are right (docs/experiments.md). */
-#define SHARPER 1.1f
 
 enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
 

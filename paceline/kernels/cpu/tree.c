@@ -76,8 +76,8 @@ static float squash(float x) { return 1.0f / (1.0f + expf(-x)); }
 static float chance(int rank, float probability, const best *tops, int drawn) {
     const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
     if (!drawn) return rank ? probability : 2.5f * probability / (1.0f + 1.5f * probability);
-    if (rank) return squash(1.2f * sqrtf(probability) - 0.55f * behind - 0.27f * (float)rank - 1.28f);
-    return squash(1.4f * sqrtf(probability) + 0.69f * (ahead < 6.0f ? ahead : 6.0f) - 1.47f);
+    if (rank) return squash(1.06f * sqrtf(probability) - 0.56f * behind - 0.24f * (float)rank - 1.31f);
+    return squash(0.83f * sqrtf(probability) + 0.74f * (ahead < 6.0f ? ahead : 6.0f) - 1.25f);
 }
 
 /* The logarithm of Σ exp(logit - most), without those that are too small to count. */
@@ -341,7 +341,7 @@ static int read_level(const drafting *d, const batch *b) {
         const int owner = d->owners[row], at = d->origins[row];
         const tree *t = &d->trees[owner];
         token_keys(d->keys[row], d->o->seeds[owner], t->base + 1 + (at < 0 ? 0 : t->nodes[at].depth));
-        d->warmths[row] = SHARPER * d->o->inverse_temperature[owner];
+        d->warmths[row] = d->o->inverse_temperature[owner];
     }
     if (b == d->first && was_begun(d->p, b, &s)) return FINE;
     d->p->screening = d->p->refines ? &s : NULL;
