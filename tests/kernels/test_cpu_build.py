@@ -14,8 +14,9 @@ from paceline.kernels.cpu.team import default_threads
 
 def test_the_widest_variant_is_chosen_unless_another_is_named(monkeypatch):
     monkeypatch.delenv("PACELINE_CPU_VARIANT", raising=False)
-    every = build.NEEDS["avx512"] | {"sse2"}
-    for features, wanted in ((every, "avx512"), (every - {"avx512_vnni"}, "avx2"), (set(), "portable")):
+    every = build.NEEDS["avx512bf16"] | {"sse2"}
+    found = {"avx512bf16": every, "avx512": every - {"avx512_bf16"}, "avx2": every - {"avx512_vnni"}, "portable": set()}
+    for wanted, features in found.items():
         monkeypatch.setattr(build, "cpu_features", lambda features=features: frozenset(features))
         assert build.choose_variant() == wanted
     monkeypatch.setenv("PACELINE_CPU_VARIANT", "portable")

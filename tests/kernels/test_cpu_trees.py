@@ -112,6 +112,24 @@ def test_trees_where_pages_chunks_and_windows_end(variant, shape, base, monkeypa
         check(alone, [work], forward(planted([work])).logits.clone())
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("window", [0, 4, 5])
+@pytest.mark.parametrize("base", [6, 7, 127, 128, 129])
+def test_values_of_two_positions_are_a_pair_wherever_they_lie(variant, window, base, monkeypatch):
+    """Kernels add the values of positions 2i and 2i + 1 at once; slots and windows begin and end at either."""
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    source = random.Random(base)
+    tokens, pages = text_and_pages(source, 0, 150)
+    alone, forward = (compiled(replace(PLAIN, windows=(window,)), num_pages=2 * WIDTH, threads=n) for n in (1, 2))
+    for one in (alone, forward):
+        one(rows_of((tokens, 0, base, pages)))
+    first = WIDTH * PAGE_SIZE
+    for slots in (range(first, first + 18, 2), range(first + 9, first, -1), source.sample(range(first, 2 * first), 9)):
+        for deep in (1.0, 0.6):
+            work = replace(random_tree(source, tokens, pages, base, 9, deep), slots=list(slots))
+            check(alone, [work], forward(planted([work])).logits.clone())
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_trees_beside_each_other_and_beside_sequences_without(threads):
     source = random.Random(threads)

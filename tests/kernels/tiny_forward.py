@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cpu.build import NEEDS, VARIANTS, cpu_features
@@ -18,6 +19,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.naming import expected_shapes
 from paceline.runner.compiled import CompiledForward
 
+CHUNK = 128  # keys whose softmax the kernels compute at once
 RUNNABLE = [name for name in VARIANTS if NEEDS.get(name, set()) <= cpu_features()]
 PLAIN = ModelConfig(
     architecture="llama",
@@ -79,8 +81,31 @@ def floats(weights: Mapping[str, Tensor | Quantised]) -> dict[str, Tensor]:
     return {name: weight if isinstance(weight, Tensor) else dequantise(weight) for name, weight in weights.items()}
 
 
+def to_bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def rounded_softmax(scores: Tensor) -> Tensor:
+    """Softmax whose weights are rounded to bf16 in chunks of 128, each against its own maximum."""
+    chunks = functional.pad(scores, (0, -scores.shape[-1] % CHUNK), value=-torch.inf).unflatten(-1, (-1, CHUNK))
+    tops = chunks.amax(-1, keepdim=True)
+    weights = to_bf16((chunks - tops).exp().nan_to_num(0.0)) * (tops - tops.amax(-2, keepdim=True)).exp()
+    return (weights / weights.sum((-1, -2), keepdim=True)).flatten(-2)[..., : scores.shape[-1]]
+
+
 class QuantisedBackend(ReferenceBackend):
-    """The reference with the products of the kernels."""
+    """The reference with the products and the attention of the kernels."""
+
+    def attend(self, layer: int, queries: Tensor, *, window: int, scale: float) -> Tensor:
+        keys, values = self.kv.keys[layer].float(), self.kv.values[layer].float()
+        out = torch.empty_like(queries)
+        for view in self._views:
+            hidden = (view.distance < 0) | (view.distance >= (window or 1 << 30))
+            q = to_bf16(queries[view.rows] * scale).unflatten(1, (keys.shape[1], -1))
+            scores = torch.einsum("rhgd,shd->rhgs", q, keys[view.shared]).masked_fill(hidden[:, None, None], -torch.inf)
+            weights = rounded_softmax(scores)
+            out[view.rows] = torch.einsum("rhgs,shd->rhgd", weights, values[view.shared]).flatten(1, 2)
+        return out
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None = None) -> Tensor:
         assert isinstance(weight, Quantised)
@@ -88,7 +113,7 @@ class QuantisedBackend(ReferenceBackend):
 
 
 class Oracle:
-    """What CompiledForward computes, in torch: fp16 KV memory, quantised products."""
+    """What CompiledForward computes, in torch: bf16 KV memory, quantised products."""
 
     def __init__(self, config: ModelConfig, weights: dict[str, Tensor | Quantised], *, num_pages: int) -> None:
         self.decoder = Decoder(config, weights)
@@ -97,7 +122,7 @@ class Oracle:
             num_pages=num_pages,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=torch.float16,
+            dtype=torch.bfloat16,
         )
         self.backend = QuantisedBackend(self.kv)
 

@@ -3,7 +3,8 @@
    The keys of a row are taken in chunks of 128 positions that begin at multiples of 128. Each chunk gives a maximum,
    a sum and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on
    its position and keys alone: not on the rows beside it, not on who computed which chunk, and not on whether its
-   ancestors were found through the page table or through `tails`.
+   ancestors were found through the page table or through `tails`. Values are added in pairs, those of positions 2i and
+   2i + 1 at once; where the two do not lie side by side, they are put there first.
 
    The rows of a tree score all nodes' pages together, then each puts the scores of its own ancestors where their
    positions are:
@@ -27,6 +28,9 @@ typedef struct { /* keys of a chunk that a query attends to, relative to it: non
 } reach;
 
 static int first_key(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
+
+static int even_below(int key) { return key & ~1; }
+static int even_above(int key) { return (key + 1) & ~1; }
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 static int larger(int a, int b) { return a > b ? a : b; }
@@ -120,36 +124,60 @@ static void place_tail(const walk *w, int q, int c, reach own) {
         w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * w->p->tails.widest * PAGE + places[key]];
 }
 
-static void weigh_shared(const walk *w, int c, reach all, float *out) {
+/* The values of keys from `from` to `to`, both even, that all rows of the block find through the page table. */
+static void weigh_shared(const walk *w, int c, int from, int to, float *out) {
     const program *p = w->p;
     const int32_t *table = table_of(w, c);
     const int queries = w->block.rows * w->group, dim = p->shape.head_dim;
     run runs[CHUNK_PAGES];
     int count = 0;
-    for (int key = all.from, next; key < all.tail; key = next) {
-        next = smaller((key / PAGE + 1) * PAGE, all.tail);
+    for (int key = from, next; key < to; key = next) {
+        next = smaller((key / PAGE + 1) * PAGE, to);
         const uint16_t *values = values_of(&p->shape, w->o->layer, table[key / PAGE], w->head) + key % PAGE * dim;
-        runs[count++] = (run){values, key, next - key};
+        runs[count++] = (run){values, key, (next - key) / 2};
     }
     for (int q = 0, n; q < queries; q += n) {
         n = some_of(queries - q, VALUE_QUERIES);
-        weigh_values(w->s->scores + q * CHUNK, n, runs, count, dim, out + q * (dim + 2));
+        weigh_values(w->s->weights + q * CHUNK, n, runs, count, dim, out + q * (dim + 2));
     }
 }
 
-/* The values of a row's own ancestors, after those that all rows share. */
-static void weigh_tail(const walk *w, int r, int c, reach own, float *out) {
+/* Where a row finds the value of a key of chunk c. */
+static const uint16_t *value_of(const walk *w, int row, int c, int key) {
     const batch *b = w->p->batch;
-    const int dim = w->p->shape.head_dim;
-    const int32_t *slots = b->tails + (int64_t)(w->block.first + r) * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
-    run runs[CHUNK];
-    for (int key = own.tail; key < own.to; key++) {
-        const uint16_t *values = values_of(&w->p->shape, w->o->layer, slots[key] / PAGE, w->head);
-        runs[key - own.tail] = (run){values + slots[key] % PAGE * dim, key, 1};
-    }
-    for (int q = r * w->group, n; q < (r + 1) * w->group; q += n) {
+    const int step = c * CHUNK + key - b->bases[w->block.sequence];
+    const int64_t slot = step < 0 ? (int64_t)table_of(w, c)[key / PAGE] * PAGE + key % PAGE
+                                  : b->tails[(int64_t)row * b->depth + step];
+    return value_at(&w->p->shape, w->o->layer, slot, w->head);
+}
+
+/* Two values side by side, as they lie in a page. */
+static void gather_pair(uint16_t *restrict out, const uint16_t *even, const uint16_t *odd, int dim) {
+    for (int d = 0; d < 2 * dim; d += 2) out[d] = even[d], out[d + 1] = odd[d];
+}
+
+/* The values from key `from`, even, to a row's own last: put side by side, since its ancestors lie anywhere. A last key
+   without a partner is paired with itself: the partner has no weight. */
+static void weigh_tail(const walk *w, int r, int c, int from, int to, float *out) {
+    const int dim = w->p->shape.head_dim, row = w->block.first + r;
+    uint16_t *pair = w->s->gathered;
+    for (int key = from; key < to; key += 2, pair += 2 * dim)
+        gather_pair(pair, value_of(w, row, c, key), value_of(w, row, c, smaller(key + 1, to - 1)), dim);
+    const run all = {w->s->gathered, from, (even_above(to) - from) / 2};
+    for (int q = r * w->group, n; from < to && q < (r + 1) * w->group; q += n) {
         n = smaller((r + 1) * w->group - q, VALUE_QUERIES);
-        weigh_values(w->s->scores + q * CHUNK, n, runs, own.to - own.tail, dim, out + q * (dim + 2));
+        weigh_values(w->s->weights + q * CHUNK, n, &all, 1, dim, out + q * (dim + 2));
+    }
+}
+
+/* Pairs that all rows find through the page table, then what each row has of its own. To the latter belongs a pair whose
+   second key is the first of a tree. */
+static void weigh_all(const walk *w, int c, reach all, float *out) {
+    const int trees = all.tail < all.to, from = even_below(all.from), tail = even_below(all.tail);
+    weigh_shared(w, c, from, trees ? tail : even_above(all.to), out);
+    for (int r = 0; trees && r < w->block.rows; r++) {
+        const reach own = reach_of(w, w->block.first + r, c);
+        weigh_tail(w, r, c, larger(tail, even_below(own.from)), own.to, out);
     }
 }
 
@@ -164,10 +192,10 @@ static void block_chunk(const walk *w, int c, float *out) {
     for (int q = 0; q < queries; q++) {
         const reach own = reach_of(w, row_of_query(w, q), c);
         if (trees) place_tail(w, q, c, own);
-        soften(w->s->scores + q * CHUNK, all.from, all.to, own.from, own.to, &out[q * width + dim], &out[q * width + dim + 1]);
+        float *scores = w->s->scores + q * CHUNK, *maximum = out + q * width + dim;
+        soften(scores, w->s->weights + q * CHUNK, all.from, all.to, own.from, own.to, maximum, maximum + 1);
     }
-    weigh_shared(w, c, all, out);
-    for (int r = 0; trees && r < w->block.rows; r++) weigh_tail(w, r, c, reach_of(w, w->block.first + r, c), out);
+    weigh_all(w, c, all, out);
 }
 
 /* ---- over chunks ---- */
@@ -236,10 +264,11 @@ static void split_walk(const walk *w, int split) {
 }
 
 static void load_queries(const walk *w) {
-    const int floats = w->group * w->p->shape.head_dim;
-    for (int r = 0; r < w->block.rows; r++)
-        memcpy(w->s->queries + r * floats, row_of(w->p, PROJECTED, w->block.first + r) + w->head * floats,
-               sizeof(float) * (size_t)floats);
+    const int numbers = w->group * w->p->shape.head_dim;
+    for (int r = 0; r < w->block.rows; r++) {
+        const float *row = row_of(w->p, PROJECTED, w->block.first + r) + w->head * numbers;
+        for (int i = 0; i < numbers; i += LANES) vf_narrow(w->s->queries + r * numbers + i, vf_load(row + i));
+    }
 }
 
 static walk begin_walk(program *p, const operation *o, scratch *s, int index, int head) {

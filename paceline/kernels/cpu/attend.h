@@ -1,7 +1,8 @@
 /* The arithmetic of attention on one chunk of keys: scores, their softmax, weighted values.
 
    What is computed for a query never depends on the queries beside it, nor for a key on the keys beside it: a score adds
-   over dimensions in order, a value over keys in order. */
+   over pairs of dimensions in order, a value over pairs of keys in order. A key of a pair that the query does not attend
+   to has no weight, and adds nothing. */
 #ifndef PACELINE_ATTEND_H
 #define PACELINE_ATTEND_H
 
@@ -16,45 +17,51 @@ typedef struct {
     int pages;               /* 1 or 2 */
 } score_job;
 
-typedef struct { /* values that lie one after the other: of keys [key, key + count) of the chunk */
+typedef struct { /* values that lie one after the other: of pairs of keys of the chunk, from `key` on */
     const uint16_t *values;
-    int key, count;
+    int key, pairs;
 } run;
 
 /* Scores of the keys of one or two pages with queries [count][dim]: out [queries][stride]. `fetching`: have the values of
    these pages and the keys of the next fetched meanwhile; pages lie apart, so the hardware cannot guess them. */
-INLINE void score_pages(const float *queries, const int count, const int pages, const score_job *job, int dim,
+INLINE void score_pages(const narrow *queries, const int count, const int pages, const score_job *job, int dim,
                         const int fetching, float *out, int stride) {
-    const float *q[(SCORE_QUERIES + 2) / 3]; /* of every third, so that all fit the registers */
+    const narrow *q[(SCORE_QUERIES + 2) / 3]; /* of every third, so that all fit the registers */
     vf sum[SCORE_PAGES][SCORE_QUERIES];
     for (int i = 0; i < count; i++) {
         q[i / 3] = queries + i / 3 * 3 * dim;
         for (int page = 0; page < pages; page++) sum[page][i] = vf_set1(0.0f);
     }
-    for (int d = 0; d < dim; d++)
+    for (int d = 0; d < dim; d += 2) {
+        vp keys[SCORE_PAGES];
         for (int page = 0; page < pages; page++) {
-            if (fetching && d % 2 == 0) {
+            if (fetching) {
                 prefetch_far(job->keys[page] + (dim + d) * PAGE);
                 prefetch_far(job->next[page] + d * PAGE);
             }
-            const vf keys = vf_load_half(job->keys[page] + d * PAGE);
-            for (int i = 0; i < count; i++) sum[page][i] = vf_fma(vf_set1(q[i / 3][i % 3 * dim + d]), keys, sum[page][i]);
+            keys[page] = vp_load(job->keys[page] + d * PAGE);
         }
+        for (int i = 0; i < count; i++) {
+            const vp two = vp_set1(q[i / 3] + i % 3 * dim + d);
+            for (int page = 0; page < pages; page++) sum[page][i] = vf_dot2(keys[page], two, sum[page][i]);
+        }
+    }
     for (int page = 0; page < pages; page++)
         for (int i = 0; i < count; i++) vf_store(out + i * stride + page * PAGE, sum[page][i]);
 }
 
 #define SCORE_CASE(n)                                                                                                  \
     case n: score_pages(queries, n < SCORE_QUERIES ? n : SCORE_QUERIES, pages, job, dim, fetching, out, stride); break;
-INLINE void score_some(const float *queries, int count, const int pages, const score_job *job, int dim, const int fetching,
-                       float *out, int stride) {
+INLINE void score_some(const narrow *queries, int count, const int pages, const score_job *job, int dim,
+                       const int fetching, float *out, int stride) {
     switch (count) {
         SCORE_CASE(1) SCORE_CASE(2) SCORE_CASE(3) SCORE_CASE(4) SCORE_CASE(5) SCORE_CASE(6)
         SCORE_CASE(7) SCORE_CASE(8) SCORE_CASE(9) SCORE_CASE(10) SCORE_CASE(11) SCORE_CASE(12)
     }
 }
 
-static void score(const float *queries, int count, const score_job *job, int dim, int fetching, float *out, int stride) {
+static void score(const narrow *queries, int count, const score_job *job, int dim, int fetching, float *out,
+                  int stride) {
     if (job->pages == 1) score_some(queries, count, 1, job, dim, 1, out, stride);
     else if (fetching) score_some(queries, count, SCORE_PAGES, job, dim, 1, out, stride);
     else score_some(queries, count, SCORE_PAGES, job, dim, 0, out, stride);
@@ -67,8 +74,9 @@ static unsigned lanes_between(int from, int to) {
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* Scores [low, high) to exp(score - maximum), zero outside of [from, to); gives maximum and sum. */
-static void soften(float *scores, int low, int high, int from, int to, float *maximum, float *sum) {
+/* Of scores [low, high) the weights exp(score - maximum), zero outside of [from, to); gives maximum and sum. The sum is
+   that of the weights as they are rounded. */
+static void soften(float *scores, narrow *weights, int low, int high, int from, int to, float *maximum, float *sum) {
     const vf nothing = vf_set1(-INFINITY);
     vf top = nothing, total = vf_set1(0.0f);
     for (int i = low / LANES * LANES; i < high; i += LANES) {
@@ -79,26 +87,24 @@ static void soften(float *scores, int low, int high, int from, int to, float *ma
     *maximum = vf_top(top);
     for (int i = low / LANES * LANES; i < high; i += LANES) {
         const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* no key at all: exp(NaN) = 0 */
-        vf_store(scores + i, e);
-        total = vf_add(total, e);
+        total = vf_add(total, vf_narrow(weights + i, e));
     }
     *sum = vf_sum(total);
 }
 
-/* out += Σ weight * value over the keys of some runs, in order, for `vectors` × 16 dimensions. */
-INLINE void weigh(const float *weights, const int queries, const int vectors, const run *runs, int count, int dim, int d,
-                  float *out) {
+/* out += Σ weight * value over the pairs of some runs, in order, for `vectors` × 16 dimensions. */
+INLINE void weigh(const narrow *weights, const int queries, const int vectors, const run *runs, int count, int dim,
+                  int d, float *out) {
     vf sum[VALUE_QUERIES][4];
     for (int i = 0; i < queries; i++)
         for (int j = 0; j < vectors; j++) sum[i][j] = vf_load(out + i * (dim + 2) + d + j * LANES);
     for (const run *r = runs; r < runs + count; r++) {
-        const uint16_t *value = r->values + d;
-        for (const float *weight = weights + r->key, *end = weight + r->count; weight < end; weight++, value += dim) {
-            vf v[4];
-            for (int j = 0; j < vectors; j++) v[j] = vf_load_half(value + j * LANES);
-            for (int i = 0; i < queries; i++) {
-                const vf w = vf_set1(weight[i * CHUNK]);
-                for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(w, v[j], sum[i][j]);
+        const uint16_t *value = r->values + 2 * d;
+        const narrow *weight = weights + r->key, *end = weight + 2 * r->pairs;
+        for (; weight < end; weight += 2, value += 2 * dim) {
+            for (int j = 0; j < vectors; j++) {
+                const vp v = vp_load(value + 2 * j * LANES);
+                for (int i = 0; i < queries; i++) sum[i][j] = vf_dot2(v, vp_set1(weight + i * CHUNK), sum[i][j]);
             }
         }
     }
@@ -111,7 +117,7 @@ INLINE void weigh(const float *weights, const int queries, const int vectors, co
         for (; d + 64 <= dim; d += 64) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 4, runs, count, dim, d, out);   \
         for (; d < dim; d += LANES) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 1, runs, count, dim, d, out);      \
         break;
-static void weigh_values(const float *w, int queries, const run *runs, int count, int dim, float *out) {
+static void weigh_values(const narrow *w, int queries, const run *runs, int count, int dim, float *out) {
     int d = 0;
     switch (queries) {
         WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) WEIGH_CASE(5) WEIGH_CASE(6)

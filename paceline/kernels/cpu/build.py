@@ -2,7 +2,7 @@
 
 The file name is a hash of sources, flags and compiler, so a new version never meets an old library, and processes that
 compile at the same time write the same file and rename it into place. Never `-march=native`: what runs where is one of
-three variants, and their flags are written here.
+four variants, and their flags are written here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from paceline.errors import PacelineError, UnknownOption
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 LIBRARIES = ("-lm", "-lpthread")
+AVX512 = ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma")
+NEEDS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"}
 VARIANTS = {
-    "avx512": ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma"),
+    "avx512bf16": (*AVX512, "-mavx512bf16"),
+    "avx512": AVX512,
     "avx2": ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }
 NEEDS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"},
+    "avx512bf16": NEEDS_AVX512 | {"avx512_bf16"},
+    "avx512": NEEDS_AVX512,
     "avx2": {"avx2", "fma", "f16c"},
 }
 POINTER = c_void_p

@@ -3,14 +3,15 @@
 
 #include "program.h"
 
-typedef struct { /* where the numbers of one (slot, head) lie: the key every PAGE-th, the value in one piece */
-    uint16_t *key, *value;
-} place;
+/* The key and the value of a slot, [head_dim] each. */
+static void read_slot(const shape *s, int layer, int slot, int head, uint16_t *key, uint16_t *value) {
+    const uint16_t *keys = key_at(s, layer, slot, head), *values = value_at(s, layer, slot, head);
+    for (int d = 0; d < s->head_dim; d++) key[d] = keys[d / 2 * 2 * PAGE + d % 2], value[d] = values[2 * d];
+}
 
-static place place_of(const shape *s, int layer, int slot, int head) {
-    place at = {keys_of(s, layer, slot / PAGE, head) + slot % PAGE,
-                values_of(s, layer, slot / PAGE, head) + slot % PAGE * s->head_dim};
-    return at;
+static void write_slot(const shape *s, int layer, int slot, int head, const uint16_t *key, const uint16_t *value) {
+    uint16_t *keys = key_at(s, layer, slot, head), *values = value_at(s, layer, slot, head);
+    for (int d = 0; d < s->head_dim; d++) keys[d / 2 * 2 * PAGE + d % 2] = key[d], values[2 * d] = value[d];
 }
 
 /* Copy slots onto slots in every layer, reading all before writing any. Non-zero: out of memory. */
@@ -20,28 +21,19 @@ EXPORT int paceline_kv_move(const shape *s, const int32_t *source, const int32_t
     if (!held) return -1;
     for (int job = 0; job < s->layers * s->kv_heads; job++) {
         const int layer = job / s->kv_heads, head = job % s->kv_heads;
-        for (int i = 0; i < count; i++) {
-            const place from = place_of(s, layer, source[i], head);
-            for (int d = 0; d < dim; d++) held[2 * i * dim + d] = from.key[d * PAGE];
-            memcpy(held + (2 * i + 1) * dim, from.value, sizeof(uint16_t) * (size_t)dim);
-        }
-        for (int i = 0; i < count; i++) {
-            const place to = place_of(s, layer, target[i], head);
-            for (int d = 0; d < dim; d++) to.key[d * PAGE] = held[2 * i * dim + d];
-            memcpy(to.value, held + (2 * i + 1) * dim, sizeof(uint16_t) * (size_t)dim);
-        }
+        for (int i = 0; i < count; i++)
+            read_slot(s, layer, source[i], head, held + 2 * i * dim, held + (2 * i + 1) * dim);
+        for (int i = 0; i < count; i++)
+            write_slot(s, layer, target[i], head, held + 2 * i * dim, held + (2 * i + 1) * dim);
     }
     free(held);
     return 0;
 }
 
-/* keys, values: fp16 [layers][count][kv_heads][head_dim] */
+/* keys, values: bf16 [layers][count][kv_heads][head_dim] */
 EXPORT void paceline_kv_read(const shape *s, const int32_t *slots, int count, uint16_t *keys, uint16_t *values) {
     for (int layer = 0; layer < s->layers; layer++)
         for (int i = 0; i < count; i++)
-            for (int head = 0; head < s->kv_heads; head++, keys += s->head_dim, values += s->head_dim) {
-                const place from = place_of(s, layer, slots[i], head);
-                for (int d = 0; d < s->head_dim; d++) keys[d] = from.key[d * PAGE];
-                memcpy(values, from.value, sizeof(uint16_t) * (size_t)s->head_dim);
-            }
+            for (int head = 0; head < s->kv_heads; head++, keys += s->head_dim, values += s->head_dim)
+                read_slot(s, layer, slots[i], head, keys, values);
 }

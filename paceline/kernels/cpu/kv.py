@@ -1,6 +1,8 @@
-"""KV memory of the C kernels: fp16, keys of a page transposed so that 16 keys are the 16 lanes of a vector.
+"""KV memory of the C kernels: bf16, in pairs whose products one instruction adds (docs/adr/0014).
 
-[layers][pages][kv_heads] of { keys [head_dim][PAGE_SIZE], values [PAGE_SIZE][head_dim] }
+[layers][pages][kv_heads] of { keys [head_dim / 2][PAGE_SIZE][2], values [PAGE_SIZE / 2][head_dim][2] }
+
+So the lanes of a vector are 16 keys with two dimensions each, or 16 dimensions of the values of two keys.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class CpuKV:
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         self._check(slots.tolist())
         wanted, shape = slots.to(torch.int32).contiguous(), self._shape
-        keys = torch.empty((shape.layers, len(wanted), shape.kv_heads, shape.head_dim), dtype=torch.float16)
+        keys = torch.empty((shape.layers, len(wanted), shape.kv_heads, shape.head_dim), dtype=torch.bfloat16)
         values = torch.empty_like(keys)
         arguments = (wanted.data_ptr(), len(wanted), keys.data_ptr(), values.data_ptr())
         self._library.paceline_kv_read(byref(shape), *arguments)

@@ -31,18 +31,20 @@ static int make_scratch(scratch *s, const shape *shape, int inputs, int slice) {
     const int64_t dim = shape->head_dim;
     s->slice = memory(4 * (int64_t)slice);
     s->row = memory(4 * (int64_t)inputs);
-    s->queries = memory(4 * QUERY_BLOCK * dim);
+    s->queries = memory((int64_t)sizeof(narrow) * QUERY_BLOCK * dim);
     s->scores = memory(4 * QUERY_BLOCK * CHUNK);
+    s->weights = memory((int64_t)sizeof(narrow) * QUERY_BLOCK * CHUNK);
+    s->gathered = memory(2 * CHUNK * dim);
     s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
     s->state = memory(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->sums && s->state &&
-           s->slice;
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights && s->gathered &&
+           s->sums && s->state && s->slice;
 }
 
 static void drop_scratch(scratch *s) {
     drop_quantised(&s->inputs);
     free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores);
-    free(s->best), free(s->slice);
+    free(s->weights), free(s->gathered), free(s->best), free(s->slice);
 }
 
 EXPORT void paceline_program_free(program *p) {

@@ -41,7 +41,7 @@ typedef struct {
 
 typedef struct {
     int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads, features;
-    uint16_t *kv; /* [layers][pages][kv_heads] of { keys [head_dim][PAGE], values [PAGE][head_dim] } */
+    uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
 } shape;
 
 /* paceline.kernels.base.Batch, and where the results go. features [rows][shape.features]: what KEEP writes, or what a
@@ -96,8 +96,10 @@ typedef struct { /* where trees find their nodes */
 typedef struct { /* a member's own memory */
     quantised inputs;
     float *row;                                  /* one normalised row */
-    float *queries;                              /* [QUERY_BLOCK][head_dim] */
+    narrow *queries;                             /* [QUERY_BLOCK][head_dim] */
     float *scores;                               /* [QUERY_BLOCK][CHUNK] */
+    narrow *weights;                             /* [QUERY_BLOCK][CHUNK] what their softmax gives */
+    uint16_t *gathered;                          /* [CHUNK / 2][head_dim][2] values of one row's own ancestors */
     float *sums, *state;                         /* [QUERY_BLOCK][head_dim + 2] of one chunk, and over chunks */
     float *tail_scores;                          /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
     int32_t tail_pages;                          /* for how many pages there is room */
@@ -201,6 +203,15 @@ static inline uint16_t *keys_of(const shape *s, int layer, int64_t page, int hea
 
 static inline uint16_t *values_of(const shape *s, int layer, int64_t page, int head) {
     return keys_of(s, layer, page, head) + PAGE * s->head_dim;
+}
+
+/* The numbers of one slot: pairs of its key 2 * PAGE apart, those of its value 2 apart. */
+static inline uint16_t *key_at(const shape *s, int layer, int64_t slot, int head) {
+    return keys_of(s, layer, slot / PAGE, head) + 2 * (slot % PAGE);
+}
+
+static inline uint16_t *value_at(const shape *s, int layer, int64_t slot, int head) {
+    return values_of(s, layer, slot / PAGE, head) + slot % PAGE / 2 * 2 * s->head_dim + slot % 2;
 }
 
 /* Bytes of GROUP inputs of a tile: weights, then their scales. */

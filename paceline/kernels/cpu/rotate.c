@@ -2,7 +2,7 @@
 #include "program.h"
 #include "vmath.h"
 
-#define HALF_MAX 65504.0f
+#define BF16_MAX 0x1.fep127f
 #define SOME_ROWS 16
 #define LINE 64
 
@@ -22,18 +22,20 @@ static void rotate(float *x, const float *cosine, const float *sine, int half, f
     }
 }
 
-/* In fp16 and always finite, so that a masked value times zero is zero. */
-static void to_half(uint16_t *out, const float *x, int n) {
-    const vf top = vf_set1(HALF_MAX), bottom = vf_set1(-HALF_MAX);
-    for (int d = 0; d < n; d += LANES) vf_store_half(out + d, vf_min(vf_max(vf_load(x + d), bottom), top));
+/* In bf16 and always finite, so that a masked value times zero is zero. */
+static void to_bf16(uint16_t *out, const float *x, int n) {
+    const vf top = vf_set1(BF16_MAX), bottom = vf_set1(-BF16_MAX);
+    for (int d = 0; d < n; d += LANES)
+        vi_store_words(out + d, vi_shr(vf_bits(vf_to_bf16(vf_min(vf_max(vf_load(x + d), bottom), top))), 16));
 }
 
 static void store_key_value(const shape *s, int layer, int slot, int head, const float *key, const float *value) {
-    uint16_t halves[512];
-    uint16_t *keys = keys_of(s, layer, slot / PAGE, head) + slot % PAGE;
-    to_half(halves, key, s->head_dim);
-    for (int d = 0; d < s->head_dim; d++) keys[d * PAGE] = halves[d];
-    to_half(values_of(s, layer, slot / PAGE, head) + slot % PAGE * s->head_dim, value, s->head_dim);
+    uint16_t numbers[512];
+    uint16_t *keys = key_at(s, layer, slot, head), *values = value_at(s, layer, slot, head);
+    to_bf16(numbers, key, s->head_dim);
+    for (int d = 0; d < s->head_dim; d += 2) memcpy(keys + d * PAGE, numbers + d, 2 * sizeof *numbers);
+    to_bf16(numbers, value, s->head_dim);
+    for (int d = 0; d < s->head_dim; d++) values[2 * d] = numbers[d];
 }
 
 static void rotate_head(program *p, const operation *o, int row, int head) {
@@ -72,10 +74,10 @@ void run_rotate(member *self, program *p, const operation *o) {
 static void fetch_slot(const program *p, const operation *o, int row, int head) {
     const int dim = p->shape.head_dim, slot = p->batch->slots[row];
     const uint16_t *keys = keys_of(&p->shape, o->layer, slot / PAGE, head);
-    const uint16_t *value = values_of(&p->shape, o->layer, slot / PAGE, head) + slot % PAGE * dim;
+    const uint16_t *value = value_at(&p->shape, o->layer, slot, head);
     const int known = row && slot / PAGE == p->batch->slots[row - 1] / PAGE;
     for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
-    for (int i = 0; i < dim; i += LINE / 2) prefetch_far(value + i);
+    for (int i = 0; i < 2 * dim; i += LINE / 2) prefetch_far(value + i);
 }
 
 /* Have the places fetched where the member will store keys and values. */

@@ -1,4 +1,4 @@
-/* The only place that knows instruction sets: vectors of 16 lanes, the same functions in three variants.
+/* The only place that knows instruction sets: vectors of 16 lanes, the same functions in all variants.
 
    vf is 16 floats, vi 16 int32. Every function is lane-wise, so what is computed for a lane never depends on another
    lane, and each rounds once (vf_fma: once with hardware FMA, twice in the portable variant). Sums over lanes go
@@ -6,7 +6,12 @@
 
    A weight tile holds 16 outputs. dot4 and dot8 accumulate exactly, in integers, the products of weights with signed
    8-bit inputs, four inputs a call and one group of 32 at most. dot4 takes its unsigned weights as they are; dot8 takes
-   8-bit weights as q - 128, for which it may be given `offset` = -128 * sum of the inputs to begin with. */
+   8-bit weights as q - 128, for which it may be given `offset` = -128 * sum of the inputs to begin with.
+
+   vp is 16 pairs of bf16 numbers: vp_load takes 16 as they lie in memory, vp_set1 one from two `narrow` numbers. Those
+   are bf16 numbers, too, in the form that a variant multiplies best; vf_narrow rounds, stores and returns them. vf_dot2
+   adds the product of the odd numbers of each pair to the sum, then that of the even ones, and rounds each time. So does
+   AVX512_BF16, but for numbers below 2^-126, which are zero there. */
 #ifndef PACELINE_SIMD_H
 #define PACELINE_SIMD_H
 
@@ -19,6 +24,28 @@
 #include "simd_avx2.h"
 #else
 #include "simd_portable.h"
+#endif
+
+/* To the nearest bf16 number, and to the even one of two. */
+static inline vf vf_to_bf16(vf x) {
+    const vi bits = vf_bits(x), odd = vi_and(vi_shr(bits, 16), vi_set1(1));
+    return vi_as_float(vi_and(vi_add(vi_add(bits, vi_set1(0x7fff)), odd), vi_set1(-65536)));
+}
+
+#ifndef PAIRS_IN_HARDWARE
+typedef float narrow;
+typedef struct { vf even, odd; } vp;
+static inline vf vf_narrow(narrow *p, vf x) {
+    const vf rounded = vf_to_bf16(x);
+    vf_store(p, rounded);
+    return rounded;
+}
+static inline vp vp_load(const uint16_t *p) {
+    const vi both = vi_load((const int32_t *)p);
+    return (vp){vi_as_float(vi_shl(both, 16)), vi_as_float(vi_and(both, vi_set1(-65536)))};
+}
+static inline vp vp_set1(const narrow *two) { return (vp){vf_set1(two[0]), vf_set1(two[1])}; }
+static inline vf vf_dot2(vp a, vp b, vf sum) { return vf_fma(a.even, b.even, vf_fma(a.odd, b.odd, sum)); }
 #endif
 
 #define LANES 16

@@ -36,10 +36,6 @@ static inline vf vf_load_bytes(const int8_t *p) {
     vf r = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
     return r;
 }
-static inline void vf_store_half(uint16_t *p, vf x) {
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, NEAREST));
-    _mm_storeu_si128((__m128i *)p + 1, _mm256_cvtps_ph(x.b, NEAREST));
-}
 static inline unsigned vf_ge(vf x, vf y) {
     const unsigned a = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ));
     return a | (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
@@ -92,6 +88,11 @@ static inline int32_t vi_sum(vi x) {
 static inline void vi_store_bytes(int8_t *p, vi x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+static inline void vi_store_words(uint16_t *p, vi x) {
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(words, 0xd8));
 }
 static inline void vi_store(int32_t *p, vi x) {
     _mm256_storeu_si256((__m256i *)p, x.a);

@@ -1,4 +1,5 @@
-/* Vectors of 16 lanes for AVX-512 (F, BW, DQ, VL, VNNI). See simd.h for what each function means. */
+/* Vectors of 16 lanes for AVX-512 (F, BW, DQ, VL, VNNI; in a variant of its own BF16, too). See simd.h for what each
+   function means. */
 #include <immintrin.h>
 
 typedef __m512 vf;
@@ -7,7 +8,11 @@ typedef __m512i vi;
 #define MAX_KERNEL_ROWS 8 /* rows one pass over a weight tile serves from registers */
 #define SCORE_QUERIES 12
 #define SCORE_PAGES 2
+#ifdef __AVX512BF16__
 #define VALUE_QUERIES 6
+#else
+#define VALUE_QUERIES 4 /* values of pairs take two registers */
+#endif
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -24,9 +29,6 @@ static inline vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_N
 static inline vf vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline vf vf_load_bytes(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
-static inline void vf_store_half(uint16_t *p, vf x) {
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline unsigned vf_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 static inline vf vf_select(unsigned mask, vf yes, vf no) { return _mm512_mask_blend_ps((__mmask16)mask, no, yes); }
@@ -55,7 +57,30 @@ static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 #define vi_sar(a, n) _mm512_srai_epi32(a, n)
 static inline int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
 static inline void vi_store_bytes(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(a)); }
+static inline void vi_store_words(uint16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 static inline void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
+
+#ifdef __AVX512BF16__
+#define PAIRS_IN_HARDWARE
+typedef uint16_t narrow;
+typedef __m512bh vp;
+static inline vf vf_narrow(narrow *p, vf x) {
+    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(x);
+    _mm256_storeu_si256((__m256i *)p, rounded);
+    return vi_as_float(vi_shl(_mm512_cvtepu16_epi32(rounded), 16));
+}
+static inline vp vp_load(const uint16_t *p) {
+    __m512i pairs = _mm512_loadu_si512(p);
+    __asm__("" : "+v"(pairs)); /* else gcc loads it again for every product */
+    return (vp)pairs;
+}
+static inline vp vp_set1(const narrow *two) {
+    int32_t both;
+    memcpy(&both, two, 4);
+    return (vp)_mm512_set1_epi32(both);
+}
+static inline vf vf_dot2(vp a, vp b, vf sum) { return _mm512_dpbf16_ps(sum, a, b); }
+#endif
 
 /* Weights of 16 outputs × 4 inputs as they lie in a tile, ready for dot(). */
 typedef __m512i vw;

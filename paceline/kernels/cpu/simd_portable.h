@@ -25,22 +25,6 @@ static inline float half_to_float(uint16_t h) {
     memcpy(&x, &bits, 4);
     return x;
 }
-static inline uint16_t float_to_half(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
-    const uint32_t size = bits & 0x7fffffff;
-    if (size > 0x7f800000) return sign | 0x7e00;      /* NaN */
-    if (size >= 0x477ff000) return sign | 0x7c00;     /* rounds to infinity */
-    if (size < 0x38800000) {                          /* subnormal: let one addition round to multiples of 2^-24 */
-        float positive;
-        memcpy(&positive, &size, 4);
-        positive += 0.5f;
-        memcpy(&bits, &positive, 4);
-        return sign | (uint16_t)(bits - 0x3f000000);
-    }
-    return sign | (uint16_t)((size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
-}
 
 static inline vf vf_set1(float x) MAP(vf, x)
 static inline vf vf_load(const float *p) MAP(vf, p[i])
@@ -56,7 +40,6 @@ static inline vf vf_min(vf a, vf b) MAP(vf, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
 static inline vf vf_abs(vf a) MAP(vf, fabsf(a.v[i]))
 static inline vf vf_round(vf a) MAP(vf, rintf(a.v[i]))
 static inline vf vf_load_half(const uint16_t *p) MAP(vf, half_to_float(p[i]))
-static inline void vf_store_half(uint16_t *p, vf x) { LANES p[i] = float_to_half(x.v[i]); }
 static inline unsigned vf_ge(vf a, vf b) {
     unsigned mask = 0;
     LANES mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
@@ -81,7 +64,7 @@ static inline vf vi_as_float(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
 
 static inline vi vi_zero(void) MAP(vi, 0)
 static inline vi vi_set1(int32_t x) MAP(vi, x)
-static inline vi vi_load(const int32_t *p) MAP(vi, p[i])
+static inline vi vi_load(const int32_t *p) { vi r; memcpy(&r, p, sizeof r); return r; }
 static inline vi vi_add(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]))
 static inline vi vi_sub(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]))
 static inline vi vi_mul(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] * (uint32_t)b.v[i]))
@@ -98,6 +81,7 @@ static inline int32_t vi_sum(vi a) {
 static inline void vi_store_bytes(int8_t *p, vi a) {
     LANES p[i] = (int8_t)(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);
 }
+static inline void vi_store_words(uint16_t *p, vi a) { LANES p[i] = (uint16_t)a.v[i]; }
 static inline void vi_store(int32_t *p, vi a) { LANES p[i] = a.v[i]; }
 
 typedef struct { uint8_t v[64]; } vw;
