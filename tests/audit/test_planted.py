@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.audit import planted
-from tests.audit.conftest import Auditor
+from tests.audit.conftest import PROMPTS, Auditor
 
 
 def test_without_a_bug_everything_is_identical(auditor: Auditor) -> None:
@@ -32,7 +34,11 @@ WHERE = {  # under which sampling parameters a bug can show
 
 
 @pytest.mark.parametrize("bug", planted.TOKENS)
-def test_a_planted_bug_is_found_and_named(bug: str, auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found_and_named(
+    bug: str, auditor: Auditor, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [f"{i} {prompt}" for i in range(5) for prompt in PROMPTS]  # wrong penalties show in one answer of 30
+    prompts.write_text("\n".join(many), encoding="utf-8")
     planted.TOKENS[bug](monkeypatch)
     told = auditor("--rule", "coupled")
     found = told.found
