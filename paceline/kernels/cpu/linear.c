@@ -7,14 +7,25 @@
 
 #define OWN_ROWS 8                  /* up to here each member quantises all rows for itself and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
-#define AHEAD 8192                  /* bytes between what is used and what is fetched into the second-level cache */
+#define AHEAD 32768                 /* bytes between what is used and what is fetched into the second-level cache */
 #define SOON 1024                   /* and into the first */
+#define LINE 64
+#define LINES_MEANWHILE 5           /* that memory gives a member while it quantises GROUP inputs */
+#define FEW_ROWS 3                  /* with so few memory sets the pace, and the hardware fetches best alone */
 
 /* Whether the outputs are logits: of those rows alone where they are wanted. */
 static int is_last(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
 
 static int block_rows(const quantised *in, int block) {
     return in->rows - block * BLOCK < BLOCK ? in->rows - block * BLOCK : BLOCK;
+}
+
+typedef struct { /* weights to have fetched while something else is done */
+    const uint8_t *next, *end;
+} errand;
+
+INLINE void fetch_some(errand *e) {
+    for (int line = 0; line < LINES_MEANWHILE && e->next < e->end; line++, e->next += LINE) prefetch_far(e->next);
 }
 
 /* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
@@ -29,12 +40,13 @@ INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, int width) 
 
 /* Groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is one. */
 static void quantise_row(const quantised *in, int row, const float *x, const float *norm, vf factor, int k, int from,
-                         int to) {
+                         int to, errand *meanwhile) {
     const int block = row / BLOCK, lane = row % BLOCK, width = block_rows(in, block);
     int8_t *q = in->q + (int64_t)block * BLOCK * k + (int64_t)from * GROUP * width + lane * 4;
     int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * width + lane;
     for (int j = from * GROUP; j < to * GROUP; j += GROUP, q += GROUP * width, at += width) {
         vf low = vf_load(x + j), high = vf_load(x + j + LANES);
+        fetch_some(meanwhile);
         if (norm) {
             low = vf_mul(vf_mul(low, factor), vf_load(norm + j));
             high = vf_mul(vf_mul(high, factor), vf_load(norm + j + LANES));
@@ -48,12 +60,13 @@ static void quantise_row(const quantised *in, int row, const float *x, const flo
 }
 
 /* Groups [from, to) of rows [first, last) of the input. */
-static void prepare_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to) {
+static void prepare_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to,
+                         errand meanwhile) {
     const int k = o->part[0].inputs;
     for (int row = first; row < last; row++) {
         const float *x = row_of(p, o->input, is_last(o) ? p->batch->logit_rows[row] : row);
         const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
-        quantise_row(in, row, x, o->norm, factor, k, from, to);
+        quantise_row(in, row, x, o->norm, factor, k, from, to, &meanwhile);
     }
 }
 
@@ -64,11 +77,10 @@ INLINE void next_group(quantised *in, const int width) {
     in->offset += width;
 }
 
-/* With few rows the memory sets the pace and the hardware fetches best alone; with many it needs to be told. */
 #define fetch_ahead(w, rows)                                                                                           \
     do {                                                                                                               \
-        if ((rows) > 3) prefetch_far((w) + AHEAD);                                                                     \
-        if ((rows) > 3) prefetch((w) + SOON);                                                                          \
+        if ((rows) > FEW_ROWS) prefetch_far((w) + AHEAD);                                                              \
+        if ((rows) > FEW_ROWS) prefetch((w) + SOON);                                                                   \
     } while (0)
 
 /* One group of 8-bit weights with each row. */
@@ -209,12 +221,20 @@ static void stripe_product(const matrix *m, int tile, const quantised *in, int f
     for (int row = from; row < to; row += BLOCK) tile_product(m, tile, in, row / BLOCK, out + (row - from) * LANES);
 }
 
+static int is_gated(const operation *o) { return o->epilogue == SILU_GATE || o->epilogue == GELU_GATE; }
+
+/* The matrix that a tile of the output belongs to, and which of its tiles that is. Gates: the first of both. */
+static const matrix *part_of(const operation *o, int *tile) {
+    const matrix *m = o->part;
+    while (!is_gated(o) && *tile * LANES >= m->outputs) *tile -= (m++->outputs + LANES - 1) / LANES;
+    return m;
+}
+
 /* One tile of the output for rows [from, to). */
 static void run_tile(member *self, program *p, const operation *o, const quantised *in, int tile, int from, int to) {
-    const int gated = o->epilogue == SILU_GATE || o->epilogue == GELU_GATE;
+    const int gated = is_gated(o);
     float out[STRIPE * LANES], up[STRIPE * LANES];
-    const matrix *m = o->part;
-    while (!gated && tile * LANES >= m->outputs) tile -= (m++->outputs + LANES - 1) / LANES;
+    const matrix *m = part_of(o, &tile);
     for (int first = from; first < to; first += STRIPE) {
         const int last = first + STRIPE < to ? first + STRIPE : to, rows = last - first;
         stripe_product(m, tile, in, first, last, out);
@@ -229,9 +249,8 @@ static void run_tile(member *self, program *p, const operation *o, const quantis
 }
 
 static int count_tiles(const operation *o) {
-    const int gated = o->epilogue == SILU_GATE || o->epilogue == GELU_GATE;
     int tiles = 0;
-    for (int i = 0; i < (gated ? 1 : o->parts); i++) tiles += (o->part[i].outputs + LANES - 1) / LANES;
+    for (int i = 0; i < (is_gated(o) ? 1 : o->parts); i++) tiles += (o->part[i].outputs + LANES - 1) / LANES;
     return tiles;
 }
 
@@ -244,15 +263,24 @@ static void prepare_together(member *self, program *p, const operation *o, const
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int first = unit / parts * BLOCK, part = unit % parts;
         prepare_rows(p, o, in, first, first + block_rows(in, unit / parts), groups * part / parts,
-                     groups * (part + 1) / parts);
+                     groups * (part + 1) / parts, (errand){NULL, NULL});
     }
     work_end(self);
+}
+
+/* What a member will begin with: memory would rest while it quantises. From then on as much is fetched ahead. */
+static errand first_weights(const member *self, const operation *o, int rows) {
+    int tile = (int)((int64_t)self->units * self->index / self->count);
+    const matrix *m = part_of(o, &tile);
+    const uint8_t *first = m->data + tile * m->stride;
+    return (errand){first, rows > FEW_ROWS ? first + AHEAD : first};
 }
 
 /* Quantised inputs of all rows, of this member's own. Where the work is over others may already write to the inputs:
    then what is read is nonsense, but no unit is left to use it. */
 static void prepare_alone(member *self, program *p, const operation *o, const quantised *in) {
-    if (!work_over(self)) prepare_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP);
+    if (work_over(self)) return;
+    prepare_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP, first_weights(self, o, in->rows));
 }
 
 void run_linear(member *self, program *p, const operation *o) {
