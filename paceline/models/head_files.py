@@ -40,6 +40,9 @@ class HeadFile:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[self._files[name]]
+
     def names(self) -> list[str]:
         return list(self._files)
 

@@ -35,6 +35,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NAMES = {"model.": "", "midlayer.": "layer.", "layers.0.": "layer."}
 MEDUSA_NAMES = {"medusa_head.": "", "medusa_heads.": ""}
 BITS = {"int8": 8, "int4": 4}
+SKETCH = "lm_head.sketch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class EagleHead:
     config: EagleConfig
     weights: dict[str, Weight]
     ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
+    sketch: Tensor | None = None  # int8 [r, hidden] where the rows before its last layer mostly lie: runner/sketch.py
 
     def in_format(self, format: str) -> EagleHead:
         """fp32, int8 or int4, the integers in groups of 32. What reads hidden states stays as it is."""
@@ -81,9 +83,9 @@ def load_eagle(directory: Path, target: ModelConfig) -> EagleHead:
     config = eagle_config(read_json(path), target, source=str(path))
     file = HeadFile(directory, prefixes=NAMES)
     weights = _eagle_weights(file, config, target)
-    ids = _ids(file, config)
+    ids, sketch = _ids(file, config), _sketch(file, config.layer.hidden_size)
     file.finish()
-    return EagleHead(config=config, weights=weights, ids=ids)
+    return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch)
 
 
 def eagle_config(values: Mapping[str, Any], target: ModelConfig, *, source: str) -> EagleConfig:
@@ -193,6 +195,19 @@ def _ids(file: HeadFile, config: EagleConfig) -> Tensor:
     if "t2d" in file and not torch.equal(file.integers("t2d", vocab).nonzero()[:, 0], ids.sort().values):
         raise ModelFileError(f"{file.label}: t2d and d2t speak of different tokens")
     return ids.to(torch.int32)
+
+
+def _sketch(file: HeadFile, hidden: int) -> Tensor | None:
+    if SKETCH not in file:
+        return None
+    rank = file.shape(SKETCH)[0]
+    sketch = file.take(SKETCH, (rank, hidden))
+    if sketch.dtype != torch.int8 or rank % GROUP or not 0 < rank <= hidden:
+        raise ModelFileError(
+            f"{file.label}: {SKETCH} holds {rank} rows of {sketch.dtype}; it must be int8, and a multiple of {GROUP} "
+            f"rows, {hidden} at most"
+        )
+    return sketch
 
 
 def load_medusa(directory: Path, target: ModelConfig) -> list[MedusaHead]:

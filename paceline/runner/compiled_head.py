@@ -202,8 +202,8 @@ def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, pos
     )
     program.linear(packed("down"), source=Buffer.GATED, epilogue=Epilogue.ADD)
     norm, last = vector("norm"), floats("head")
-    if (rough := sketch(last, norm)) is not None:
+    if (rough := sketch(last, norm, head.sketch)) is not None:
         [down], [up] = program.pack((rough.down, None)), program.pack((rough.up, None))
         norms = torch.ones_like(norm), norm
-        program.shortlist(down, up, program.pack_rows(last), norms=norms, epsilon=eps)
+        program.shortlist(down, up, program.pack_rows(last), few=rough.few, norms=norms, epsilon=eps)
     program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)

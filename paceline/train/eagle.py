@@ -13,7 +13,7 @@ and nothing counts after one that is not. Names and shapes of the weights are th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.config import RopeScaling
+from paceline.models.heads import SKETCH
 from paceline.models.rope import rope_frequencies, turns
+from paceline.runner.sketch import directions
 from paceline.train.batches import STEP, Texts
 from paceline.train.fused import gated, norm, shares, turn
 from paceline.train.labels import Labels, soft_loss
@@ -88,6 +90,7 @@ class EagleHead:
         device = feature_scale.device
         self.params = leaves(params, device)
         self.constants = {"draft_ids": draft_ids.to(device), "feature_scale": feature_scale}
+        self.sketch: Tensor | None = None  # for the file: see `study`
         self._dtype = dtype
         self._packing: Packing = packing
         self._known = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
@@ -122,11 +125,27 @@ class EagleHead:
             found.append(drafted.roll(-step, dims=1))  # from the row where the chain is to the one where it began
         return torch.stack(found, dim=-1)
 
+    @torch.no_grad()
+    def study(self, teacher: Teacher, batches: Iterable[Texts]) -> None:
+        """Find out how the rows before its last layer are spread, for whoever computes only some of its outputs."""
+        weights, rows = self._cast(), 0
+        moment = torch.zeros((self.shape.hidden, self.shape.hidden), device=self.constants["feature_scale"].device)
+        for texts in batches:
+            some = label_rows(texts, self._known)
+            for y in self._unroll(teacher, teacher(texts.ids), texts, weights, self.shape.steps):
+                x = self._norm(y.flatten(0, 1)[some].float(), torch.ones_like(moment[0]))
+                moment += x.T @ x
+                rows += len(x)
+        parts = self.params["lm_head.weight"], self.params["norm.weight"], moment / max(rows, 1)
+        self.sketch = directions(*(part.detach().float().cpu() for part in parts))
+
     def files(self) -> dict[str, bytes]:
         shape, ids = self.shape, self.constants["draft_ids"].cpu()
         tensors = {name: tensor.detach().cpu() for name, tensor in self.params.items()}
         tensors["fc.weight"] = tensors["fc.weight"] / self.constants["feature_scale"].cpu()
         tables = {"d2t": (ids - torch.arange(len(ids))).int(), "t2d": self._known.cpu()}
+        if self.sketch is not None:
+            tables[SKETCH] = self.sketch
         return {
             "model.safetensors": tensors_file(packed(tensors, self._packing) | tables),
             "config.json": (json.dumps(_config(shape), indent=1) + "\n").encode(),

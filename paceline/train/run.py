@@ -20,9 +20,11 @@ from paceline.runner.load import memory_for
 from paceline.train import checkpoint
 from paceline.train.answering import Crew, answer
 from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
+from paceline.train.batches import in_order
 from paceline.train.card import Facts, card
 from paceline.train.checkpoint import Progress
 from paceline.train.curves import curves
+from paceline.train.eagle import EagleHead
 from paceline.train.job import Curriculum, Job, curriculum
 from paceline.train.parallel import World
 from paceline.train.prompts import read_prompts, sources
@@ -34,6 +36,7 @@ from paceline.train.students import Beginning, begin, read_drafter
 from paceline.train.trainer import Course, Line, Trainer
 
 Say = Callable[[str], None]
+STUDIED = 256  # answers, to see how a head's rows are spread
 
 
 @dataclass(slots=True)
@@ -226,8 +229,12 @@ def _finish(lesson: Lesson, trainer: Trainer) -> dict[str, Score]:
     """Measure the best weights on every set, and write the drafter with its card."""
     if trainer.best:
         _put(lesson.start.student, trainer.best, lesson.start.student.constants)
+    student, device = lesson.start.student, lesson.world.device
+    if isinstance(student, EagleHead):
+        some = in_order(lesson.sets[TRAIN][:STUDIED], tokens=lesson.job.batch_tokens)
+        student.study(lesson.start.teacher, (texts.to(device) for texts in some))
     sets = {name: exchanges for name, exchanges in lesson.sets.items() if name != TRAIN}
-    scores = _measure(lesson.start, sets, lesson.job, lesson.world.device, lesson.say)
+    scores = _measure(lesson.start, sets, lesson.job, device, lesson.say)
     lesson.write(scores)
     lesson.say(f"written: {lesson.job.out}")
     return {name: score for name, (_, score) in scores.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from paceline.cli.main import build_parsers
 from paceline.cli.options import drafters_of
@@ -85,6 +87,16 @@ def test_a_target_that_comes_with_a_head(
     assert drafters_of(args) == ["eagle:some", "ngram"]
     assert [*LLM("some", **OPTIONS).parts.drafters] == ["eagle"]
     assert not LLM("some", drafter=[], **OPTIONS).parts.drafters
+
+
+def test_the_head_that_is_shipped() -> None:
+    folder = registry.SHIPPED / "smollm2"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 16_100_000
+    assert (folder / "model.safetensors").stat().st_size <= 16_000_000
+    shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert file.get_slice("lm_head.sketch").get_shape()[1] == shape["hidden_size"]
+        assert file.get_slice("d2t").get_shape() == [shape["draft_vocab_size"]]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,22 @@ def test_a_source_that_does_not_compile_says_why_and_leaves_nothing(quick):
     assert list(build.cache_folder().iterdir()) == []
 
 
+@pytest.mark.parametrize(("variant", "refused"), [("avx512bf16", {"avx512bf16"}), ("avx2", {"avx2"})])
+def test_a_compiler_may_be_older_than_the_cpu(monkeypatch, variant, refused):
+    def load(variant):
+        if variant in refused:
+            raise build.NoCompiler(f"no {variant}")
+        return variant
+
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    monkeypatch.setattr(build, "_load", load)
+    if variant == "avx512bf16":
+        assert build.load_library() == "avx512"
+    else:
+        with pytest.raises(build.NoCompiler, match="no avx2"):
+            build.load_library()
+
+
 def test_no_compiler_at_all(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)

@@ -38,6 +38,21 @@ def test_as_published(tmp_path: Path) -> None:
     assert_same(loaded(tmp_path, eagle_values(HEAD), eagle_tensors(HEAD)), HEAD)
 
 
+def test_with_a_sketch_of_its_last_layer(tmp_path: Path) -> None:
+    hidden = CONFIG.hidden_size
+    sketch = torch.randint(-127, 128, (32, hidden), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    tensors = {**eagle_tensors(HEAD), "lm_head.sketch": sketch}
+    head = loaded(tmp_path, eagle_values(HEAD), tensors)
+    assert_same(head, HEAD)
+    for format in ("fp32", "int8"):
+        kept = head.in_format(format).sketch
+        assert kept is not None
+        assert torch.equal(kept, sketch)
+    for wrong in (sketch.float(), sketch[:31], sketch[:, 1:], sketch.repeat(hidden // 32 + 1, 1)):
+        with pytest.raises(ModelFileError, match=r"lm_head\.sketch"):
+            loaded(tmp_path, eagle_values(HEAD), {**tensors, "lm_head.sketch": wrong})
+
+
 def test_of_another_size_than_the_target(tmp_path: Path) -> None:
     head = random_eagle(CONFIG, draft_vocab=40, hidden=32)
     assert_same(loaded(tmp_path, eagle_values(head), eagle_tensors(head)), head)

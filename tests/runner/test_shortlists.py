@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.quant import dequantise
+from paceline.kernels.quant import GROUP, dequantise
 from paceline.models.heads import EagleHead
 from paceline.runner import compiled_head
 from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.heads import Wanted
-from paceline.runner.sketch import LEAST_OUTPUTS, MOST_INPUTS, PART, sketch
+from paceline.runner.sketch import FEW, FITTED_PART, LEAST_OUTPUTS, MOST_INPUTS, PART, directions, sketch
 from paceline.sampling import Stream, noise_keys
 from tests.heads import random_eagle
 from tests.kernels.tiny_forward import RUNNABLE
@@ -54,7 +54,7 @@ def test_the_best_is_found_among_the_rough(variant: str, warmth: float, monkeypa
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     head = head_with(decay=0.96)
     assert agreement(both(head)[0], warmth) > 0.9
-    monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm: sketch(weight.flip(0), norm))
+    monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
     assert agreement(both(head)[0], warmth) < 0.75  # though large noise finds its own way
 
 
@@ -66,7 +66,7 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
             for seed in SEEDS[:8]:
                 drafts = fast.draft(drawing([seed] * 3, warmth), FEATURES, [Wanted(6, 0.0, 0.0)] * 3, width=3)
                 found.append((kind, [set(zip(*tree, strict=True)) for tree in drafts]))
-        monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm: None)
+        monkeypatch.setattr(compiled_head, "sketch", lambda *layer: None)
     rough, whole = ([tree for name, trees in found if name == kind for tree in trees] for kind in ("rough", "whole"))
     assert all(len(tree) == 6 for tree in rough + whole)
     same = sum(len(a & b) for a, b in zip(rough, whole, strict=True))
@@ -105,10 +105,48 @@ def test_a_sketch_is_the_best_of_its_rank() -> None:
     weight = weight + common  # says nothing of the order of outputs
     whole = weight * norm
     whole -= whole.mean(0)
-    rank = HIDDEN // PART
+    rank = HIDDEN // int(PART)
     left_out = torch.linalg.svdvals(whole)[rank:].square().sum()
     error = (product(weight, norm) - whole).square().sum()
     assert left_out < error < left_out + 0.012 * whole.square().sum()  # and what 4 bits cost
+
+
+def spread_rows(count: int) -> Tensor:
+    """Rows of root mean square 1 that lie near a space of 24 dimensions, whose outputs are not the largest."""
+    draw = torch.Generator().manual_seed(7)
+    basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
+    rows = torch.randn((count, 24), generator=draw) @ basis[:24] + 0.03 * torch.randn((count, HIDDEN), generator=draw)
+    return rows / rows.square().mean(dim=1, keepdim=True).sqrt()
+
+
+def test_fewer_directions_say_more_where_rows_lie() -> None:
+    weight, norm, rows = head_with(decay=1.0).weights["head"], torch.ones(HIDDEN), spread_rows(2000)
+    assert isinstance(weight, Tensor)
+    space = directions(weight, norm, rows.T @ rows / len(rows))
+    assert space is not None
+    assert space.dtype == torch.int8
+    whole = (weight - weight.mean(0)) @ rows[:200].T
+    errors = []
+    for found in (sketch(weight, norm), sketch(weight, norm, space)):
+        assert found is not None
+        rough = dequantise(found.up) @ dequantise(found.down) @ rows[:200].T
+        errors.append(float((rough - whole).norm() / whole.norm()))
+    assert len(space) < HIDDEN // int(PART)
+    assert errors[0] > 0.7
+    assert errors[1] < 0.15
+
+
+def test_a_head_whose_file_says_where_rows_lie_computes_fewer() -> None:
+    head = head_with(decay=0.96)
+    norm, weight = head.weights["norm"], head.weights["head"]
+    assert isinstance(norm, Tensor)
+    assert isinstance(weight, Tensor)
+    space = directions(weight, norm, torch.eye(HIDDEN))
+    assert agreement(both(replace(head, sketch=space))[0], 1.0) > 0.85
+    found = sketch(weight, norm, space)
+    assert found is not None
+    assert found.few < FEW
+    assert len(dequantise(found.down)) == int(HIDDEN / FITTED_PART) // GROUP * GROUP
 
 
 @pytest.mark.parametrize(
@@ -116,3 +154,4 @@ def test_a_sketch_is_the_best_of_its_rank() -> None:
 )
 def test_layers_that_are_computed_as_they_are(outputs: int, inputs: int) -> None:
     assert sketch(torch.ones((outputs, inputs)), torch.ones(inputs)) is None
+    assert directions(torch.ones((outputs, inputs)), torch.ones(inputs), torch.eye(inputs)) is None

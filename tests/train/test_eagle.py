@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.kernels.reference import rope
 from paceline.models.rope import turns
+from paceline.train import eagle
 from paceline.train.batches import Texts
 from paceline.train.eagle import EagleHead
 from paceline.train.packing import unpacked
@@ -127,6 +128,33 @@ def test_gradients_reach_every_parameter(head: EagleHead, teacher: Teacher, text
         assert param.grad is not None, name
         assert param.grad.abs().sum() > 0, name
         param.grad = None
+
+
+def test_it_finds_out_where_its_rows_lie(
+    head: EagleHead, teacher: Teacher, texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the outputs of all steps, at rows that count, before the last norm's weights."""
+    assert "lm_head.sketch" not in load_tensors(head.files()["model.safetensors"])
+    asked: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def directions(*layer: Tensor) -> Tensor:
+        asked.append(layer)  # type: ignore[arg-type]  # three of them
+        return torch.ones((32, head.shape.hidden), dtype=torch.int8)
+
+    monkeypatch.setattr(eagle, "directions", directions)
+    head.study(teacher, [texts])
+    [(weight, scale, moment)] = asked
+    assert torch.equal(weight, head.params["lm_head.weight"])
+    assert torch.equal(scale, head.params["norm.weight"])
+    rows, weights = label_rows(texts, head._known), head._cast()
+    found = torch.cat(
+        [y.flatten(0, 1)[rows] for y in head._unroll(teacher, teacher(texts.ids), texts, weights, head.shape.steps)]
+    )
+    found = found / found.square().mean(dim=1, keepdim=True).sqrt()
+    assert torch.allclose(moment, found.T @ found / len(found), atol=1e-3)
+    assert moment.diagonal().mean() == pytest.approx(1.0, abs=1e-3)
+    assert tuple(load_tensors(head.files()["model.safetensors"])["lm_head.sketch"].shape) == (32, head.shape.hidden)
+    head.sketch = None
 
 
 def test_the_file_is_the_published_format(head: EagleHead) -> None:

@@ -37,6 +37,7 @@ NEEDS = {
     "avx512": NEEDS_AVX512,
     "avx2": {"avx2", "fma", "f16c"},
 }
+OLDER = {"avx512bf16": "avx512"}  # for compilers that do not know the newest instructions
 POINTER = c_void_p
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_pool_new": (POINTER, (c_int,)),
@@ -152,4 +153,10 @@ def _load(variant: str) -> Library:
 
 def load_library() -> Library:
     """The kernels for this CPU, compiled on first use. Raises NoCompiler where that is impossible."""
-    return _load(choose_variant())
+    variant = choose_variant()
+    try:
+        return _load(variant)
+    except NoCompiler:
+        if variant not in OLDER:
+            raise
+        return _load(OLDER[variant])

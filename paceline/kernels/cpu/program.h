@@ -32,7 +32,8 @@ typedef struct {
 } matrix;
 
 typedef struct {
-    int32_t kind, epilogue, input, output, layer, window, parts, column; /* column: of the features, for KEEP */
+    int32_t kind, epilogue, input, output, layer, window, parts, column; /* column: of the features, for KEEP; for REFINE:
+                      outputs that a slice should have on its list, at least */
     float epsilon, scale;
     const float *norm, *key_norm;  /* weights ready to multiply, or NULL */
     const float *cosine, *sine;    /* [positions, head_dim / 2] */

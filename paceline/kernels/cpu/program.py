@@ -162,14 +162,14 @@ class Program:
         self._add(Kind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
 
     def shortlist(
-        self, down: Packed, up: Packed, exact: Packed, *, norms: tuple[Tensor, Tensor], epsilon: float
+        self, down: Packed, up: Packed, exact: Packed, *, few: int, norms: tuple[Tensor, Tensor], epsilon: float
     ) -> None:
         """For passes that want but the best outputs: rough ones by way of `down` and `up`, and the best of them as they
-        are by `exact`, from `pack_rows`. `norms`: before `down`, before `exact`."""
+        are by `exact`, from `pack_rows`: at least `few` of each slice. `norms`: before `down`, before `exact`."""
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
-        self._add(Kind.REFINE, [exact], fields)
+        self._add(Kind.REFINE, [exact], fields | {"column": few})
 
     def finish(self) -> None:
         operations = (Operation * len(self._operations))(*self._operations)

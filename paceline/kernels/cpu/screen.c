@@ -8,7 +8,6 @@
 #include "program.h"
 #include "vmath.h"
 
-#define FEW 26     /* outputs that a slice should have on its list, at least; at most SHORTLIST */
 #define LOOKS 12   /* at a slice, for a line between those that are on the list and those that are not */
 #define DEPTH 32.0f /* below the best of a slice: nothing there is of interest */
 #define USUAL 6.0f  /* where the line mostly is, below the best */
@@ -45,13 +44,14 @@ static int count_from(const float *scores, int count, float line) {
     return found;
 }
 
-/* A score that about as many as are wanted have, and at most SHORTLIST. */
-static float find_line(const float *scores, int count) {
+/* A score that at least `few` have, and not many more. */
+static float find_line(const float *scores, int count, int few) {
+    const int most = few + few / 2 + 1 < SHORTLIST ? few + few / 2 + 1 : SHORTLIST;
     float high = best_of(scores, count), low = high - DEPTH, middle = high - USUAL;
     for (int i = 0; i < LOOKS; i++, middle = 0.5f * (low + high)) {
         const int found = count_from(scores, count, middle);
-        if (found >= FEW && found <= SHORTLIST) return middle;
-        *(found < FEW ? &high : &low) = middle;
+        if (found >= few && found <= most) return middle;
+        *(found < few ? &high : &low) = middle;
     }
     return high;
 }
@@ -91,7 +91,7 @@ void run_refine(member *self, program *p, const operation *o) {
         const int row = unit / SLICES, slice = unit % SLICES;
         const int count = copy_slice(p->batch->logits + (int64_t)row * m->outputs, slice, m->outputs, scores);
         shortlist *list = &p->shortlists[unit];
-        list->count = list_from(scores, count, find_line(scores, count), slice, list->places);
+        list->count = list_from(scores, count, find_line(scores, count, o->column), slice, list->places);
         rms_norm(x, row_of(p, RESIDUAL, p->batch->logit_rows[row]), o->norm, m->inputs, o->epsilon);
         compute(m, x, list);
     }
