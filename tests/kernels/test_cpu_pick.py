@@ -103,11 +103,12 @@ def test_a_pass_draws_as_sampling_does(library, vocab):
 
 
 def test_more_is_drawn_after_drafts_that_were_drawn(library):
-    """Two sequences with trees that grow by the token that was drawn, and by others beside it, before and after it."""
-    forward = compiled(replace(PLAIN, vocab_size=900), num_pages=12)
-    lanes = Lanes(count=2, max_context=60, max_draft=24)
+    """Two sequences with trees that grow by the token that was drawn, by others beside it, before and after it, and by
+    the same one in wrong places."""
+    forward = compiled(replace(PLAIN, vocab_size=900), num_pages=14)
+    lanes = Lanes(count=2, max_context=60, max_draft=40)
     lanes.tokens_np[:] = torch.randint(0, 90, lanes.tokens_np.shape, generator=torch.Generator().manual_seed(3)).numpy()
-    lanes.pages_np[:] = torch.randperm(12).view(2, 6).numpy()
+    lanes.pages_np[:] = torch.randperm(14).view(2, 7).numpy()
     starts, lengths = (3, 15), [0, 0]
     trees: list[list[tuple[int, int]]] = [[(5, -1)], [(6, -1), (7, 0)]]  # token, parent
     for turn in range(6):
@@ -129,8 +130,10 @@ def test_more_is_drawn_after_drafts_that_were_drawn(library):
             assert accept_coupled(draft, got[rows]) == verdict, (turn, lane)
             lengths[lane] = len(verdict.path)
             at = verdict.path[-1] if verdict.path else -1
-            beside = [(token, at) for token in (1, verdict.token, 2) if (token, at) not in trees[lane]]
-            trees[lane] += beside[:: 1 if turn % 2 else -1]
+            wrong = [(verdict.token, parent) for parent in (-1, 0) if parent != at]
+            beside = [(token, at) for token in (1, verdict.token, 2)]
+            grown = [*wrong, *beside[:: 1 if turn % 2 else -1]]
+            trees[lane] += [node for node in grown if node not in trees[lane]]
             first = rows.stop
     assert lengths == [5, 5]
 

@@ -164,9 +164,10 @@ def test_another_token_is_something_else() -> None:
     assert found[0] == found[1]
 
 
-def test_all_logits_are_there_after_a_pass_that_was_begun_for_a_few() -> None:
+@pytest.mark.parametrize("head", [small, large])
+def test_all_logits_are_there_after_a_pass_that_was_begun_for_a_few(head: Callable[[], EagleHead]) -> None:
     """Whatever was begun is over before the head does anything else."""
-    pair, alone = Pair.of(small()), Pair.of(small(), threads=1)
+    pair, alone = Pair.of(head()), Pair.of(head(), threads=1)
     shares, features = pair.verify(drafts_of(pair))
     alone.verify(drafts_of(alone))
     one, other = (each.head(each.batch(shares), features=features) for each in (pair, alone))
@@ -198,8 +199,8 @@ def test_either_may_go_first(first: str) -> None:
         del target
     else:
         del head
-        batch_free = Pair.of(small())
-        batch_free.verify(drafts_of(batch_free))
+        other = Pair.of(small())
+        other.verify(drafts_of(other))
 
 
 def test_a_child_process_computes_what_its_parent_had_begun() -> None:

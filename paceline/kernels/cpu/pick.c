@@ -197,7 +197,7 @@ static int is_child(const batch *b, int s, int row, int of) {
     const int depth = depth_of(b, s, row);
     if (depth < 0) return row == of + 1;
     if (depth == 0) return b->positions[of] == b->bases[s] - 1; /* the root */
-    return depth_of(b, s, of) == depth - 1 && b->tails[(int64_t)row * b->depth + depth - 1] == b->slots[of];
+    return b->tails[(int64_t)row * b->depth + depth - 1] == b->slots[of];
 }
 
 int row_after(const batch *b, int s, int of, int32_t token) {
