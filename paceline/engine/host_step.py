@@ -13,15 +13,14 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
-from paceline.engine.judge import judge, rule_of
+from paceline.engine.judge import COUPLED, judge, rule_of
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.types import Rule, Verdict
+from paceline.types import Verdict
 
-COUPLED = Rule.COUPLED  # to look a member up costs more than to compare it
 FEW = 32  # tokens that a drafter reads in passing
 
 

@@ -203,6 +203,18 @@ def test_either_may_go_first(first: str) -> None:
         other.verify(drafts_of(other))
 
 
+def test_one_whose_place_another_has_taken_may_go_while_it_still_reads() -> None:
+    for _ in range(8):
+        pair = Pair.of(small())
+        drafts = drafts_of(pair)
+        pair.verify(drafts)
+        pair.head = CompiledHead(small(), pair.target, num_pages=PAGES, max_context=64)
+        for _ in range(2):  # the memory of a new head grows with its first draft, and what was begun is lost
+            shares, features = pair.verify(drafts)
+            pair.draft(shares, features)
+        assert pair.head.followed == 1
+
+
 def test_a_child_process_computes_what_its_parent_had_begun() -> None:
     pair, alone = Pair.of(small()), Pair.of(small(), threads=1)
     shares, features = pair.verify(drafts_of(pair))

@@ -49,7 +49,8 @@ static void drop_scratch(scratch *s) {
 
 EXPORT void paceline_program_free(program *p) {
     if (p->follower) end_following(p->follower), p->follower->leader = NULL;
-    if (p->leader) end_following(p), p->leader->follower = NULL;
+    if (p->leader) p->leader->follower = NULL;
+    end_following(p);
     free(p->begun.memory);
     for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
     for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
