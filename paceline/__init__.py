@@ -9,11 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline import moved
+
 if TYPE_CHECKING:
     from paceline.llm import LLM, Answer, Sample
     from paceline.types import OFF, Finish, Grammar, Origin, SamplingParams, Speculation, TokenEvent
 
 __version__ = "0.1.0"
+moved.install()
 
 __all__ = [
     "LLM",

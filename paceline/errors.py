@@ -28,7 +28,13 @@ class PacelineError(Exception):
 
 
 class InvalidRequest(PacelineError, ValueError):
+    """A request that cannot be served as it is. `param` names the field of the request that is at fault."""
+
     status = 400
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class ContextTooLong(InvalidRequest):
@@ -36,11 +42,11 @@ class ContextTooLong(InvalidRequest):
 
 
 class UnknownOption(InvalidRequest):
-    def __init__(self, kind: str, given: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, given: str, known: Iterable[str], *, param: str | None = None) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(given, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-        super().__init__(f"unknown {kind} {given!r}; {hint}")
+        super().__init__(f"unknown {kind} {given!r}; {hint}", param=param)
 
 
 class ModelError(PacelineError):

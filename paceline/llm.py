@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from paceline.chat import ChatTemplate
+from paceline.chat.template import ChatTemplate
 from paceline.config import EngineConfig
 from paceline.drafters.registry import shipped_drafters
 from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
-from paceline.runner.load import choose_device
+from paceline.runner.loading.models import choose_device
 from paceline.types import Finish, Logprob, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 
 Prompt = str | Sequence[int]

@@ -100,7 +100,7 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like: any JSON object, JSON of a schema, text that a regular expression matches as a
-    whole, or one of several texts. See `paceline.grammar`."""
+    whole, or one of several texts. See `paceline.sampling.grammar`."""
 
     kind: str
     text: str = ""  # the schema, the expression, or a JSON list of the choices

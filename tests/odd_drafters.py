@@ -22,7 +22,7 @@ class Scripted:
     """
 
     max_draft = 16
-    prompt = True
+    inline = True
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Silent:
 
     name = "odd"
     max_draft = 16
-    prompt = True
+    inline = True
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         pass
@@ -130,7 +130,7 @@ def hanging(method: str, released: threading.Event) -> Silent:
         released.wait()
         return proper(*arguments)
 
-    drafter.prompt = False
+    drafter.inline = False
     setattr(drafter, method, hang)
     return drafter
 

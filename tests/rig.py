@@ -8,26 +8,27 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.copying import CopyingDrafter
-from paceline.drafters.eagle import EagleDrafter
+from paceline.drafters.copy import CopyingDrafter
+from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
-from paceline.drafters.registry import Setting
+from paceline.drafters.registry import BuildContext
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
 from paceline.models.heads import EagleHead
-from paceline.runner.compiled import CompiledForward
-from paceline.runner.compiled_head import CompiledHead
-from paceline.runner.eager import EagerForward
-from paceline.runner.heads import EagerHead, HeadForward
+from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.compiled import CompiledHead
+from paceline.runner.heads.medusa import CompiledMedusa, MedusaForward, TorchMedusa
+from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
-from paceline.runner.medusa import CompiledMedusa, EagerMedusa, MedusaForward
-from paceline.runner.rounds import Lookup
-from paceline.tokenizer import Tokenizer
+from paceline.runner.rounds.protocol import Lookup
+from paceline.text.tokenizer import Tokenizer
 from tests.heads import random_eagle, random_medusa
 from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward
 from tests.toy import ToyForward
@@ -41,20 +42,20 @@ LIMITS = {
     "drafter_timeout": 60.0,
     "measure_cost": False,  # counts must not depend on how busy the machine is
 }
-Made = Callable[[Setting, str], Drafter]  # how a drafter is made, in a setting and on a backend
+Made = Callable[[BuildContext, str], Drafter]  # how a drafter is made, in a context and on a backend
 
 
 def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
     """Without a `min_confidence`: random models believe in nothing."""
 
-    def make(setting: Setting, backend: str) -> Drafter:
+    def make(context: BuildContext, backend: str) -> Drafter:
         return ModelDrafter(
-            model.forward(backend, num_pages=setting.pool.num_pages),
+            model.forward(backend, num_pages=context.pool.num_pages),
             name="model",
-            lanes=setting.lanes,
-            pool=setting.pool,
-            vocab_size=setting.vocab_size,
-            chunk=setting.max_step_tokens,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            chunk=context.max_step_tokens,
             min_confidence=min_confidence,
         )
 
@@ -68,9 +69,9 @@ class MedusaMade:
     min_confidence: float = 0.0
     taps: tuple[int] = (2,)
 
-    def __call__(self, setting: Setting, backend: str) -> Drafter:
+    def __call__(self, context: BuildContext, backend: str) -> Drafter:
         heads = random_medusa(TARGET.config)
-        made: MedusaForward = EagerMedusa(heads)
+        made: MedusaForward = TorchMedusa(heads)
         if backend == "compiled":
             made = CompiledMedusa([head.in_format("int8") for head in heads], threads=1)
         return MedusaDrafter(made, tap=self.taps[0], name="medusa", min_confidence=self.min_confidence)
@@ -86,43 +87,43 @@ class EagleMade:
     vocab_size: int = VOCAB
     copy: int = 0
 
-    def __call__(self, setting: Setting, backend: str) -> Drafter:
+    def __call__(self, context: BuildContext, backend: str) -> Drafter:
         config = replace(TARGET.config, vocab_size=self.vocab_size)
         head = random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
         drafter = EagleDrafter(
-            self.forward(head, setting, backend),
+            self.forward(head, context, backend),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
             name="eagle",
-            lanes=setting.lanes,
-            pool=setting.pool,
-            vocab_size=setting.vocab_size,
-            pick=setting.target.pick,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            pick=context.target.pick,
             min_confidence=self.min_confidence,
         )
         return CopyingDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
-    def forward(self, head: EagleHead, setting: Setting, backend: str) -> HeadForward:
-        pages = setting.pool.num_pages
+    def forward(self, head: EagleHead, context: BuildContext, backend: str) -> HeadForward:
+        pages = context.pool.num_pages
         if backend == "compiled":
-            assert isinstance(setting.target, CompiledForward)
+            assert isinstance(context.target, CompiledForward)
             return CompiledHead(
-                head.in_format("int8"), setting.target, num_pages=pages, max_context=setting.max_context
+                head.in_format("int8"), context.target, num_pages=pages, max_context=context.max_context
             )
-        return EagerHead(
-            head, setting.target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu"
+        return TorchHead(
+            head, context.target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu"
         )
 
 
 def always(drafter: Drafter) -> Made:
-    return lambda setting, backend: drafter
+    return lambda context, backend: drafter
 
 
 # At least one drafter of every kind in drafters.registry.REGISTRY: that is what puts a kind under the laws.
 RIGS: Mapping[str, Mapping[str, Made]] = {
     "ngram": {
-        "ngram": lambda setting, backend: NgramDrafter(),
-        "ngram-1": lambda setting, backend: NgramDrafter(min_ngram=1, max_ngram=2),
+        "ngram": lambda context, backend: NgramDrafter(),
+        "ngram-1": lambda context, backend: NgramDrafter(min_ngram=1, max_ngram=2),
     },
     "model": {
         "good": model_drafter(TARGET),
@@ -138,7 +139,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
         "eagle-hesitant": EagleMade(min_confidence=0.05),
         "eagle-copying": EagleMade(copy=2),
     },
-    "prediction": {"prediction": lambda setting, backend: PredictionDrafter()},
+    "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
     "self": {},  # a device's alone: see FLOWN
 }
@@ -151,7 +152,7 @@ class Itself:
     noise: float = 0.05
 
     def forward(self, target: Forward) -> Forward:
-        if not isinstance(target, (ToyForward, EagerForward)):
+        if not isinstance(target, (ToyForward, TorchForward)):
             return cuda_forward(replace(TARGET, noise=self.noise), num_pages=1, kv=target.kv)
         copy = replace(TARGET, noise=self.noise).forward(
             "toy" if isinstance(target, ToyForward) else "eager", num_pages=1
@@ -159,7 +160,7 @@ class Itself:
         copy.kv = target.kv
         if isinstance(copy, ToyForward) and isinstance(target, ToyForward):
             copy._kv = target._kv
-        elif isinstance(copy, EagerForward) and isinstance(target, EagerForward):
+        elif isinstance(copy, TorchForward) and isinstance(target, TorchForward):
             copy.backend = target.backend
         else:
             raise AssertionError(f"{type(target).__name__} does not share its KV memory")
@@ -200,7 +201,7 @@ def _device_drafter(by: Flown, backend: str, target: Forward) -> Forward | Looku
 
 def _rounds(forward: Forward, backend: str, *, config: EngineConfig, **options: Any) -> Any:
     if backend == "cuda":
-        from paceline.runner.cuda_rounds import CudaRounds
+        from paceline.runner.rounds.cuda import CudaRounds
 
         return CudaRounds(forward, max_draft=config.max_draft, graphs=ON_GPU, **options)
     return WatchedRounds(forward, max_draft=config.max_draft, **options)
@@ -227,7 +228,7 @@ def build(
         forward = TARGET.forward(backend, num_pages=num_pages, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
-    setting = Setting(
+    context = BuildContext(
         lanes=lanes,
         pool=cache.pool,
         vocab_size=forward.vocab_size,
@@ -237,7 +238,7 @@ def build(
         target=forward,
     )
     guards = {
-        name: Guard(make(setting, backend), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
+        name: Guard(make(context, backend), vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, make in (drafters or {}).items()
     }
     rounds: Any = None

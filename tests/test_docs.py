@@ -52,7 +52,7 @@ def _commands(text: str) -> list[str]:
 def test_options_that_are_named_exist(path: Path) -> None:
     """Those of commands, and of the scripts beside them."""
     scripts = "".join(
-        file.read_text(encoding="utf-8") for part in ("bench", "clients") for file in ROOT.glob(f"{part}/*.py")
+        file.read_text(encoding="utf-8") for part in ("peers", "clients") for file in ROOT.glob(f"{part}/*.py")
     )
     named = set(re.findall(r"`(--[a-z][a-z-]+)", path.read_text(encoding="utf-8")))
     unknown = named - _options(build_parsers()[0]) - FOREIGN

@@ -14,9 +14,9 @@ from paceline.kernels.base import Forward
 from paceline.kernels.quant import quantise
 from paceline.models.config import ModelConfig
 from paceline.models.naming import expected_shapes
-from paceline.runner.compiled import CompiledForward
-from paceline.runner.eager import EagerForward
-from paceline.tokenizer import Tokenizer
+from paceline.runner.forwards.compiled import CompiledForward
+from paceline.runner.forwards.torch import TorchForward
+from paceline.text.tokenizer import Tokenizer
 from tests.toy import ToyForward
 
 BACKENDS = ("toy", "compiled", "eager")
@@ -46,7 +46,7 @@ class Model:
                 taps=taps,
             )
         if backend == "eager":
-            return EagerForward(self.config, self.weights, num_pages=num_pages, taps=taps)
+            return TorchForward(self.config, self.weights, num_pages=num_pages, taps=taps)
         if backend == "cuda":
             return cuda_forward(self, num_pages=num_pages, taps=taps)
         quantised = {name: quantise(w) if w.dim() == 2 else w for name, w in self.weights.items()}
@@ -77,7 +77,7 @@ class Model:
 
 def cuda_forward(model: Model, *, num_pages: int, kv: Any = None, taps: Sequence[int] = ()) -> Forward:
     """The kernels for GPUs: on one, or by Triton's interpreter."""
-    from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv
+    from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
 
     device, dtype = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
     decoder = CudaDecoder(

@@ -98,8 +98,8 @@ class ToyForward:
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.from_numpy(table(8, self.vocab_size, HIDDEN)[tokens.numpy()])
 
-    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(load_library(), 1, logits, scales, keys)
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        return team.pick(load_library(), 1, logits, inverse_temperatures, keys)
 
     def _context(self, batch: Batch, row: int, owner: int) -> np.ndarray:
         """The tokens that a row attends to, itself last."""

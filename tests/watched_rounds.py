@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from paceline.kv.cache import KVCache
-from paceline.runner.rounds import Chunk, Landed, PortableRounds, Seat, Ticket, Times
-from paceline.sampling import Sampler
+from paceline.runner.rounds.portable import PortableRounds
+from paceline.runner.rounds.protocol import Chunk, Landed, Seat, Ticket, Times
+from paceline.sampling.sampler import Sampler
 
 
 class WatchedRounds(PortableRounds):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.prompts import Prompt
-from paceline.sampling import sample_seed
+from paceline.prompts.files import Prompt
+from paceline.sampling.sampler import sample_seed
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
 # Strong on purpose: mild ones change no token that a draft has just said, and a bug in their state would not show.

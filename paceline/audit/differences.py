@@ -21,9 +21,9 @@ from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.replay import Replay
 from paceline.engine.engine import Engine
 from paceline.engine.probe import Probe
-from paceline.filters import filter_floor
 from paceline.kernels.noise import gumbel_noise
-from paceline.sampling import Stream, noise_keys
+from paceline.sampling.filters import filter_floor
+from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Origin, Request, SamplingParams
 
 

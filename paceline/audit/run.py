@@ -18,7 +18,7 @@ from paceline.audit.differences import Difference, Kind, compare, same
 from paceline.audit.distribution import Tested, check_distribution, choose_places
 from paceline.audit.replay import Replay, Tick, replay
 from paceline.engine.engine import Engine
-from paceline.prompts import Prompt
+from paceline.prompts.files import Prompt
 from paceline.types import Finish, Rule
 
 ALARM = 1e-3  # probability of any false alarm in an audit without a bug

@@ -38,7 +38,7 @@ from paceline.errors import EngineDead, InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
 from paceline.models.shapes import is_shape
 from paceline.models.weights import Format
-from paceline.runner.load import ReadyModel, read_model, ready_shape
+from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
 from paceline.types import OFF, Finish, Request, SamplingParams, Speculation, TokenEvent
 
 logger = logging.getLogger(__name__)

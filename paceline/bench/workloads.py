@@ -2,7 +2,7 @@
 
 `random` is words without sense and `sonnet` lines of the sonnets in an order without sense; both have as many words as
 they are told to, and it is for the caller to know how many tokens a word has. Everything else is a source that
-`paceline.prompts` reads. The same arguments give the same asks.
+`paceline.prompts.files` reads. The same arguments give the same asks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.prompts import find, read_prompts, spread
+from paceline.prompts.files import find, read_prompts, spread
 
 SYNTHETIC = ("random", "sonnet")
 COUNT = 40  # prompts where nobody says how many

@@ -27,7 +27,7 @@ from paceline.types import Rule
 if TYPE_CHECKING:
     from paceline.audit.run import Scope
     from paceline.llm import LLM
-    from paceline.prompts import Prompt
+    from paceline.prompts.files import Prompt
 
 LOSSLESS = tuple(rule for rule in Rule if rule.lossless)
 
@@ -103,7 +103,7 @@ def run(args: Namespace) -> int:
 
 
 def _prompts(args: Namespace) -> list[Prompt]:
-    from paceline.prompts import read_prompts
+    from paceline.prompts.files import read_prompts
 
     return read_prompts(args.prompts, data=data_of(args), count=args.count or 20)
 

@@ -122,7 +122,7 @@ def _engine(args: Namespace) -> int:
 
 def _setup(args: Namespace) -> Setup:
     from paceline.bench.engine import Setup
-    from paceline.runner.load import choose_device
+    from paceline.runner.loading.models import choose_device
 
     return Setup(
         target=args.target,

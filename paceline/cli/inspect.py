@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.drafters.registry import Recipe
     from paceline.engine.assemble import Memory
     from paceline.models.weights import Format, Weight
-    from paceline.runner.load import ReadyModel
+    from paceline.runner.loading.models import ReadyModel
 
     Weights = Iterator[tuple[str, Weight]]
 
@@ -49,7 +49,7 @@ def run(args: Namespace) -> int:
 def _facts(args: Namespace) -> Facts:
     from paceline.drafters.registry import recipe
     from paceline.engine.assemble import read_target, share_memory
-    from paceline.runner.load import choose_device
+    from paceline.runner.loading.models import choose_device
 
     device = choose_device(args.device)
     config = engine_config(args, device=device)

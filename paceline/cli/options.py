@@ -119,7 +119,7 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 def drafters_of(args: Namespace) -> list[str]:
     """In the words of the command line. `none`, alone: plain decoding."""
     from paceline.drafters.registry import shipped_drafters
-    from paceline.runner.load import choose_device
+    from paceline.runner.loading.models import choose_device
 
     if not args.drafter:
         return [*shipped_drafters(args.target, device=choose_device(args.device)), "ngram"]

@@ -23,7 +23,7 @@ class Runs:
     """
 
     def __init__(self, llm: LLM) -> None:
-        from paceline.detokenizer import IncrementalDecoder
+        from paceline.text.detokenizer import IncrementalDecoder
 
         self._decoder = IncrementalDecoder(llm.tokenizer, continuation=True)
         self._origins: deque[Origin] = deque()  # one a character that is still to come

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.options import FORMATS, count
 
 if TYPE_CHECKING:
-    from paceline.train.job import Job
+    from paceline.train.options import Job
 
 EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
 guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
@@ -162,8 +162,8 @@ def _say(text: str) -> None:
 
 def _job(args: Namespace, *, kind: str) -> Job:
     """What was given; the rest keeps the defaults of Job."""
-    from paceline.runner.load import choose_device
-    from paceline.train.job import Job
+    from paceline.runner.loading.models import choose_device
+    from paceline.train.options import Job
 
     names = {field.name for field in fields(Job)}
     given = {name: value for name, value in vars(args).items() if name in names and value is not None}

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import Draft
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
 from paceline.types import Rule
 
 
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
 class Drafter(Protocol):
     name: str
     max_draft: int  # a longer draft never pays with this drafter
-    prompt: bool  # True: returns in bounded time, so that it may run on the engine's own thread
+    inline: bool  # True: returns in bounded time, so that it may run on the engine's own thread
     # ends_drafts: bool, where a drafter has it: True, it ends drafts by the `price` of an ask; else the engine says how
     # long they are
 

@@ -32,7 +32,7 @@ class Guard:
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._failures = 0
-        self._thread = None if drafter.prompt else _Thread(timeout)
+        self._thread = None if drafter.inline else _Thread(timeout)
         self.taps: Sequence[int] = getattr(drafter, "taps", ())
         self.ends_drafts: bool = getattr(drafter, "ends_drafts", False)
 

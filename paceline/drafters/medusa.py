@@ -16,17 +16,17 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
-from paceline.drafters.held import take_rows
+from paceline.drafters.eagle.hidden_states import take_rows
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
-from paceline.runner.medusa import MedusaForward
-from paceline.sampling import Stream, noise_keys
+from paceline.runner.heads.medusa import MedusaForward
+from paceline.sampling.sampler import Stream, noise_keys
 
 WIDTH = 8  # guesses of a head that a tree may branch into
 
 
 class MedusaDrafter:
-    prompt = True
+    inline = True
 
     def __init__(
         self,

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
-from paceline.drafters.drawing import Drawing, belief
+from paceline.drafters.draft_in_progress import Drawing, belief
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Forward, Output
 from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.sampling import RowGroup, sample
+from paceline.sampling.sampler import RowGroup, sample
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _State:
 
 
 class ModelDrafter:
-    prompt = True
+    inline = True
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class _History:
 class NgramDrafter:
     name = "ngram"
     max_draft = 16
-    prompt = True
+    inline = True
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = 6) -> None:
         if not 1 <= min_ngram <= max_ngram <= 64:

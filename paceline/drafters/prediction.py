@@ -86,7 +86,7 @@ class Trail:
 class PredictionDrafter:
     name = PREDICTION
     max_draft = 64
-    prompt = True
+    inline = True
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         pass  # all it knows comes with an ask

@@ -11,7 +11,7 @@
     mine, mine:whatever            a kind of your own, after `register("mine", ...)`
 
 A drafter is made in two steps, because KV memory is shared out only once all models are known: a `Recipe` says what a
-page costs it, `build` makes the drafter in the engine's setting.
+page costs it, `build` makes the drafter in the engine's context.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.drafters.base import Drafter
-from paceline.drafters.copying import CopyingDrafter
-from paceline.drafters.eagle import EagleDrafter
+from paceline.drafters.copy import CopyingDrafter
+from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -35,9 +35,9 @@ from paceline.kv.pages import PagePool
 from paceline.models.names import resolve
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
-from paceline.runner.load import ReadyModel, memory_for, read_model, ready_shape
-from paceline.runner.load_heads import FORMATS, read_eagle, read_medusa
-from paceline.runner.rounds import Lookup
+from paceline.runner.loading.heads import FORMATS, read_eagle, read_medusa
+from paceline.runner.loading.models import ReadyModel, memory_for, read_model, ready_shape
+from paceline.runner.rounds.protocol import Lookup
 
 logger = logging.getLogger(__name__)
 COPY = 5  # tokens that must have stood together before, for what followed to be copied
@@ -47,7 +47,7 @@ USUAL_ROWS = 8  # of a pass that costs hardly more than its weights do, where a 
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BuildContext:
     """The engine a drafter is built into."""
 
     lanes: Lanes
@@ -62,7 +62,7 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     name: str  # what requests and statistics call the drafter
-    build: Callable[[Setting], Drafter | None]  # None: only a device can run it
+    build: Callable[[BuildContext], Drafter | None]  # None: only a device can run it
     how: str = "runs on the host"  # it drafts, in words
     page_bytes: int = 0  # of KV memory of its own
     pass_bytes: int = 0  # of weights that a draft pass reads
@@ -85,7 +85,7 @@ def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     drafter = NgramDrafter(**given)
     return Recipe(
         name="ngram",
-        build=lambda setting: drafter,
+        build=lambda context: drafter,
         how="looks up tokens, computes nothing",
         on_device=lambda built, to: Lookup(**given),
     )
@@ -103,17 +103,17 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             name,
         )
 
-    def build(setting: Setting) -> Drafter:
+    def build(context: BuildContext) -> Drafter:
         forward = ready.forward(
-            num_pages=setting.pool.num_pages, threads=setting.threads, max_context=setting.max_context
+            num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
         )
         return ModelDrafter(
             forward,
             name="model",
-            lanes=setting.lanes,
-            pool=setting.pool,
-            vocab_size=setting.vocab_size,
-            chunk=setting.max_step_tokens,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            chunk=context.max_step_tokens,
             **given,
         )
 
@@ -139,24 +139,24 @@ def _eagle(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     ready = read_eagle(directory, target, format=format)
     config = ready.head.config
 
-    def build(setting: Setting) -> Drafter:
+    def build(context: BuildContext) -> Drafter:
         head = ready.forward(
-            setting.target,
-            num_pages=setting.pool.num_pages,
-            max_context=setting.max_context,
-            threads=setting.threads,
+            context.target,
+            num_pages=context.pool.num_pages,
+            max_context=context.max_context,
+            threads=context.threads,
         )
-        cheap_rows = getattr(setting.target, "cheap_rows", USUAL_ROWS)
+        cheap_rows = getattr(context.target, "cheap_rows", USUAL_ROWS)
         drafter = EagleDrafter(
             head,
             taps=config.taps,
             width=3 * config.target_hidden_size,
             name="eagle",
-            lanes=setting.lanes,
-            pool=setting.pool,
-            vocab_size=setting.vocab_size,
-            pick=setting.target.pick,
-            chunk=setting.max_step_tokens,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            pick=context.target.pick,
+            chunk=context.max_step_tokens,
             **{"max_draft": cheap_rows - 1, **given},
         )
         return CopyingDrafter(drafter, after=after, longest=LONGEST_COPY) if after else drafter
@@ -177,7 +177,7 @@ def _medusa(options: str, target: ReadyModel, progress: Progress | None) -> Reci
     tap = target.model.config.num_layers
     return Recipe(
         name="medusa",
-        build=lambda setting: MedusaDrafter(ready.forward(threads=setting.threads), tap=tap, name="medusa", **given),
+        build=lambda context: MedusaDrafter(ready.forward(threads=context.threads), tap=tap, name="medusa", **given),
         how=ready.why,
         pass_bytes=ready.pass_bytes,
         taps=(tap,),
@@ -219,7 +219,7 @@ def head_directory(name: str) -> Path:
 def _prediction(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     _parse(PREDICTION, options, {})
     return Recipe(
-        name=PREDICTION, build=lambda setting: PredictionDrafter(), how="follows the text that a request predicts"
+        name=PREDICTION, build=lambda context: PredictionDrafter(), how="follows the text that a request predicts"
     )
 
 
@@ -242,7 +242,7 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
         )
 
     def on_device(built: Drafter | None, to: Forward) -> Forward:
-        from paceline.runner.cuda import CudaForward
+        from paceline.runner.forwards.cuda import CudaForward
 
         assert isinstance(to, CudaForward)
         return CudaForward(copy, to.kv)
@@ -254,7 +254,7 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
 
     return Recipe(
         name="self",
-        build=lambda setting: None,
+        build=lambda context: None,
         how=f"the target in {format}, on its KV memory",
         pass_bytes=copy.weight_bytes,
         on_device=on_device,

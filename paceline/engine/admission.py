@@ -7,14 +7,14 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from paceline.detokenizer import TextStream
 from paceline.drafters.prediction import PREDICTION, Prediction, Trail
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
-from paceline.grammar import Grammars
-from paceline.sampling import Sampler, sample_seed
-from paceline.tokenizer import Tokenizer
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.sampler import Sampler, sample_seed
+from paceline.text.detokenizer import TextStream
+from paceline.text.tokenizer import Tokenizer
 from paceline.types import Grammar, Request, SamplingParams
 
 

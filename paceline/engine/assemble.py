@@ -11,16 +11,16 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PREDICTION, PredictionDrafter
-from paceline.drafters.registry import Recipe, Setting, recipe
+from paceline.drafters.registry import BuildContext, Recipe, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
-from paceline.runner.load import ReadyModel, read_model
-from paceline.runner.rounds import Lookup, Rounds
-from paceline.tokenizer import Tokenizer
+from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.rounds.protocol import Lookup, Rounds
+from paceline.text.tokenizer import Tokenizer
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU, and never more than a quarter of what is available
 GRAPH_MEMORY = 2 << 30  # bytes of a GPU that are left for graphs and what else the driver wants
@@ -80,7 +80,7 @@ def assemble(
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=memory.max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)
-    setting = Setting(
+    context = BuildContext(
         lanes=lanes,
         pool=cache.pool,
         vocab_size=forward.vocab_size,
@@ -89,7 +89,7 @@ def assemble(
         threads=threads,
         target=forward,
     )
-    built = {name: made.build(setting) for name, made in recipes.items()}
+    built = {name: made.build(context) for name, made in recipes.items()}
     built.setdefault(PREDICTION, PredictionDrafter())  # costs nothing until a request brings a text
     guards = {
         name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
@@ -128,8 +128,8 @@ def _rounds(
     config: EngineConfig,
 ) -> Rounds:
     """The device's side of the engine."""
-    from paceline.runner.cuda import CudaForward
-    from paceline.runner.cuda_rounds import CudaRounds
+    from paceline.runner.forwards.cuda import CudaForward
+    from paceline.runner.rounds.cuda import CudaRounds
 
     assert isinstance(forward, CudaForward)
     drafters: dict[str, CudaForward | Lookup] = {}

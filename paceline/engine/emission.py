@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.grammar import DEAD_END
 from paceline.kernels.base import Output
-from paceline.sampling import logprobs_of
+from paceline.sampling.grammar import DEAD_END
+from paceline.sampling.sampler import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Verdict
 
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # to look a member up is not for nothing

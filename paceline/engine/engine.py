@@ -1,8 +1,8 @@
 """The engine: one step is plan, draft, verify, accept, commit, emit, over whatever sequences there are.
 
 Where a device can draft, verify and accept by itself, a step is launched and its outcome is committed and emitted while
-the next one runs (`engine.flight`); a sequence that ends has then had at most one step too many, whose outcome is
-dropped. What a device cannot do is done with the host in between (`engine.host_step`), after everything in the air has
+the next one runs (`engine.device`); a sequence that ends has then had at most one step too many, whose outcome is
+dropped. What a device cannot do is done with the host in between (`engine.host`), after everything in the air has
 landed.
 
 Single-threaded by contract: one thread submits, aborts and steps. Every sequence ends in exactly one event with
@@ -23,9 +23,9 @@ from paceline.drafters.guard import Guard
 from paceline.drafters.prediction import PREDICTION
 from paceline.engine import emission
 from paceline.engine.admission import Admission, grammars_of
-from paceline.engine.flight import DEPTH, Flights
+from paceline.engine.device import DEPTH, Flights
 from paceline.engine.governor import Governor
-from paceline.engine.host_step import HostStep, final_rows
+from paceline.engine.host import HostStep, final_rows
 from paceline.engine.probe import Probes
 from paceline.engine.scheduler import Scheduler, StepPlan, Work
 from paceline.engine.sequence import Sequence
@@ -34,8 +34,8 @@ from paceline.errors import EngineDead, InvalidRequest
 from paceline.kernels.base import Forward, Output
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds import Rounds
-from paceline.tokenizer import Tokenizer
+from paceline.runner.rounds.protocol import Rounds
+from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, Grammar, Logprob, Request, TokenEvent, Verdict
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds import Rounds
+from paceline.runner.rounds.protocol import Rounds
 
 # What drafters that end their drafts themselves are told until it is measured, about that of a small model on a CPU.
 # With nothing to go by all drafts would be as long as may be, and drafts of one length teach nothing of a row's cost.

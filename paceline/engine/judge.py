@@ -17,7 +17,7 @@ from paceline.draft import Draft
 from paceline.engine.scheduler import Work
 from paceline.kernels.base import Output
 from paceline.kernels.noise import gumbel_noise
-from paceline.sampling import Pick, RowGroup, Stream, noise_keys, sample, uniforms
+from paceline.sampling.sampler import Pick, RowGroup, Stream, noise_keys, sample, uniforms
 from paceline.types import THRESHOLDS, Rule, Verdict
 
 COUPLED = Rule.COUPLED  # to look a member up costs more than to compare it

@@ -20,7 +20,7 @@ from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
 from paceline.types import Request
 
 

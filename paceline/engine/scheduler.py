@@ -19,8 +19,8 @@ import numpy as np
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
-from paceline.engine.air import Air
 from paceline.engine.governor import Governor, fair_split
+from paceline.engine.in_flight import Air
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.detokenizer import TextStream
 from paceline.drafters.prediction import PREDICTION, Trail
-from paceline.engine.air import Air
+from paceline.engine.in_flight import Air
 from paceline.engine.pace import Pace
 from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
+from paceline.text.detokenizer import TextStream
 from paceline.types import Finish, Logprob, Request, SequenceStats
 
 

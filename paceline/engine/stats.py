@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.runner.rounds import Times
+from paceline.runner.rounds.protocol import Times
 
 
 @dataclass(slots=True)

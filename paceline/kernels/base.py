@@ -47,7 +47,7 @@ class Batch:
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
     features: bool = True  # False: hidden states are not wanted, though the Forward may have taps
     seeds: Tensor | None = None  # int64 [seqs] of the noise that the next tokens are drawn with; see `Output.drawn`
-    warmths: Tensor | None = None  # float32 [seqs] their inverse temperature; 0: without noise
+    inverse_temperatures: Tensor | None = None  # float32 [seqs] their inverse temperature; 0: without noise
     roots: Tensor | None = None  # [seqs] rows of the last committed tokens, after which drafts come; None: no drafts
 
 
@@ -58,8 +58,8 @@ class Output:
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; the lowest index among equals
     features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps, or not wanted
-    # [outs] tokens by the batch's seeds and warmths; None: this Forward draws none. Those after drafts that were not
-    # drawn themselves are arbitrary.
+    # [outs] tokens drawn with the batch's seeds and inverse temperatures; None: this Forward draws none. Meaningful
+    # only along the path that the target itself drew: entries below a rejected token are arbitrary.
     drawn: Iterable[int] | None = None
 
 
@@ -109,5 +109,7 @@ class Forward(Protocol):
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings [n, hidden] of tokens int32 [n], without any scale, for heads that have none of their own."""
 
-    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
-        """argmax(logits [n, vocab] * scales [n] + gumbel(keys [n, 2])) as int64 [n]; see `kernels.noise`."""
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        """argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].
+
+        See `kernels.noise`."""

@@ -36,11 +36,12 @@ def noise_of(keys: Tensor, tokens: Tensor) -> Tensor:
     return -_log(-_log(_uniform(keys, tokens)))
 
 
-def pick(logits: Tensor, scales: Tensor, keys: Tensor, *, ids: Tensor | None = None) -> Tensor:
-    """argmax(logits [n, vocab] * scales [n] + noise of keys [n, 2]) as int64 [n]; the lowest index among equals. Where
-    the logits are of some tokens only, the noise is that of their `ids`."""
+def pick(logits: Tensor, inverse_temperatures: Tensor, keys: Tensor, *, ids: Tensor | None = None) -> Tensor:
+    """argmax(logits [n, vocab] * inverse_temperatures [n] + noise of keys [n, 2]) as int64 [n].
+
+    The lowest index wins among equals. Where the logits are of some tokens only, the noise is that of their `ids`."""
     tokens = torch.arange(logits.shape[1], device=logits.device) if ids is None else ids.long().to(logits.device)
-    return (logits * scales[:, None] + noise_of(keys.to(logits.device), tokens)).argmax(dim=-1)
+    return (logits * inverse_temperatures[:, None] + noise_of(keys.to(logits.device), tokens)).argmax(dim=-1)
 
 
 def _uniform(keys: Tensor, token: Tensor) -> Tensor:

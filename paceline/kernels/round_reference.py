@@ -19,14 +19,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.filters import EXPONENTIAL as EXPONENTIAL
-from paceline.filters import FAINT as FAINT
-from paceline.filters import LOG2_E as LOG2_E
-from paceline.filters import MASS_BITS as MASS_BITS
-from paceline.filters import mass as host_mass
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.noise import gumbel_noise
-from paceline.sampling import Stream
+from paceline.sampling.filters import EXPONENTIAL as EXPONENTIAL
+from paceline.sampling.filters import FAINT as FAINT
+from paceline.sampling.filters import LOG2_E as LOG2_E
+from paceline.sampling.filters import MASS_BITS as MASS_BITS
+from paceline.sampling.filters import mass as host_mass
+from paceline.sampling.sampler import Stream
 
 SIZE_SHIFT = 24  # of the length of an n-gram above the place where it ends
 
@@ -68,12 +68,12 @@ def draw(
     lane = lanes.long()
     at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
     values = torch.where(logits.isnan(), -torch.inf, logits.float())
-    scales = state.inverse_temperature[lane]
-    scaled = values * torch.where(scales > 0, scales, 1.0)[:, None]
+    inverse_temperatures = state.inverse_temperature[lane]
+    scaled = values * torch.where(inverse_temperatures > 0, inverse_temperatures, 1.0)[:, None]
     if filters:
         scaled = scaled.masked_fill(scaled < filter_floor(scaled, state, lane), -torch.inf)
     noise = gumbel_noise(noise_keys(state.seed[lane], at, Stream.TOKEN), logits.shape[1])
-    out.copy_(torch.where(scales > 0, (scaled + noise).argmax(-1), values.argmax(-1)))
+    out.copy_(torch.where(inverse_temperatures > 0, (scaled + noise).argmax(-1), values.argmax(-1)))
     if push:
         write_tokens(state, lane, at, out)
 

@@ -40,7 +40,7 @@ class Share:
     draft: Draft = EMPTY
     outs: int = 1  # logits are wanted for the last `outs` committed rows, and for every drafted one
     seed: int = 0  # of the noise that tokens are drawn with in the pass
-    warmth: float = 0.0  # the inverse temperature; 0: without noise
+    inverse_temperature: float = 0.0  # the inverse temperature; 0: without noise
 
     @property
     def rows(self) -> int:
@@ -93,7 +93,8 @@ class Shape(NamedTuple):
 class Memory:
     """The memory of a batch, to be written at once.
 
-    seeds │ warmths │ tokens │ positions │ slots │ row_starts │ bases │ roots │ logit_rows │ tails  and the page table
+    seeds │ inverse temperatures │ tokens │ positions │ slots │ row_starts │ bases │ roots │ logit_rows │ tails
+    and the page table
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -114,19 +115,19 @@ class Memory:
             tails=parts[7].view(rows, depth) if depth else None,
             features=shape.features,
             seeds=torch.from_numpy(memory[: 2 * sequences].view(np.int64)),
-            warmths=torch.from_numpy(memory[2 * sequences : 3 * sequences].view(np.float32)),
+            inverse_temperatures=torch.from_numpy(memory[2 * sequences : 3 * sequences].view(np.float32)),
         )
         self._layout = Struct(f"={sequences}Q{sequences}f{sum(sizes)}i")
         self._values, self._table, self._columns = memory.data, table.data, shape.columns
 
     def write(self, lanes: Lanes, shares: Sequence[Share], values: Sequence[int]) -> None:
-        seeds, warmths, width, at = [], [], self._columns, 0
+        seeds, inverse_temperatures, width, at = [], [], self._columns, 0
         for share in shares:
             seeds.append(share.seed)
-            warmths.append(share.warmth)
+            inverse_temperatures.append(share.inverse_temperature)
             self._table[at : at + width] = lanes.tables[share.lane][:width]
             at += width
-        self._layout.pack_into(self._values, 0, *seeds, *warmths, *values)
+        self._layout.pack_into(self._values, 0, *seeds, *inverse_temperatures, *values)
 
 
 def _columns(positions: int, *, most: int) -> int:

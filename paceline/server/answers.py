@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from paceline import __version__
-from paceline.detokenizer import IncrementalDecoder
 from paceline.llm import Sample
 from paceline.server.protocol import (
     Answered,
@@ -27,7 +26,8 @@ from paceline.server.protocol import (
     TopLogprob,
 )
 from paceline.server.translate import Asked
-from paceline.tokenizer import Tokenizer
+from paceline.text.detokenizer import IncrementalDecoder
+from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
 
 FINGERPRINT = f"paceline-{__version__}"

@@ -88,20 +88,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-class BadField(InvalidRequest):
-    """A field of a request that cannot be served as it stands."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class TooLong(ContextTooLong):
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 class UnknownModel(PacelineError):
     status = 404
     code = "model_not_found"

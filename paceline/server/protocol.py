@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from paceline.chat.tools import MAX_TOOLS
 from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOPS, THRESHOLDS, Rule
 
 MAX_BIASES = 10_000  # entries of logit_bias
-MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
 RULES = ", ".join(Rule)
 LOSSY = " and ".join(THRESHOLDS)

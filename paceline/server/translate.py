@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from paceline.detokenizer import check_stops
+from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
-from paceline.errors import InvalidRequest, ModelFileError, UnknownOption
+from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownOption
 from paceline.llm import LLM
-from paceline.server.problems import BadField, TooLong, UnknownModel
+from paceline.server.problems import UnknownModel
 from paceline.server.protocol import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
@@ -32,7 +32,7 @@ from paceline.server.protocol import (
     ignored,
 )
 from paceline.server.settings import Settings
-from paceline.server.tools import Tools, read_tools, spelt_out
+from paceline.text.detokenizer import check_stops
 from paceline.types import THRESHOLDS, Grammar, Request, Rule, SamplingParams, Speculation
 
 T = TypeVar("T")
@@ -84,7 +84,9 @@ class Translator:
         self.check_model(body.model)
         for name in ("chat_template", "chat_template_kwargs"):
             if getattr(body, name) is not None:
-                raise BadField(name, f"{name} is refused: the template is the model's own; leave the field out")
+                raise InvalidRequest(
+                    f"{name} is refused: the template is the model's own; leave the field out", param=name
+                )
         tools = read_tools(body.tools, body.tool_choice)
         grammar = await self._grammar(body.response_format, tools, "response_format")
         asked, extra = chat_tokens(body)
@@ -97,9 +99,13 @@ class Translator:
     async def completion(self, body: CompletionRequest, id: str) -> Asked:
         self.check_model(body.model)
         if body.suffix:
-            raise BadField("suffix", "suffix is not supported: text is made forwards only; leave the field out")
+            raise InvalidRequest(
+                "suffix is not supported: text is made forwards only; leave the field out", param="suffix"
+            )
         if body.best_of is not None and body.best_of != (body.n or 1):
-            raise BadField("best_of", f"best_of is {body.best_of}; only as many as n can be had: leave the field out")
+            raise InvalidRequest(
+                f"best_of is {body.best_of}; only as many as n can be had: leave the field out", param="best_of"
+            )
         tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         grammar = await self._grammar(body.response_format, None, "response_format")
         sampling = self._sampling(body, max_tokens=tokens, logprobs=body.logprobs, grammar=grammar)
@@ -113,7 +119,9 @@ class Translator:
     async def response(self, body: ResponsesRequest, id: str) -> Asked:
         self.check_model(body.model)
         if body.previous_response_id is not None:
-            raise BadField("previous_response_id", "nothing is kept here: send the whole conversation as input")
+            raise InvalidRequest(
+                "nothing is kept here: send the whole conversation as input", param="previous_response_id"
+            )
         tools = read_tools(body.tools, body.tool_choice)
         messages = [*response_instructions(body), *response_messages(body)]
         grammar = await self._grammar(text_format(body), tools, "text.format")
@@ -138,7 +146,7 @@ class Translator:
         add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
         if not messages:
-            raise BadField(field, f"{field} is empty; send at least one message")
+            raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             template = self.llm.chat_template
@@ -150,7 +158,7 @@ class Translator:
                 size=_size([placed, listed]),
             )
         except (InvalidRequest, ModelFileError) as error:  # the latter: the template did what it may not
-            raise BadField(getattr(error, "param", None) or field, str(error)) from None
+            raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
     async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
@@ -165,13 +173,13 @@ class Translator:
         grammar = read_format(format, field)
         if tools is not None and tools.forced:
             if grammar is not None:
-                raise BadField(field, "an answer that must be a call has its own form; leave the field out")
+                raise InvalidRequest("an answer that must be a call has its own form; leave the field out", param=field)
             grammar, field = tools.grammar, "tools"
         if grammar is not None:
             try:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
             except InvalidRequest as error:
-                raise BadField(field, str(error)) from None
+                raise InvalidRequest(str(error), param=field) from None
         return grammar
 
     def _sampling(
@@ -186,7 +194,7 @@ class Translator:
         try:
             check_stops(sampling.stop)
         except InvalidRequest as error:
-            raise BadField("stop", str(error)) from None
+            raise InvalidRequest(str(error), param="stop") from None
         return sampling
 
     async def _asked(
@@ -226,16 +234,16 @@ class Translator:
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None, field: str) -> None:
         room = self.max_context - len(prompt)
         if room < 1:
-            raise TooLong(
-                field,
+            raise ContextTooLong(
                 f"the prompt has {len(prompt)} tokens, the context holds {self.max_context} and needs room for at "
                 "least one more: shorten the prompt",
+                param=field,
             )
         if max_tokens is not None and max_tokens > room:
-            raise TooLong(
-                "max_tokens",
+            raise ContextTooLong(
                 f"max_tokens is {max_tokens}, but the context of {self.max_context} tokens has room for {room} after "
                 f"the prompt's {len(prompt)}: ask for fewer, or shorten the prompt",
+                param="max_tokens",
             )
 
     async def _prediction(self, options: PredictionOptions | None, speculation: Speculation) -> tuple[int, ...]:
@@ -243,16 +251,18 @@ class Translator:
         if options is None:
             return ()
         if options.type != "content":
-            raise BadField("prediction", f"the type of prediction must be content, not {options.type[:60]!r}")
+            raise InvalidRequest(
+                f"the type of prediction must be content, not {options.type[:60]!r}", param="prediction"
+            )
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
         tokens = tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
         if len(tokens) > self.max_context:
-            raise TooLong(
-                "prediction",
+            raise ContextTooLong(
                 f"the prediction has {len(tokens)} tokens, the context holds {self.max_context}: leave out what cannot "
                 "be part of the answer",
+                param="prediction",
             )
         return tokens
 
@@ -283,10 +293,12 @@ class Translator:
         for name in ("threshold", "p_min"):
             asked, least = getattr(options, name), getattr(settings, f"allowed_{name}")
             if asked is not None and asked < least:
-                raise BadField(f"speculation.{name}", f"{name} is {asked:g}; this server allows no less than {least:g}")
+                raise InvalidRequest(
+                    f"{name} is {asked:g}; this server allows no less than {least:g}", param=f"speculation.{name}"
+                )
         if most is not None and options.max_draft is not None and options.max_draft > most:
-            raise BadField(
-                "speculation.max_draft", f"max_draft is {options.max_draft}; this server allows up to {most}"
+            raise InvalidRequest(
+                f"max_draft is {options.max_draft}; this server allows up to {most}", param="speculation.max_draft"
             )
         for name, given, allowed in (
             ("rule", options.rule, settings.allowed_rules),
@@ -294,8 +306,8 @@ class Translator:
         ):
             if given is not None and allowed and given not in allowed:
                 names = ", ".join(allowed)
-                raise BadField(
-                    f"speculation.{name}", f"the {name} {given[:60]!r} is not allowed here; allowed: {names}"
+                raise InvalidRequest(
+                    f"the {name} {given[:60]!r} is not allowed here; allowed: {names}", param=f"speculation.{name}"
                 )
 
 
@@ -304,7 +316,7 @@ def content_text(content: str | Sequence[ContentPart], field: str) -> str:
         return content
     for part in content:
         if part.type != "text" or part.text is None:
-            raise BadField(field, f"the parts of {field} must be of type text, not {part.type[:60]!r}")
+            raise InvalidRequest(f"the parts of {field} must be of type text, not {part.type[:60]!r}", param=field)
     return "".join(part.text or "" for part in content)
 
 
@@ -319,9 +331,9 @@ def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
 def chat_logprobs(body: ChatRequest) -> int | None:
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise BadField("top_logprobs", f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {top}")
+        raise InvalidRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {top}", param="top_logprobs")
     if top and not body.logprobs:
-        raise BadField("top_logprobs", "top_logprobs needs logprobs: true")
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     return (top or 0) if body.logprobs else None
 
 
@@ -333,9 +345,11 @@ def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
     """A text, token ids, or a list of either, as a list of prompts."""
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else [*prompt]
     if not prompts or not all(prompts):
-        raise BadField("prompt", "the prompt is empty; give a text, or at least one token id")
+        raise InvalidRequest("the prompt is empty; give a text, or at least one token id", param="prompt")
     if len(prompts) > MAX_PROMPTS:
-        raise BadField("prompt", f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS} are allowed")
+        raise InvalidRequest(
+            f"{len(prompts)} prompts in one request; at most {MAX_PROMPTS} are allowed", param="prompt"
+        )
     return prompts
 
 
@@ -343,10 +357,12 @@ def biases(given: dict[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
     if len(given) > MAX_BIASES:
-        raise BadField("logit_bias", f"logit_bias has {len(given)} entries; at most {MAX_BIASES} are allowed")
+        raise InvalidRequest(
+            f"logit_bias has {len(given)} entries; at most {MAX_BIASES} are allowed", param="logit_bias"
+        )
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise BadField("logit_bias", f"a logit_bias key must be a token id, not {key[:60]!r}")
+            raise InvalidRequest(f"a logit_bias key must be a token id, not {key[:60]!r}", param="logit_bias")
     return {int(key): bias for key, bias in given.items()}
 
 
@@ -362,21 +378,21 @@ def read_format(format: FormatOptions | None, field: str = "response_format") ->
         if format.type == "regex":
             return Grammar.regex(_pattern(format, field))
     except InvalidRequest as error:
-        raise BadField(field, str(error)) from None
+        raise InvalidRequest(str(error), param=field) from None
     known = "text, json_object, json_schema or regex"
-    raise BadField(field, f"the type of {field} must be {known}, not {format.type[:60]!r}")
+    raise InvalidRequest(f"the type of {field} must be {known}, not {format.type[:60]!r}", param=field)
 
 
 def _schema(format: FormatOptions, field: str) -> dict[str, Any]:
     schema = (format.json_schema or {}).get("schema")
     if not isinstance(schema, dict):
-        raise BadField(field, f'{field} of type json_schema needs a schema: {{"name": …, "schema": {{…}}}}')
+        raise InvalidRequest(f'{field} of type json_schema needs a schema: {{"name": …, "schema": {{…}}}}', param=field)
     return schema
 
 
 def _pattern(format: FormatOptions, field: str) -> str:
     if not format.pattern:
-        raise BadField(field, f"{field} of type regex needs a pattern")
+        raise InvalidRequest(f"{field} of type regex needs a pattern", param=field)
     return format.pattern
 
 
@@ -387,7 +403,7 @@ def text_format(body: ResponsesRequest) -> FormatOptions | None:
         return None
     kind = given.get("type")
     if not isinstance(kind, str):
-        raise BadField("text.format", "text.format needs a type: text, json_object, json_schema or regex")
+        raise InvalidRequest("text.format needs a type: text, json_object, json_schema or regex", param="text.format")
     schema = {name: value for name, value in given.items() if name != "type"} if kind == "json_schema" else None
     pattern = given.get("pattern")
     return FormatOptions(type=kind, json_schema=schema, pattern=pattern if isinstance(pattern, str) else None)
@@ -400,10 +416,10 @@ def response_instructions(body: ResponsesRequest) -> list[Message]:
 def response_messages(body: ResponsesRequest) -> list[Message]:
     if isinstance(body.input, str):
         if not body.input:
-            raise BadField("input", "input is empty; send a text or a list of messages")
+            raise InvalidRequest("input is empty; send a text or a list of messages", param="input")
         return [Message(role="user", content=body.input)]
     if not body.input:
-        raise BadField("input", "input is empty; send a text or a list of messages")
+        raise InvalidRequest("input is empty; send a text or a list of messages", param="input")
     messages: list[Message] = []
     for i, item in enumerate(body.input):
         if item.type == "function_call":
@@ -416,20 +432,20 @@ def response_messages(body: ResponsesRequest) -> list[Message]:
 def _input_message(item: InputItem, where: str) -> Message:
     if item.type == "function_call_output":
         if item.output is None or item.call_id is None:
-            raise BadField("input", f"{where} is what came of a call: it needs call_id and output")
+            raise InvalidRequest(f"{where} is what came of a call: it needs call_id and output", param="input")
         return Message.model_validate(
             {"role": "tool", "content": _response_content(item.output), "tool_call_id": item.call_id}
         )
     if item.type not in (None, "message") or item.role is None:
         known = "a message with a role and content, a function_call or a function_call_output"
-        raise BadField("input", f"{where} must be {known}; nothing else is supported")
+        raise InvalidRequest(f"{where} must be {known}; nothing else is supported", param="input")
     return Message(role=item.role, content=_response_content(item.content))
 
 
 def _add_call(messages: list[Message], item: InputItem, where: str) -> None:
     """A call is a part of what the assistant said last, as a chat has it."""
     if item.name is None or item.call_id is None:
-        raise BadField("input", f"{where} is a call: it needs name, arguments and call_id")
+        raise InvalidRequest(f"{where} is a call: it needs name, arguments and call_id", param="input")
     call = {
         "id": item.call_id,
         "type": "function",

@@ -16,24 +16,24 @@ import torch
 from paceline.errors import InvalidRequest
 from paceline.models.load import LoadedModel, load_model, open_model
 from paceline.models.weights import Format
-from paceline.runner.load import memory_for
-from paceline.train import checkpoint
-from paceline.train.answering import Crew, answer
-from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
-from paceline.train.batches import in_order
-from paceline.train.card import Facts, card
-from paceline.train.checkpoint import Progress
-from paceline.train.curves import curves
-from paceline.train.eagle import EagleHead
-from paceline.train.job import Curriculum, Job, curriculum
-from paceline.train.parallel import World
-from paceline.train.prompts import read_prompts, sources
-from paceline.train.published import beginning
-from paceline.train.rounds import Score, evaluate
-from paceline.train.storage import replace_folder
-from paceline.train.student import Student
-from paceline.train.students import Beginning, begin, read_drafter
-from paceline.train.trainer import Course, Line, Trainer
+from paceline.runner.loading.models import memory_for
+from paceline.train.data.answering import Crew, answer
+from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
+from paceline.train.data.batches import in_order
+from paceline.train.data.prompts import read_prompts, sources
+from paceline.train.loop import checkpoint
+from paceline.train.loop.checkpoint import Progress
+from paceline.train.loop.parallel import World
+from paceline.train.loop.score import Score, evaluate
+from paceline.train.loop.trainer import Course, Line, Trainer
+from paceline.train.options import Curriculum, Job, curriculum
+from paceline.train.output.card import Facts, card
+from paceline.train.output.curves import curves
+from paceline.train.output.storage import replace_folder
+from paceline.train.students.eagle import EagleHead
+from paceline.train.students.kinds import Beginning, begin, read_drafter
+from paceline.train.students.published import beginning
+from paceline.train.students.student import Student
 
 Say = Callable[[str], None]
 STUDIED = 256  # answers, to see how a head's rows are spread

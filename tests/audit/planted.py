@@ -13,7 +13,7 @@ from paceline.draft import Draft
 from paceline.engine import judge
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Work
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
 from paceline.types import Verdict
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -13,7 +13,7 @@ from paceline.audit.run import Findings, Scope, audit
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
 from paceline.kv.cache import KVCache
-from paceline.prompts import Prompt
+from paceline.prompts.files import Prompt
 from paceline.types import Request, Rule, SamplingParams
 from tests.odd_drafters import Scripted
 from tests.rig import RIGS, Rig, always, build

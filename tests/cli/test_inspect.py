@@ -12,9 +12,9 @@ from paceline.cli import inspect
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cpu.build import NoCompiler
 from paceline.models.load import load_model
-from paceline.runner import load
-from paceline.runner.load import ReadyModel
-from paceline.tokenizer import Tokenizer
+from paceline.runner.loading import models as load
+from paceline.runner.loading.models import ReadyModel
+from paceline.text.tokenizer import Tokenizer
 from tests.cli.conftest import Cli
 from tests.cli.tiny_model import CONTEXT, HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, write_model
 
@@ -104,7 +104,7 @@ def test_errors_for_people(cli: Cli, tiny: str) -> None:
 
 def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the decoder has taken the weights over before anybody can count them. This one is on a CPU, in bf16."""
-    cuda = pytest.importorskip("paceline.runner.cuda", reason="needs Triton")
+    cuda = pytest.importorskip("paceline.runner.forwards.cuda", reason="needs Triton")
     asked = []
 
     def read(name: str, *, device: str, **options: Any) -> ReadyModel:
@@ -116,7 +116,7 @@ def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: 
         return ReadyModel(name, model, tokenizer, compiled=False, why="a GPU", decoder=decoder, parts=parts)
 
     monkeypatch.setattr("paceline.engine.assemble.read_model", read)
-    monkeypatch.setattr("paceline.runner.load.choose_device", lambda name: {"auto": "cuda"}[name])
+    monkeypatch.setattr("paceline.runner.loading.models.choose_device", lambda name: {"auto": "cuda"}[name])
     monkeypatch.setattr("paceline.cli.inspect._errors", lambda name, format, device: [device])
     found = facts(cli, tiny, "--kv-memory", "1M", "--drafter", "self:fp8", "--errors")
     assert asked == [("cuda", "bf16", "auto")]
@@ -166,7 +166,7 @@ def test_without_a_compiler_torch_runs_and_says_so(cli: Cli, tiny: str, monkeypa
     def no_compiler() -> None:
         raise NoCompiler("no C compiler found")
 
-    monkeypatch.setattr("paceline.runner.load.load_library", no_compiler)
+    monkeypatch.setattr("paceline.runner.loading.models.load_library", no_compiler)
     status, out, err = cli("inspect", tiny, "--format", "int8", "--json")
     found = json.loads(out)
     assert status == 0

@@ -14,7 +14,7 @@ from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
 from paceline.drafters.guard import FAILURES, Guard
 from paceline.drafters.ngram import NgramDrafter
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
 from paceline.types import Request, SamplingParams
 from tests.odd_drafters import METHODS, Silent, hanging, raising
 from tests.rig import always, build
@@ -104,7 +104,7 @@ def test_a_foreign_drafter_runs_on_a_thread_of_its_own() -> None:
     seen: list[threading.Thread] = []
 
     class Foreign(Silent):
-        prompt = False
+        inline = False
 
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             seen.append(threading.current_thread())

@@ -15,11 +15,11 @@ import torch
 
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.model import ModelDrafter
-from paceline.drafters.registry import Setting
+from paceline.drafters.registry import BuildContext
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kv.pages import PagePool
 from paceline.runner.lanes import Lanes
-from paceline.sampling import Sampler, Stream, noise_keys
+from paceline.sampling.sampler import Sampler, Stream, noise_keys
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.rig import Rig, build
 from tests.runs import Run, prompt, run
@@ -47,14 +47,14 @@ class Lookout:
         self.forward: Watched
         self.drafter: ModelDrafter
 
-    def make(self, setting: Setting, backend: str) -> Drafter:
-        self.forward = Watched(num_pages=setting.pool.num_pages, **self.options)
+    def make(self, context: BuildContext, backend: str) -> Drafter:
+        self.forward = Watched(num_pages=context.pool.num_pages, **self.options)
         self.drafter = ModelDrafter(
             self.forward,
             name="model",
-            lanes=setting.lanes,
-            pool=setting.pool,
-            vocab_size=setting.vocab_size,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
             chunk=self.chunk,
             min_confidence=0,  # full drafts, whatever the toy believes
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
-from paceline.sampling import Sampler
+from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 
 SAMPLER = Sampler(SamplingParams(), seed=0, vocab_size=10, eos_ids=())

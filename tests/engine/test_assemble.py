@@ -16,7 +16,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import quantise
 from paceline.models import shapes
 from paceline.models.load import LoadedModel
-from paceline.runner.load import ReadyModel, ready_shape
+from paceline.runner.loading.models import ReadyModel, ready_shape
 from paceline.types import OFF, Request, SamplingParams
 from tests.runs import prompt
 from tests.tiny_models import NOISY, TARGET, Model, tiny_tokenizer

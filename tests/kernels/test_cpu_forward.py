@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import OutOfMemory, UnsupportedModel
 from paceline.kernels.quant import quantise
-from paceline.runner.compiled import CompiledForward, kv_bytes_per_page
+from paceline.runner.forwards.compiled import CompiledForward, kv_bytes_per_page
 from tests.kernels.tiny_forward import (
     CONFIGS,
     FORMATS,

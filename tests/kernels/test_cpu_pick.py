@@ -15,7 +15,7 @@ from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.team import pick
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.sampling import Stream, noise_keys
+from paceline.sampling.sampler import Stream, noise_keys
 from tests.kernels.tiny_forward import PLAIN, RUNNABLE, compiled
 
 KEYS = torch.randint(0, 2**32, (9, 2), generator=torch.Generator().manual_seed(1))
@@ -80,11 +80,11 @@ def test_a_pass_draws_as_sampling_does(library, vocab):
     lanes.pages_np[:] = torch.randperm(25).view(5, 5).numpy()
     tree = Draft(tokens=(1, 2, 3, 4), parents=(-1, -1, 1, 0))
     shares = [
-        Share(lane=3, start=0, count=9, outs=2, seed=5, warmth=1.0),
-        Share(lane=0, start=0, count=7, outs=0, seed=6, warmth=1.0),
-        Share(lane=1, start=0, count=1, draft=Draft(tokens=(7, 8)), seed=2**64 - 1, warmth=0.5),
+        Share(lane=3, start=0, count=9, outs=2, seed=5, inverse_temperature=1.0),
+        Share(lane=0, start=0, count=7, outs=0, seed=6, inverse_temperature=1.0),
+        Share(lane=1, start=0, count=1, draft=Draft(tokens=(7, 8)), seed=2**64 - 1, inverse_temperature=0.5),
         Share(lane=4, start=0, count=3, draft=tree, seed=8),
-        Share(lane=2, start=0, count=20, draft=tree, seed=2**63, warmth=1e-6),
+        Share(lane=2, start=0, count=20, draft=tree, seed=2**63, inverse_temperature=1e-6),
     ]
     output = forward(build_batch(lanes, shares))
     got = [*output.drawn]
@@ -114,7 +114,8 @@ def test_more_is_drawn_after_drafts_that_were_drawn(library):
     for turn in range(6):
         drafts = [Draft(tuple(t for t, _ in tree), tuple(p for _, p in tree)) for tree in trees]
         shares = [
-            Share(lane, starts[lane], 2, draft=draft, seed=40 + lane, warmth=1.0) for lane, draft in enumerate(drafts)
+            Share(lane, starts[lane], 2, draft=draft, seed=40 + lane, inverse_temperature=1.0)
+            for lane, draft in enumerate(drafts)
         ]
         for lane, draft in enumerate(drafts):
             lanes.write(lane, starts[lane] + 2, draft.tokens)
@@ -140,7 +141,7 @@ def test_more_is_drawn_after_drafts_that_were_drawn(library):
 
 def drawn(logits: torch.Tensor, share: Share, positions: list[int]) -> list[int]:
     keys = torch.from_numpy(noise_keys(share.seed, np.array(positions), Stream.TOKEN))
-    return noise.pick(logits, torch.full((len(logits),), share.warmth), keys).tolist()
+    return noise.pick(logits, torch.full((len(logits),), share.inverse_temperature), keys).tolist()
 
 
 def test_nothing_to_pick(library):

@@ -15,8 +15,8 @@ from paceline.drafters.base import Ask
 from paceline.drafters.ngram import NgramDrafter
 from paceline.kernels import round_reference as rounds
 from paceline.kernels.noise import pick
-from paceline.runner.state import DeviceState
-from paceline.sampling import Sampler, Stream, mix
+from paceline.runner.rounds.device_state import DeviceState
+from paceline.sampling.sampler import Sampler, Stream, mix
 from paceline.types import SamplingParams
 
 SCRATCH = 99

@@ -17,7 +17,7 @@ from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.decoder import Decoder
 from paceline.models.naming import expected_shapes
-from paceline.runner.compiled import CompiledForward
+from paceline.runner.forwards.compiled import CompiledForward
 
 CHUNK = 128  # keys whose softmax the kernels compute at once
 RUNNABLE = [name for name in VARIANTS if NEEDS.get(name, set()) <= cpu_features()]

@@ -17,8 +17,8 @@ from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParam
 from tests.odd_drafters import Scripted
 from tests.rig import Made, Rig, always, build, model_drafter
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
+from tests.text.vocabularies import PERSON, byte_level_tokenizer
 from tests.tiny_models import Model
-from tests.vocabularies import PERSON, byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 SIZE = TOKENIZER.vocab_size + 3  # as where a model pads its embedding

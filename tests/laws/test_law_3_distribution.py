@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.sampling import Sampler, Stream, noise_keys, uniforms
+from paceline.sampling.sampler import Sampler, Stream, noise_keys, uniforms
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.laws import mutants
 from tests.laws.chi_squared import p_value

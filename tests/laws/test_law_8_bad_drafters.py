@@ -75,7 +75,7 @@ def test_hanging(method: str, released: threading.Event) -> None:
 def test_foreign_but_sound() -> None:
     """On a thread of its own, always wrong, never out."""
     drafter = Silent()
-    drafter.prompt = False
+    drafter.inline = False
     rig = build("toy", {"odd": always(drafter)})
     check(rig, out=None)
     assert rig.engine.stats.drafted > 0

@@ -66,7 +66,7 @@ class Sometimes(Scripted):
 
 def check_engine(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("paceline.engine.host_step.judge", code.judge)
+        patch.setattr("paceline.engine.host.judge", code.judge)
         scripts = [[*request.prompt, *expected()[request.id, 0]] for request in requests()]
         for made in (Sometimes(scripts, probs=True), Scripted(scripts, tree=True, seed=3)):
             rig = build("toy", {"scripted": always(made)})

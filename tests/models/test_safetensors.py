@@ -19,7 +19,7 @@ from paceline.models import weights as weights_module
 from paceline.models.load import load_model
 from paceline.models.safetensors import INDEX, SINGLE, SafetensorsFolder
 from paceline.models.weights import load_weights, resolve_format, weight_bytes
-from paceline.runner.eager import EagerForward
+from paceline.runner.forwards.torch import TorchForward
 from tests.models.tiny import PAGES, load_eager, run
 
 TOKENS = list(range(5, 29))
@@ -96,7 +96,7 @@ def test_8_bit_floats_survive_being_read_in_pieces(folder, monkeypatch):
         torch.testing.assert_close(dequantise(pieces[name]), floats[name], rtol=0.07, atol=1e-3)
     assert weight_bytes(pieces["layers.1.q"]) == floats["layers.1.q"].numel() + 4 * len(floats["layers.1.q"])
     assert pieces["layers.1.attn_norm"].dtype == torch.float32
-    ours = EagerForward(config, pieces, num_pages=PAGES)
+    ours = TorchForward(config, pieces, num_pages=PAGES)
     exact = run(load_eager(folder), TOKENS, (24,))
     assert (run(ours, TOKENS, (24,)) - exact).norm() < 0.2 * exact.norm()
 

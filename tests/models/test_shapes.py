@@ -16,7 +16,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
 from paceline.models.naming import expected_shapes
 from paceline.models.shapes import SHAPES, is_shape, random_weights, shape_config
-from paceline.runner.eager import EagerForward
+from paceline.runner.forwards.torch import TorchForward
 from tests.models.tiny import COMMON, PAGES, run
 
 PARAMETERS = {  # as their authors count them
@@ -87,7 +87,7 @@ def test_random_weights_are_all_that_is_expected(changes: dict[str, Any]) -> Non
 
 def test_activations_stay_sane_through_64_layers() -> None:
     config = small(num_layers=64)
-    forward = EagerForward(config, dict(random_weights(config)), num_pages=PAGES)
+    forward = TorchForward(config, dict(random_weights(config)), num_pages=PAGES)
     logits = run(forward, list(range(20)), (20,))
     assert 0.3 < float(logits.std()) < 3
     assert len(set(logits.argmax(dim=-1).tolist())) > 3

@@ -9,8 +9,8 @@ import torch
 
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
-from paceline.runner.eager import EagerForward
-from paceline.tokenizer import Tokenizer
+from paceline.runner.forwards.torch import TorchForward
+from paceline.text.tokenizer import Tokenizer
 from tests.models.tiny import chunks_of
 
 PROMPTS = [
@@ -68,7 +68,7 @@ def canonical_name(name: str) -> str | None:
 
 
 def test_logits_equal_those_of_transformers(model, theirs, prompts):
-    forward = EagerForward(model.config, model.weights, num_pages=8)
+    forward = TorchForward(model.config, model.weights, num_pages=8)
     for tokens in prompts:
         with torch.no_grad():
             expected = theirs(torch.tensor([tokens])).logits[0]

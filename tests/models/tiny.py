@@ -11,7 +11,7 @@ import transformers
 
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.models.load import load_model
-from paceline.runner.eager import EagerForward
+from paceline.runner.forwards.torch import TorchForward
 
 PAGES = 8
 COMMON = {
@@ -72,9 +72,9 @@ def build_tiny(family: str) -> Any:
     return model
 
 
-def load_eager(path: Path, **options: Any) -> EagerForward:
+def load_eager(path: Path, **options: Any) -> TorchForward:
     model = load_model(str(path), **options)
-    return EagerForward(model.config, model.weights, num_pages=PAGES)
+    return TorchForward(model.config, model.weights, num_pages=PAGES)
 
 
 def chunks_of(tokens: Sequence[int], sizes: Sequence[int], *, pages: Sequence[int] = (5, 2, 7, 1)) -> list[Batch]:
@@ -98,5 +98,5 @@ def chunks_of(tokens: Sequence[int], sizes: Sequence[int], *, pages: Sequence[in
     return batches
 
 
-def run(forward: EagerForward, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def run(forward: TorchForward, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     return torch.cat([forward(batch).logits for batch in chunks_of(tokens, sizes)])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import InvalidRequest
 from paceline.llm import LLM
-from paceline.server.problems import BadField
 from paceline.server.protocol import SpeculationOptions
 from paceline.server.settings import Settings
 from paceline.server.translate import Translator
@@ -341,7 +341,7 @@ def test_the_server_s_own_rule_and_threshold(llm: LLM) -> None:
     assert asked == [translator._speculation(None), *asked[1:]]
     assert [one.rule for one in asked] == ["typical", "typical", "threshold", "coupled"]
     assert [one.threshold for one in asked] == [0.4, 0.3, 0.3, None]
-    with pytest.raises(BadField, match=r"threshold is 0\.1; this server allows no less than 0\.2"):
+    with pytest.raises(InvalidRequest, match=r"threshold is 0\.1; this server allows no less than 0\.2"):
         translator._speculation(SpeculationOptions(threshold=0.1))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.chat.tool_calls import Said, ToolCallParser
 from paceline.llm import LLM
-from paceline.server.tool_calls import Said, ToolCallParser
 from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api, text_of
 

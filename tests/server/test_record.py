@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidRequest, StorageError
-from paceline.prompts import read_prompts
+from paceline.prompts.files import read_prompts
 from paceline.server.record import Recorder
 from paceline.server.run import _recording
 from paceline.server.settings import Settings

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from paceline.chat import ChatTemplate
+from paceline.chat.template import ChatTemplate
+from paceline.chat.tool_calls import Said, ToolCall, ToolCallParser
+from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.engine.admission import grammars_of
-from paceline.server.problems import BadField
-from paceline.server.tool_calls import Said, ToolCall, ToolCallParser
-from paceline.server.tools import Tools, read_tools, spelt_out
+from paceline.errors import InvalidRequest
 from paceline.types import Finish
-from tests.vocabularies import byte_level_tokenizer
+from tests.text.vocabularies import byte_level_tokenizer
 
 WEATHER = {
     "type": "function",
@@ -163,7 +163,7 @@ def test_choices() -> None:
     ],
 )
 def test_what_is_refused(offered: Any, choice: Any, message: str) -> None:
-    with pytest.raises(BadField, match=message) as caught:
+    with pytest.raises(InvalidRequest, match=message) as caught:
         read_tools(offered, choice)
     assert caught.value.param in ("tools", "tool_choice")
 
@@ -244,5 +244,5 @@ def test_for_another_they_are_spelt_out(system: list[Any]) -> None:
 
 
 def test_calls_that_are_none_are_refused() -> None:
-    with pytest.raises(BadField, match="a name and arguments"):
+    with pytest.raises(InvalidRequest, match="a name and arguments"):
         spelt_out([{"role": "assistant", "tool_calls": [{"function": {}}]}])

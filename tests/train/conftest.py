@@ -6,9 +6,9 @@ from typing import Protocol
 
 import pytest
 
-from paceline.train.answering import Crew, answer
-from paceline.train.answers import AnswerStore
-from paceline.train.job import Job, curriculum
+from paceline.train.data.answering import Crew, answer
+from paceline.train.data.answers import AnswerStore
+from paceline.train.options import Job, curriculum
 from tests.train.toy_lesson import toy_job, write_prompts, write_target
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import train as command
 from paceline.cli.main import build_parsers, main
-from paceline.train.job import DRAFT_VOCAB, Job
+from paceline.train.options import DRAFT_VOCAB, Job
 from tests.train.toy_lesson import write_prompts
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.answers import Exchange
-from paceline.train.batches import STEP, Texts, epoch_batches, in_order, pad
-from paceline.train.beginnings import draft_vocabulary, feature_layers
-from paceline.train.labels import Aim, Labels, soft_loss
-from paceline.train.packing import PACKINGS, as_written, packed, unpacked
-from paceline.train.rounds import Score, reaches, replay
+from paceline.train.data.answers import Exchange
+from paceline.train.data.batches import STEP, Texts, epoch_batches, in_order, pad
+from paceline.train.data.labels import Aim, Labels, soft_loss
+from paceline.train.loop.score import Score, reaches, replay
+from paceline.train.output.packing import PACKINGS, as_written, packed, unpacked
+from paceline.train.students.initial_weights import draft_vocabulary, feature_layers
 
 
 def exchange(length: int, prompt: int = 3) -> Exchange:

@@ -19,13 +19,14 @@ import torch
 
 from paceline.errors import InvalidRequest, StorageError
 from paceline.llm import LLM, Answer
-from paceline.train import checkpoint, storage
-from paceline.train.answers import HELD_OUT, TRAIN, AnswerStore
-from paceline.train.checkpoint import Progress
-from paceline.train.job import Job, curriculum
-from paceline.train.rounds import Score
+from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore
+from paceline.train.loop import checkpoint
+from paceline.train.loop.checkpoint import Progress
+from paceline.train.loop.score import Score
+from paceline.train.options import Job, curriculum
+from paceline.train.output import storage
+from paceline.train.output.storage import read_tensors
 from paceline.train.run import measure, train
-from paceline.train.storage import read_tensors
 from paceline.types import SamplingParams
 from tests.train.conftest import Lesson
 from tests.train.toy_lesson import toy_job
@@ -132,7 +133,7 @@ def params(job: Job) -> dict[str, torch.Tensor]:
 COMMAND = """
 import sys
 from pathlib import Path
-from paceline.train import trainer
+from paceline.train.loop import trainer
 from paceline.train.run import train
 from tests.train.toy_lesson import toy_job
 trainer.SAVE = 0.0  # after every step

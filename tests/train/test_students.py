@@ -12,13 +12,13 @@ from paceline.errors import InvalidRequest, UnknownOption
 from paceline.llm import LLM
 from paceline.models.heads import load_eagle, load_medusa
 from paceline.models.load import load_model
-from paceline.train.batches import Texts
-from paceline.train.medusa import MedusaHeads, MedusaShape
-from paceline.train.packing import PACKINGS
+from paceline.train.data.batches import Texts
+from paceline.train.output.packing import PACKINGS
 from paceline.train.run import measure, train
-from paceline.train.small import SmallModel, SmallShape
-from paceline.train.students import begin
-from paceline.train.teacher import Teacher
+from paceline.train.students.kinds import begin
+from paceline.train.students.medusa import MedusaHeads, MedusaShape
+from paceline.train.students.small import SmallModel, SmallShape
+from paceline.train.students.teacher import Teacher
 from paceline.types import SamplingParams
 from tests.train.conftest import Lesson
 from tests.train.toy_lesson import head_for, teacher_for, texts_of, toy_job, write_prompts

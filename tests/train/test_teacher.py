@@ -12,10 +12,10 @@ from paceline.kernels.base import Batch
 from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise, quantise
 from paceline.models.load import LoadedModel
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.eager import EagerForward
+from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.lanes import Lanes
-from paceline.train.batches import Texts
-from paceline.train.teacher import Teacher
+from paceline.train.data.batches import Texts
+from paceline.train.students.teacher import Teacher
 from tests.tiny_models import Model
 from tests.train.toy_lesson import teacher_for, texts_of
 
@@ -27,7 +27,7 @@ def test_logits_are_those_of_the_engine(window: int) -> None:
     teacher = teacher_for(layers=(0, 1, 1), model=model)
     insight = teacher(texts.ids)
     for row, length in enumerate((20, 32)):
-        forward = EagerForward(model.config, model.weights, num_pages=4)
+        forward = TorchForward(model.config, model.weights, num_pages=4)
         expected = one_pass(forward, texts.ids[row, :length].tolist())
         found = insight.hidden[row, :length] @ teacher.head.T
         assert torch.allclose(found, expected, atol=1e-4)
@@ -38,7 +38,7 @@ def test_a_target_in_few_bits_teaches_what_it_computes_in_them() -> None:
     texts = texts_of(lengths=(20,), starts=(4,))
     few = {name: quantise(w, group=GROUP) if w.dim() == 2 else w for name, w in model.weights.items()}
     whole = {name: dequantise(w) if isinstance(w, Quantised) else w for name, w in few.items()}
-    forward = EagerForward(model.config, few, num_pages=4, taps=(1,))
+    forward = TorchForward(model.config, few, num_pages=4, taps=(1,))
     served = forward(batch_of(texts.ids[0, :20].tolist())).features
     rounded, exact = (_features(model, weights, texts)[:20] for weights in (few, whole))
     assert (rounded - served).abs().max() < (exact - served).abs().max() / 10
@@ -50,7 +50,7 @@ def _features(model: Model, weights: Mapping[str, Weight], texts: Texts) -> torc
     return Teacher(there, layers=(1,), dtype=torch.float32, device=torch.device("cpu"))(texts.ids).features[0]
 
 
-def one_pass(forward: EagerForward, tokens: list[int]) -> torch.Tensor:
+def one_pass(forward: TorchForward, tokens: list[int]) -> torch.Tensor:
     return forward(batch_of(tokens)).logits.clone()
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.models.load import LoadedModel
-from paceline.train.batches import Texts
-from paceline.train.beginnings import eagle_shape, new_eagle
-from paceline.train.eagle import EagleHead
-from paceline.train.job import Job
-from paceline.train.teacher import Teacher
+from paceline.train.data.batches import Texts
+from paceline.train.options import Job
+from paceline.train.students.eagle import EagleHead
+from paceline.train.students.initial_weights import eagle_shape, new_eagle
+from paceline.train.students.teacher import Teacher
 from tests.cli.tiny_model import write_model
 from tests.tiny_models import Model
 

@@ -188,7 +188,7 @@ void pick_several(const float *logits, float inverse_temperature, const uint32_t
                   best *tops, int count);
 /* logits * inverse temperature + about the noise of LANES tokens. */
 vf rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids);
-/* Of the noise of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN, the first of four streams. */
+/* Of the noise of the token at a position: paceline.sampling.sampler.noise_keys of Stream.TOKEN, the first of four streams. */
 void token_keys(uint32_t *keys, uint64_t seed, int position);
 void clear_tops(best *tops, int count);
 void insert_top(best *tops, int count, best one);

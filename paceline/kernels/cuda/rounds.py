@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.noise import mix
 from paceline.kernels.round_reference import Lanes
-from paceline.sampling import Stream
+from paceline.sampling.sampler import Stream
 
 _PAGE_SIZE = tl.constexpr(PAGE_SIZE)
 _ACCEPT = tl.constexpr(int(Stream.ACCEPT))

@@ -7,12 +7,12 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from paceline.chat.tool_calls import Said
 from paceline.server import answers, sse
 from paceline.server.answers import Choice, Tally, Wanted
 from paceline.server.protocol import ChatChoice, ChatCompletion, ChatMessage, ChatRequest, ToolCall
 from paceline.server.replies import ChoicesReply, Fields
 from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
-from paceline.server.tool_calls import Said
 from paceline.types import TokenEvent
 
 router = APIRouter(tags=["OpenAI"])

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.detokenizer import IncrementalDecoder
 from paceline.server import answers, sse
 from paceline.server.answers import Choice, Tally, Wanted
 from paceline.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from paceline.server.replies import ChoicesReply, Fields
 from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
+from paceline.text.detokenizer import IncrementalDecoder
 from paceline.types import Logprob, TokenEvent
 
 router = APIRouter(tags=["OpenAI"])

@@ -11,13 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from paceline.chat.tool_calls import Said, ToolCall
 from paceline.server import sse
 from paceline.server.answers import Tally
 from paceline.server.problems import ErrorDetail
 from paceline.server.protocol import InputDetails, OutputDetails, ResponseObject, ResponsesRequest, ResponsesUsage
 from paceline.server.replies import Fields
 from paceline.server.routes.common import bridge_of, new_id, streams, translator_of
-from paceline.server.tool_calls import Said, ToolCall
 from paceline.types import Finish, TokenEvent
 
 router = APIRouter(tags=["OpenAI"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from paceline.server.problems import ERRORS, BadField
+from paceline.errors import InvalidRequest
+from paceline.server.problems import ERRORS
 from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
 from paceline.server.routes.common import translator_of
 from paceline.server.translate import Translator
@@ -34,14 +35,16 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
     tokenizer = translator.llm.tokenizer
     for token in body.tokens:
         if not 0 <= token < tokenizer.vocab_size:
-            raise BadField("tokens", f"token {token} is outside of the vocabulary: 0 to {tokenizer.vocab_size - 1}")
+            raise InvalidRequest(
+                f"token {token} is outside of the vocabulary: 0 to {tokenizer.vocab_size - 1}", param="tokens"
+            )
     text = tokenizer.decode(body.tokens, skip_special=False)
     return Detokenized(prompt=text, ignored_fields=sorted(ignored(body)) or None)
 
 
 async def _encode(body: TokenizeRequest, translator: Translator) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise BadField("prompt", "give either prompt or messages")
+        raise InvalidRequest("give either prompt or messages", param="prompt")
     if body.messages is not None:
         begins = body.add_generation_prompt is not False
         return [*await translator.encode_messages(body.messages, add_generation_prompt=begins)]

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from paceline.kernels.cuda.tiles import FEW_ROWS
-from paceline.runner import buckets, cuda_rounds
-from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
-from paceline.runner.cuda_rounds import CudaRounds, Ticket, _parts
-from paceline.runner.eager import EagerForward
-from paceline.runner.rounds import Chunk, Landed, Lookup, PortableRounds, Rounds, Seat, Times
-from paceline.sampling import Sampler
+from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
+from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.rounds import buckets
+from paceline.runner.rounds import cuda as cuda_rounds
+from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
+from paceline.runner.rounds.portable import PortableRounds
+from paceline.runner.rounds.protocol import Chunk, Landed, Lookup, Rounds, Seat, Times
+from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import PLAIN, floats, random_weights
@@ -36,14 +38,14 @@ def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaFor
 
 
 def pair(device: torch.device, drafter: str | None = None) -> tuple[CudaRounds, PortableRounds]:
-    target, oracle = forward(device), EagerForward(PLAIN, weights(), num_pages=PAGES)
+    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES)
     mine: dict[str, CudaForward | Lookup] = {}
-    other: dict[str, EagerForward | Lookup] = {}
+    other: dict[str, TorchForward | Lookup] = {}
     if drafter == "ngram":
         mine["ngram"] = other["ngram"] = Lookup()
     elif drafter is not None:
         mine[drafter] = forward(device, 0.05, target.kv if drafter == "self" else None)
-        copy = other[drafter] = EagerForward(PLAIN, weights(0.05), num_pages=PAGES)
+        copy = other[drafter] = TorchForward(PLAIN, weights(0.05), num_pages=PAGES)
         if drafter == "self":
             copy.kv, copy.backend = oracle.kv, oracle.backend
     return (

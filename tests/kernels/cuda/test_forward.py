@@ -14,9 +14,9 @@ from paceline.kernels.base import Batch
 from paceline.kernels.quant import GROUP, dequantise, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
 from paceline.models.load import LoadedModel
-from paceline.runner.cuda import CudaDecoder, CudaForward, new_kv
-from paceline.runner.eager import EagerForward
-from paceline.runner.load import ReadyModel
+from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
+from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.loading.models import ReadyModel
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import CONFIGS, FORMATS, PLAIN, floats, random_weights, rows_of
 
@@ -31,9 +31,9 @@ if not ON_GPU:  # what "everything" has not
 
 def forwards(
     config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> tuple[CudaForward, EagerForward]:
+) -> tuple[CudaForward, TorchForward]:
     weights = random_weights(config, format)
-    oracle = EagerForward(config, floats(weights), num_pages=15, device=device)
+    oracle = TorchForward(config, floats(weights), num_pages=15, device=device)
     decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
     assert not weights, "a weight was not packed"
     return CudaForward(decoder, new_kv(config, num_pages=15, dtype=kv_dtype or dtype, device=device)), oracle
@@ -97,7 +97,7 @@ def test_a_copy_in_fewer_bits(format: str, tied: bool, device: torch.device, dty
     }
     if tied:  # the copy's head is rounded: the oracle has one of its own
         rounded["head"] = dequantise(QUANTISED[format](made["embed"].to(dtype)))
-    oracle = EagerForward(replace(config, tied_head=False), rounded, num_pages=15, device=device)
+    oracle = TorchForward(replace(config, tied_head=False), rounded, num_pages=15, device=device)
     decoder = CudaDecoder(config, dict(made), max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
     copy = decoder.quantised(format)
     target = CudaForward(decoder, new_kv(config, num_pages=15, dtype=dtype, device=device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.runner.eager import EagerForward
+from paceline.runner.forwards.torch import TorchForward
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.test_laws import requests
 from tests.kernels.tiny_forward import rows_of
@@ -19,7 +19,7 @@ TAPS = (0, 1, 2)
 def test_hidden_states_are_those_of_plain_torch() -> None:
     batch = rows_of(([3 * i % 90 for i in range(9)], 0, 9, [0]))
     output = cuda_forward(TARGET, num_pages=4, taps=TAPS)(batch)
-    wanted = EagerForward(TARGET.config, TARGET.weights, num_pages=4, taps=TAPS)(batch)
+    wanted = TorchForward(TARGET.config, TARGET.weights, num_pages=4, taps=TAPS)(batch)
     assert output.features is not None
     assert wanted.features is not None
     assert output.features.shape == wanted.features.shape

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runner.rounds import Lookup
+from paceline.runner.rounds.protocol import Lookup
 from paceline.types import Request
 from tests.laws import under_law
 from tests.rig import FLOWN, RIGS, SELF, Flown, build

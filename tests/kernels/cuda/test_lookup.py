@@ -9,7 +9,7 @@ import torch
 
 from paceline.kernels import round_reference
 from paceline.kernels.cuda.lookup import lookup
-from paceline.runner.state import DeviceState
+from paceline.runner.rounds.device_state import DeviceState
 from tests.kernels.cuda.conftest import ON_GPU
 
 

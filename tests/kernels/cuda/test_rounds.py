@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels import round_reference
 from paceline.kernels.cuda import rounds
-from paceline.runner.state import DeviceState
+from paceline.runner.rounds.device_state import DeviceState
 
 
 def random_state(random: torch.Generator, device: torch.device, *, lanes: int, width: int = 50) -> DeviceState:

@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.kernels import round_reference
 from paceline.kernels.cuda import noise, sample
 from paceline.kernels.noise import gumbel_noise
-from paceline.runner.state import DeviceState
-from paceline.sampling import Stream
+from paceline.runner.rounds.device_state import DeviceState
+from paceline.sampling.sampler import Stream
 
 # inverse temperature, top_k, top_p, min_p
 ASKED = [

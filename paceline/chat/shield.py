@@ -1,0 +1,93 @@
+"""Keeps control tokens out of messages.
+
+Before a chat template is rendered, the characters in messages by which control tokens begin or end ("<", ">") are
+swapped for private marks, one for one, so that lengths and positions stay. Afterwards every control token in the
+rendered text is the template's own; then the marks are swapped back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from paceline.chat.messages import ROLES
+from paceline.errors import InvalidRequest
+from paceline.text.tokenizer import Tokenizer
+
+
+class Shield:
+    """Swaps characters of users' strings so that no control token can be read out of them, whatever a template makes of
+    them: joins two, trims one, cuts a piece out of the middle.
+
+    Left alone are words that the template itself names ("</think>"), as it may look for them; but for those that could
+    be part of a control token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, source: str, literals: Iterable[str]) -> None:
+        texts = tokenizer.control_texts
+        edges = {character for text in texts for character in (text[0], text[-1]) if _markable(character)}
+        wordlike = {text[0] for text in texts if edges.isdisjoint(text)}  # these have no better character to swap
+        self._find = tokenizer.find_control
+        self._source = source
+        self._marked = sorted(edges | wordlike)
+        self._edges = edges
+        self._everywhere = not wordlike
+        named = [
+            literal
+            for literal in literals
+            if not edges.isdisjoint(literal) and not any(literal in text or text in literal for text in texts)
+        ]
+        named.sort(key=len, reverse=True)
+        self._named = re.compile(f"({'|'.join(map(re.escape, named))})") if named else None
+
+    def hide(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
+        """The inputs with marks in them, and what swaps the marks back."""
+        if self._everywhere and all(map(self._edges.isdisjoint, strings(inputs))):
+            return inputs, {}
+        taken = set(self._source).union(*strings(inputs))
+        free = (mark for mark in map(chr, range(0x10FFFD, 0x10FF00, -1)) if mark not in taken)
+        marks = dict(zip(self._marked, free, strict=False))
+        if len(marks) < len(self._marked):
+            raise InvalidRequest("the messages use up the private characters U+10FF00 to U+10FFFD; leave some out")
+        hidden = {name: _map_strings(value, lambda text: self._mark(text, marks)) for name, value in inputs.items()}
+        return hidden, {ord(mark): character for character, mark in marks.items()}
+
+    def _mark(self, text: str, marks: Mapping[str, str]) -> str:
+        if text in ROLES:
+            return text
+        swap = {ord(character): marks[character] for character in self._edges}
+        parts = self._named.split(text) if self._named else [text]  # every other part is a word the template names
+        text = "".join(part if at % 2 else part.translate(swap) for at, part in enumerate(parts))
+        if self._everywhere and self._edges.isdisjoint(text):
+            return text
+        while found := self._find(text):
+            start, end, _ = found[0]
+            inside = "".join(marks.get(character, character) for character in text[start:end])
+            text = text[:start] + inside + text[end:]
+        return text
+
+
+def _markable(character: str) -> bool:
+    """Words must stay words, space must stay space, and JSON must not write a character in another way."""
+    return character.isprintable() and not character.isalnum() and character not in ' "\\'
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    return [_map_strings(item, change) for item in value] if isinstance(value, list) else value

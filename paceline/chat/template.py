@@ -1,0 +1,125 @@
+"""Messages to the prompt a model was trained on, through the chat template that comes with it.
+
+Control tokens that the template writes become control tokens; the same characters in a message stay text (how, stands
+in chat_shield.py).
+
+The template is the model's, never a request's. How it is kept harmless stands in chat_sandbox.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from jinja2.exceptions import SecurityError, TemplateError
+
+from paceline.chat.budget import TooExpensive
+from paceline.chat.messages import Message, check_json, check_messages, check_tools
+from paceline.chat.sandbox import MAX_SOURCE, Refused, Sandbox
+from paceline.chat.shield import Shield, strings
+from paceline.errors import InvalidRequest, ModelFileError
+from paceline.text.tokenizer import Tokenizer
+
+# What evaluating an expression can raise, template bugs and unexpected messages alike.
+_RUN_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+class ChatTemplate:
+    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
+        source = tokenizer.chat_template if source is None else source
+        if source is None:
+            raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
+        self.source = source
+        self._tokenizer = tokenizer
+        self._render, literals = _compile(source)
+        self._shield = Shield(tokenizer, source, literals)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text."""
+        inputs = self._inputs(messages, tools, variables)
+        return self._run(inputs, add_generation_prompt)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt as token ids."""
+        inputs = self._inputs(messages, tools, variables)
+        hidden, back = self._shield.hide(inputs)
+        text = self._run(hidden, add_generation_prompt)
+        return self._tokenizer.encode_spans(text.translate(back), self._tokenizer.find_control(text))
+
+    def _inputs(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        reserved = {"messages", "tools", "documents", "add_generation_prompt", *self._tokenizer.token_names}
+        if clash := sorted(reserved.intersection(variables or {})):
+            raise InvalidRequest(f"chat template variables cannot be named {', '.join(clash)}; these names are taken")
+        inputs = {**(variables or {}), "messages": check_messages(messages), "tools": check_tools(tools)}
+        return {name: check_json(value, name) for name, value in inputs.items()}
+
+    def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:
+        names = {"documents": None, **self._tokenizer.token_names}
+        size = sum(map(len, strings(inputs)))
+        try:
+            return self._render({**names, **inputs, "add_generation_prompt": add_generation_prompt}, size)
+        except Refused as error:
+            raise InvalidRequest(f"the model's chat template does not take these messages: {error}") from None
+        except (TooExpensive, SecurityError, RecursionError, MemoryError) as error:
+            raise ModelFileError(f"the model's chat template was stopped: {error}") from None
+        except _RUN_ERRORS as error:
+            raise InvalidRequest(
+                f"the model's chat template failed on these messages: {type(error).__name__}: {error}"
+            ) from error
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The messages as a prompt of the tokenizer's model, by its own template."""
+    return _template_of(tokenizer).encode(
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+    )
+
+
+@lru_cache(maxsize=4)  # compiling takes milliseconds, rendering a fraction of one
+def _template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(tokenizer)
+
+
+def _compile(source: str) -> tuple[Callable[[Mapping[str, Any], int], str], frozenset[str]]:
+    """What renders the template, and the strings it names."""
+    if len(source) > MAX_SOURCE:
+        raise ModelFileError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed")
+    try:
+        sandbox = Sandbox()
+        return sandbox.compiled(source), sandbox.literals(source)
+    except (*_RUN_ERRORS, SyntaxError, TooExpensive, RecursionError, MemoryError) as error:
+        raise ModelFileError(f"the model's chat template cannot be used: {type(error).__name__}: {error}") from error

@@ -1,0 +1,90 @@
+"""A drafter with a memory: where the last tokens stood before, what followed them then is the draft, else it drafts.
+
+Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any draft that is
+computed, and costs nothing. How long a copy may be follows from how the last ones of the sequence fared; after one that
+was mostly wrong there is none for a while, twice as long each time in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from paceline.draft import EMPTY, Draft
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
+from paceline.drafters.ngram import NgramDrafter
+
+FIRST = 8  # tokens of a sequence's first copy
+STRIKES = 6  # after so many there are 63 drafts without a copy
+
+
+@dataclass(slots=True)
+class _Copies:
+    length: int = FIRST  # of the next one
+    last: int = 0  # of the one that is being judged; 0: it was no copy
+    rest: int = 0  # drafts until the next one is due
+    strikes: int = 0  # in a row that were mostly wrong
+
+    def learn(self, accepted: int, *, longest: int) -> None:
+        self.length = min(2 * self.length, longest) if accepted == self.last else accepted + 2
+        self.strikes = 0 if 2 * accepted >= self.last else min(self.strikes + 1, STRIKES)
+        self.rest = 2**self.strikes
+
+
+class CopyingDrafter:
+    """`inner`, and copies where the last `after` tokens have been seen together. Whatever else it is, `inner` is."""
+
+    inline = True
+    ends_drafts = True
+
+    def __init__(self, inner: FeatureDrafter, *, after: int, longest: int) -> None:
+        self.name = inner.name
+        self.taps = inner.taps
+        self.max_draft = max(inner.max_draft, longest)
+        self._inner = inner
+        self._memory = NgramDrafter(min_ngram=after, max_ngram=after)
+        self._longest = longest
+        self._copies: dict[int, _Copies] = {}
+
+    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
+        self._inner.start(key, lane, tokens)
+        self._memory.start(key, lane, tokens)
+        self._copies[key] = _Copies()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        drafts = [self._copy(ask) for ask in asks]
+        most = self._inner.max_draft
+        others = [ask.within(most) for ask, draft in zip(asks, drafts, strict=True) if not draft.tokens]
+        computed = iter(self._inner.propose(others) if others else ())
+        return [draft if draft.tokens else next(computed) for draft in drafts]
+
+    def _copy(self, ask: Ask) -> Draft:
+        """Empty where none is due, or there is nothing to copy."""
+        copies = self._copies[ask.key]
+        copies.rest -= copies.rest > 0
+        draft = EMPTY
+        if not copies.rest:
+            draft = self._memory.continuation(ask.key, ask.tokens, min(ask.max_draft, copies.length))
+        copies.last = len(draft.tokens)
+        return draft
+
+    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
+        copies = self._copies[key]
+        if copies.last:
+            copies.learn(accepted, longest=self._longest)
+        else:
+            self._inner.observe(key, tokens, accepted)
+
+    def stop(self, key: int) -> None:
+        self._inner.stop(key)
+        self._memory.stop(key)
+        del self._copies[key]
+
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+        return self._inner.feed(features, seen, crowded=crowded)
+
+    def knows(self, page: int) -> bool:
+        return self._inner.knows(page)

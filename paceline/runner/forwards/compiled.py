@@ -1,0 +1,263 @@
+"""A model as one compiled program: the Forward for quantised weights on a CPU.
+
+Bitwise: a row's logits and its keys and values are the same bits whatever rows ride along, however many threads run,
+and whether its context came as a prefill, token by token, or through accepted drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from ctypes import addressof, c_int32
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UnsupportedModel
+from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
+from paceline.kernels.cpu import team
+from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.kv import CpuKV, page_bytes
+from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Draws, Epilogue, Pass, Shape
+from paceline.kernels.cpu.program import Packed, Program
+from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
+from paceline.models.config import ModelConfig
+from paceline.models.rope import layer_rope, rope_tables
+
+Weights = MutableMapping[str, Weight]
+Progress = Callable[[str], None]
+"""Told the name of each weight when it has been packed."""
+MANY = 256  # batches that are known
+
+
+class CompiledForward:
+    """Implements Forward. `weights` is emptied while it is packed, so that a model is never in memory twice."""
+
+    bitwise = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        num_pages: int,
+        threads: int | None = None,
+        max_context: int | None = None,
+        taps: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        check_supported(config)
+        self.vocab_size = config.vocab_size
+        self.taps = taps
+        self.threads = threads or team.default_threads()
+        # Rows up to which a pass hardly costs more than its weights do: beyond, arithmetic sets the pace.
+        packed = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
+        self.cheap_rows = 6 if packed else 8
+        self._library = load_library()
+        positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
+        shape = shape_of(config, pages=num_pages, positions=positions)
+        shape.features = len(taps) * config.hidden_size
+        self.kv: KVMemory = CpuKV(self._library, shape)
+        self.program = Program(self._library, shape, kv=self.kv, threads=self.threads)
+        assembly = Assembly(config, weights, self.program, positions=positions, progress=progress)
+        self.embedding = assembly.assemble(taps)
+        self.program.finish()
+        self._width: int = shape.features
+        self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
+        self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
+        # After a pass the caches are cold: to look at a tensor costs microseconds, to make one tens of them. Batches
+        # come back, so that what a pass reads and writes is kept under their ids.
+        self._known: dict[int, tuple[Batch, Pass, Draws, Output]] = {}
+
+    def __call__(self, batch: Batch) -> Output:
+        _, pass_, draws, output = self._known.get(id(batch)) or self._prepare(batch)
+        self.program.run_and_draw(pass_, draws)
+        return output
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.program.rows_of(self.embedding, tokens)
+
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        return team.pick(self._library, self.threads, logits, inverse_temperatures, keys)
+
+    def _prepare(self, batch: Batch) -> tuple[Batch, Pass, Draws, Output]:
+        output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)
+        drawn = (c_int32 * len(batch.logit_rows))()
+        draws = Draws(tokens=addressof(drawn))
+        if batch.seeds is not None and batch.inverse_temperatures is not None:
+            draws.seeds, draws.inverse_temperature = batch.seeds.data_ptr(), batch.inverse_temperatures.data_ptr()
+        draws.roots = None if batch.roots is None else batch.roots.data_ptr()
+        known = batch, Pass(), draws, replace(output, drawn=memoryview(drawn).cast("B").cast("i"))  # read faster
+        point(known[1], batch, output)
+        if len(self._known) == MANY:
+            self._known.clear()
+        self._known[id(batch)] = known
+        return known
+
+    def _output(self, rows: int, outs: int, width: int) -> Output:
+        """Memory for the results, with features of a `width`."""
+        if outs > len(self._logits) or rows * width > len(self._features):
+            self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
+            self._features = torch.empty(max(rows * width, len(self._features)))
+            self._views.clear()
+            self._known.clear()  # they point to the memory before
+        if (rows, outs, width) not in self._views:
+            argmax = torch.empty(outs, dtype=torch.int32)
+            features = self._features[: rows * width].view(rows, -1) if width else None
+            self._views[rows, outs, width] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
+        return self._views[rows, outs, width]
+
+
+def point(to: Pass, batch: Batch, output: Output) -> None:
+    """Have a pass read the batch and write to `output`."""
+    to.tokens = batch.tokens.data_ptr()
+    to.positions = batch.positions.data_ptr()
+    to.slots = batch.slots.data_ptr()
+    to.row_starts = batch.row_starts.data_ptr()
+    to.bases = batch.bases.data_ptr()
+    to.page_table = batch.page_table.data_ptr()
+    to.logit_rows = batch.logit_rows.data_ptr()
+    to.logits, to.argmax = output.logits.data_ptr(), output.argmax.data_ptr()
+    to.features = None if output.features is None else output.features.data_ptr()
+    to.rows, to.outs, to.sequences = len(batch.tokens), len(batch.logit_rows), len(batch.bases)
+    to.table_width = batch.page_table.shape[1]
+    to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])
+
+
+def kv_bytes_per_page(config: ModelConfig) -> int:
+    return page_bytes(layers=config.num_layers, kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raises UnsupportedModel for shapes the kernels do not have."""
+    widths = {
+        "hidden size": config.hidden_size,
+        "intermediate size": config.intermediate_size,
+        "width of attention": config.num_heads * config.head_dim,
+    }
+    for what, width in widths.items():
+        if width % GROUP:
+            raise UnsupportedModel(f"{what} {width}; the CPU kernels need a multiple of {GROUP}: use format fp32")
+    if config.head_dim % LANES or config.head_dim > HEAD_DIM_MAX:
+        raise UnsupportedModel(
+            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {LANES} up to {HEAD_DIM_MAX}: "
+            "use format fp32"
+        )
+    if config.num_heads // config.num_kv_heads > QUERY_BLOCK:
+        raise UnsupportedModel(
+            f"{config.num_heads} heads on {config.num_kv_heads} key/value heads; the CPU kernels let at most "
+            f"{QUERY_BLOCK} share one: use format fp32"
+        )
+
+
+def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
+    return Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        layers=config.num_layers,
+        pages=pages,
+        positions=positions,
+    )
+
+
+class Assembly:
+    """Turns named weights into the operations of a decoder, taking each out of `weights` as it is packed."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, program: Program, *, positions: int, progress: Progress | None
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.program = program
+        self.positions = positions
+        self.progress = progress
+        self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
+
+    def assemble(self, taps: Sequence[int]) -> Packed:
+        """The whole decoder; returns its embedding."""
+        config = self.config
+        embed = self._pack("embed")
+        self.program.embed(embed, scale=config.embedding_scale)
+        for layer in range(config.num_layers):
+            if layer in taps:
+                self.program.keep(taps.index(layer) * config.hidden_size)
+            self._attention(layer, f"layers.{layer}.")
+            self._mlp(f"layers.{layer}.")
+        head = embed if config.tied_head else self._pack("head")
+        norm = self._vector("norm")
+        if config.num_layers in taps:
+            self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
+        self.program.linear(
+            [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
+        )
+        return embed
+
+    def _attention(self, layer: int, prefix: str) -> None:
+        config, program = self.config, self.program
+        norm = self._vector(prefix + "attn_norm")
+        parts = [self._pack(prefix + name) for name in "qkv"]
+        program.linear(parts, source=Buffer.RESIDUAL, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
+        norms = (self._vector(prefix + "q_norm"), self._vector(prefix + "k_norm")) if config.qk_norm else None
+        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)
+        program.attend(layer, window=config.windows[layer] if config.windows else 0)
+        self._branch(prefix + "o", prefix + "post_attn_norm", source=Buffer.ATTENDED)
+
+    def _mlp(self, prefix: str) -> None:
+        gate = Epilogue.SILU_GATE if self.config.activation == "silu" else Epilogue.GELU_GATE
+        norm = self._vector(prefix + "mlp_norm")
+        parts = self._pack_together(prefix + "gate", prefix + "up")
+        self.program.linear(
+            parts,
+            source=Buffer.RESIDUAL,
+            target=Buffer.GATED,
+            epilogue=gate,
+            norm=norm,
+            epsilon=self.config.norm_eps,
+        )
+        self._branch(prefix + "down", prefix + "post_mlp_norm", source=Buffer.GATED)
+
+    def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
+        """The product that ends a branch and its way back into the residual stream."""
+        parts = [self._pack(name)]
+        if not self.config.post_norms:
+            self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
+            return
+        self.program.linear(parts, source=source, target=Buffer.BRANCH)
+        self.program.add_norm(self._vector(norm), epsilon=self.config.norm_eps)
+
+    def _rope(self, layer: int) -> tuple[Tensor, Tensor]:
+        key = layer_rope(self.config, layer)
+        if key not in self.ropes:
+            self.ropes[key] = rope_tables(self.config, *key, self.positions)
+        return self.ropes[key]
+
+    def _pack(self, name: str) -> Packed:
+        return self._pack_together(name)[0]
+
+    def _pack_together(self, *names: str) -> list[Packed]:
+        packed = self.program.pack(*[(self._matrix(name), self._bias(name)) for name in names])
+        if self.progress:
+            for name in names:
+                self.progress(name)
+        return packed
+
+    def _matrix(self, name: str) -> Quantised:
+        """A float matrix (a tensor its file did not quantise) becomes 8 bits in groups."""
+        weight = self.weights.pop(name)
+        if isinstance(weight, Quantised):
+            return weight
+        assert isinstance(weight, Tensor), f"{name}: there is no compiled kernel for 8-bit floats"
+        return quantise(weight, bits=8, group=GROUP)
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self._vector(name + ".bias") if name + ".bias" in self.weights else None
+
+    def _vector(self, name: str) -> Tensor:
+        vector = self.weights.pop(name)
+        assert isinstance(vector, Tensor), f"{name} is quantised"
+        return vector

@@ -1,0 +1,1 @@
+"""Heads that run: passes of EAGLE-3 and Medusa heads over a target's hidden states."""

@@ -1,0 +1,111 @@
+"""From a head's directory to something that runs beside a target: compiled with the target's kernels, or in torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.errors import UnsupportedModel
+from paceline.kernels.base import PAGE_SIZE, Forward
+from paceline.kernels.quant import GROUP
+from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
+from paceline.models.weights import weight_bytes
+from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
+from paceline.runner.heads.compiled import CompiledHead
+from paceline.runner.heads.medusa import CompiledMedusa, MedusaForward, TorchMedusa
+from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.torch import TorchHead
+from paceline.runner.loading.models import ReadyModel
+
+logger = logging.getLogger(__name__)
+FORMATS = ("int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyHead:
+    """An EAGLE-3 head with its weights in memory, before it is told how many pages of KV it has."""
+
+    head: EagleHead
+    compiled: bool
+    device: str
+    dtype: torch.dtype  # of torch, where it is not compiled
+
+    @property
+    def why(self) -> str:
+        config = self.head.config
+        how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
+        size = f"{self.head.parameters / 1e6:.1f} M parameters, {config.draft_vocab_size} tokens"
+        return f"an EAGLE-3 head ({size}) on hidden states {', '.join(map(str, config.taps))}: {how}"
+
+    @property
+    def page_bytes(self) -> int:
+        """KV memory of one page."""
+        layer = self.head.config.layer
+        if self.compiled:
+            return kv_bytes_per_page(layer)
+        return PAGE_SIZE * 2 * layer.num_kv_heads * layer.head_dim * self.dtype.itemsize
+
+    @property
+    def pass_bytes(self) -> int:
+        """Of weights that a pass reads, but for a few rows of an embedding."""
+        return sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
+
+    def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
+        if self.compiled:
+            assert isinstance(target, CompiledForward)
+            return CompiledHead(self.head, target, num_pages=num_pages, max_context=max_context, threads=threads)
+        return TorchHead(self.head, target, num_pages=num_pages, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyMedusa:
+    """Medusa heads with their weights in memory."""
+
+    heads: list[MedusaHead]
+    compiled: bool
+    device: str
+    dtype: torch.dtype  # of torch, where they are not compiled
+
+    @property
+    def why(self) -> str:
+        how = "compiled" if self.compiled else f"torch, {str(self.dtype).removeprefix('torch.')}"
+        return f"{len(self.heads)} Medusa heads on the last hidden state: {how}"
+
+    @property
+    def pass_bytes(self) -> int:
+        weights = [weight for head in self.heads for weight in (head.head, *(block[0] for block in head.blocks))]
+        return sum(weight_bytes(weight) for weight in weights)
+
+    def forward(self, *, threads: int | None) -> MedusaForward:
+        if self.compiled:
+            return CompiledMedusa(self.heads, threads=threads)
+        return TorchMedusa(self.heads, dtype=self.dtype, device=self.device)
+
+
+def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMedusa:
+    heads = load_medusa(directory, target.model.config)
+    if target.compiled and target.model.config.hidden_size % GROUP == 0:
+        return ReadyMedusa([head.in_format(format) for head in heads], True, "cpu", torch.float32)
+    dtype = torch.float32 if target.decoder is None else torch.bfloat16
+    return ReadyMedusa([head.in_format("fp32") for head in heads], False, target.device, dtype)
+
+
+def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
+    """`format`: of the weights where kernels compute with integers; in torch they are floats."""
+    head = load_eagle(directory, target.model.config)
+    if target.compiled and _fits_kernels(head):
+        return ReadyHead(head.in_format(format), compiled=True, device="cpu", dtype=torch.float32)
+    dtype = torch.float32 if target.decoder is None else torch.bfloat16
+    return ReadyHead(head.in_format("fp32"), compiled=False, device=target.device, dtype=dtype)
+
+
+def _fits_kernels(head: EagleHead) -> bool:
+    try:
+        check_supported(head.config.layer)
+    except UnsupportedModel as error:
+        logger.warning("the head runs in torch, which is slower: %s", error)
+        return False
+    return True

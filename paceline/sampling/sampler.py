@@ -1,0 +1,231 @@
+"""From logits to a token: the one place that knows what sampling parameters mean, for target and drafter alike.
+
+The token at position i of a sequence is a pure function of the logits there, the parameters, and noise keyed by
+(seed, i):
+
+    argmax(shaped logits + gumbel(seed, i))          temperature 0: argmax(edited logits)
+
+where *edited* logits have penalties, bias and masks applied, and *shaped* ones are also divided by the temperature
+and filtered by min-p, top-k and top-p, in this order. Penalties, min_tokens and a grammar depend on what came before: a
+row of a draft gets them as if its ancestors in the draft had been committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.sampling.filters import filter_floor
+from paceline.sampling.grammar import GrammarState
+from paceline.types import Logprob, SamplingParams
+
+Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logits [n, vocab], inverse temperatures [n], keys [n, 2]) → tokens [n]: argmax of scaled logits plus noise."""
+
+
+class Stream(IntEnum):
+    """Independent noises of one (seed, position)."""
+
+    TOKEN = 0  # what the target draws; a coupled drafter draws with it too
+    DRAFT = 1  # what a drafter draws under the rejection rule
+    ACCEPT = 2  # the rejection rule's coin
+    RESIDUAL = 3  # its correction
+
+
+def mix(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
+    """64 well-mixed bits for each position: two rounds of a multiply-xorshift finaliser over a counter."""
+    counter = positions.astype(np.uint64) * np.uint64(len(Stream)) + np.uint64(stream)
+    bits = np.uint64(seed) ^ _finalise(counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0xD1B54A32D192ED03))
+    return _finalise(bits)
+
+
+def noise_keys(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
+    """The pair of 32-bit keys [n, 2] (int64) that a noise kernel expands over the vocabulary."""
+    bits = mix(seed, positions, stream)
+    return np.stack((bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)), axis=1).astype(np.int64)
+
+
+def uniforms(seed: int, positions: np.ndarray, stream: Stream) -> Tensor:
+    """Float64 in (0, 1), one a position."""
+    bits = mix(seed, positions, stream) >> np.uint64(11)
+    return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of the sample-th of n answers; the first keeps the request's own."""
+    return seed if sample == 0 else int(mix(seed, np.array([2**61 + sample]), Stream.TOKEN)[0])
+
+
+def _finalise(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
+
+
+class Sampler:
+    """The sampling state of one sequence: its parameters, its seed, and what has been said so far."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """`grammar`: at the beginning of the answer, where the parameters have one."""
+        self.params = params
+        self.grammar = grammar
+        self.seed = seed
+        self.greedy = params.greedy
+        self.is_argmax = params.greedy and not params.edits_logits  # the forward pass has done all the work
+        # Nothing but noise between logits and token: a forward pass can do it, with this inverse temperature.
+        self.is_simple = not params.edits_logits and (params.greedy or not params.filters)
+        self.output_tokens = 0
+        self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
+        self._stops = sorted({*eos_ids, *params.stop_ids})
+        self._additive = _additive(params, vocab_size)  # [vocab] or None
+        self._counts: Tensor | None = None  # output tokens, for presence and frequency
+        self._seen: Tensor | None = None  # prompt and output, for repetition
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = torch.zeros(vocab_size)
+        if params.repetition_penalty != 1:
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
+
+    def see_prompt(self, prompt: Sequence[int]) -> None:
+        if self._seen is not None:
+            self._seen[list(prompt)] = True
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """These tokens were committed."""
+        self.output_tokens += len(tokens)
+        if self.grammar is not None:
+            self.grammar.advance(tokens)
+        if self._counts is not None:
+            for token in tokens:
+                self._counts[token] += 1
+        if self._seen is not None:
+            for token in tokens:
+                self._seen[token] = True
+
+    def edit(self, logits: Tensor, ancestors: Sequence[Sequence[int]]) -> Tensor:
+        """Penalties, bias and masks on logits [rows, vocab], where row r comes after `ancestors[r]` of the draft."""
+        if not self.params.edits_logits:
+            return logits
+        logits = logits.clone()
+        for row, before in zip(logits, ancestors, strict=True):
+            self._penalise(row, list(before))
+            self._forbid(row, before)
+        return logits if self._additive is None else logits + self._additive
+
+    def shape(self, logits: Tensor) -> Tensor:
+        """Edited logits → scaled and filtered ones, whose softmax is what is drawn from (temperature > 0)."""
+        return _filter(logits * self.inverse_temperature, self.params)
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """The distribution drawn from, for edited logits [rows, vocab]."""
+        if self.greedy:
+            return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(torch.float32)
+        return torch.softmax(self.shape(logits), dim=-1)
+
+    def draw(self, logits: Tensor, positions: np.ndarray, pick: Pick, *, stream: Stream = Stream.TOKEN) -> Tensor:
+        """Tokens [rows] at `positions` from edited logits [rows, vocab]."""
+        if self.greedy:
+            return logits.argmax(-1)
+        keys = torch.from_numpy(noise_keys(self.seed, positions, stream))
+        scale = self.inverse_temperature
+        if self.params.filters:
+            logits, scale = self.shape(logits), 1.0
+        return pick(logits, torch.full((len(logits),), scale), keys)
+
+    def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
+        """Stops before min_tokens, and what the grammar does not allow: it has the last word where only a stop is left.
+        What comes after tokens that do not fit the grammar is never heard."""
+        early = self.output_tokens + len(before) < self.params.min_tokens
+        allowed = None if self.grammar is None else self.grammar.allowed(before)
+        if early and (allowed is None or _any_beside(allowed, self._stops)):
+            row[self._stops] = -torch.inf
+        if allowed is not None:
+            row.masked_fill_(~allowed, -torch.inf)
+
+    def _penalise(self, row: Tensor, before: list[int]) -> None:
+        """Repetition, presence and frequency penalties on one row [vocab], in place."""
+        params = self.params
+        if self._seen is not None:
+            seen = self._seen.clone()
+            seen[before] = True
+            scaled = torch.where(row > 0, row / params.repetition_penalty, row * params.repetition_penalty)
+            torch.where(seen, scaled, row, out=row)
+        if self._counts is not None:
+            counts = self._counts.clone()
+            for token in before:
+                counts[token] += 1
+            row -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The rows of one sequence among the outputs of a pass."""
+
+    sampler: Sampler
+    rows: slice
+    positions: np.ndarray  # of the tokens to be chosen, one a row
+    ancestors: Sequence[Sequence[int]]  # drafted tokens before each row, for a sampler that edits logits
+
+
+def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pick) -> Tensor:
+    """The target's tokens [outs], for the rows of all groups at once."""
+    groups = [group for group in groups if not group.sampler.is_argmax]
+    if not groups:
+        return argmax
+    tokens = argmax.to(torch.int64)
+    for group in groups:
+        edited = group.sampler.edit(logits[group.rows], group.ancestors)
+        tokens[group.rows] = group.sampler.draw(edited, group.positions, pick)
+    return tokens
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """What the target thought of `tokens`, one a row of logits [rows, vocab], before any sampling parameter."""
+    values = torch.log_softmax(logits, dim=-1)
+    chosen = values.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])  # [rows, 1]
+    ranks = (values > chosen).sum(-1).tolist()
+    best = torch.topk(values, min(max(top, 1), values.shape[-1]), dim=-1)
+    alternatives = [
+        tuple(zip(ids, scores, strict=True))[:top]
+        for ids, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    columns = zip(tokens, chosen[:, 0].tolist(), ranks, alternatives, strict=True)
+    return [Logprob(token=token, logprob=value, rank=rank, top=most) for token, value, rank, most in columns]
+
+
+def _any_beside(allowed: Tensor, tokens: Sequence[int]) -> bool:
+    return int(allowed.sum()) > int(allowed[tokens].sum())
+
+
+def _additive(params: SamplingParams, vocab_size: int) -> Tensor | None:
+    """Bias and allowed tokens as one vector to be added."""
+    if not params.logit_bias and params.allowed_tokens is None:
+        return None
+    vector = torch.zeros(vocab_size)
+    if params.allowed_tokens is not None:
+        vector.fill_(-torch.inf)
+        vector[list(params.allowed_tokens)] = 0
+    for token, bias in params.logit_bias.items():
+        vector[token] += bias
+    return vector
+
+
+def _filter(scaled: Tensor, params: SamplingParams) -> Tensor:
+    """min-p, top-k, top-p on scaled logits [rows, vocab]: what is filtered out becomes -inf. Ties stay in."""
+    if not params.filters:
+        return scaled
+    values = scaled.numpy()
+    floor = filter_floor(scaled, min_p=params.min_p, top_k=params.top_k, top_p=params.top_p)
+    return torch.from_numpy(np.where(values < floor, np.float32(-np.inf), values))

@@ -1,0 +1,195 @@
+"""Token ids to text as they come: characters never cut in half, stop strings found across token borders.
+
+    ids ─▶ IncrementalDecoder ─▶ text ─▶ StopChecker ─▶ text that is safe to show
+
+What `IncrementalDecoder` returns, put together, is what `Tokenizer.decode` gives for all ids at once. What
+`StopChecker` finds does not depend on how the text was cut into pieces. `TextStream` is the two in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
+
+from paceline.errors import InvalidRequest
+from paceline.text.tokenizer import Tokenizer
+
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+
+
+class IncrementalDecoder:
+    """`push` gives the text that is complete with this token; broken bytes become U+FFFD once they cannot be mended.
+
+    With `continuation` the tokens follow other text, and the space a SentencePiece model begins with is kept.
+    """
+
+    __slots__ = ("_at_start", "_decoder", "_size", "_table")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False) -> None:
+        vocabulary = tokenizer.vocabulary
+        self._table = vocabulary.text_bytes if skip_special else vocabulary.token_bytes
+        self._size = len(self._table)
+        self._decoder = Utf8Decoder(errors="replace")
+        self._at_start = vocabulary.leading_space and not continuation
+
+    def push(self, token_id: int) -> str:
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        table, size = self._table, self._size
+        data = b"".join([table[token_id] for token_id in token_ids if 0 <= token_id < size])
+        if self._at_start and data:
+            self._at_start = False
+            data = data.removeprefix(b" ")
+        if not self._decoder.buffer and data.isascii():  # nearly always, and three times as fast
+            return data.decode("ascii")
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is left when no token follows: U+FFFD for a character that was never completed, or nothing."""
+        return self._decoder.decode(b"", True)
+
+
+@dataclass(frozen=True)
+class StopMatch:
+    """text[start:end] is the stop string, counted in characters from the beginning of the text."""
+
+    stop: str
+    start: int
+    end: int
+
+
+class StopChecker:
+    """Holds back only text that may be the beginning of a stop string.
+
+    The stop string that is complete first wins; of several that end at the same character the longest. Once one has
+    matched, nothing follows.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        check_stops(stops)
+        self.match: StopMatch | None = None
+        self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)  # how many characters of each stop string the text ends with
+        self._starts = frozenset(stop[0] for stop in self._stops)
+        self._include = include_stop
+        self._seen = 0  # characters pushed
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        if self.match:
+            return ""
+        if not self._held and self._starts.isdisjoint(text):
+            self._seen += len(text)
+            return text
+        for offset, character in enumerate(text):
+            stop = self._advance(character)
+            if stop is not None:
+                return self._cut(self._held + text[: offset + 1], stop)
+        return self._release(text)
+
+    def skip(self, text: str) -> str:
+        """Text at the beginning in which no stop string is looked for."""
+        self._seen += len(text)
+        return text
+
+    def flush(self) -> str:
+        """The text still held back, when no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, character: str) -> str | None:
+        """Knuth, Morris and Pratt's step for each stop string; the longest that `character` completes."""
+        self._seen += 1
+        for i, stop in enumerate(self._stops):
+            matched, borders = self._matched[i], self._borders[i]
+            while matched and stop[matched] != character:
+                matched = borders[matched]
+            matched += stop[matched] == character
+            self._matched[i] = matched
+            if matched == len(stop):
+                return stop  # longest first; the states of the others no longer matter
+        return None
+
+    def _cut(self, pending: str, stop: str) -> str:
+        self.match = StopMatch(stop=stop, start=self._seen - len(stop), end=self._seen)
+        self._held = ""
+        return pending if self._include else pending[: -len(stop)]
+
+    def _release(self, text: str) -> str:
+        pending = self._held + text
+        keep = max(self._matched, default=0)
+        safe = len(pending) - keep
+        self._held = pending[safe:]
+        return pending[:safe]
+
+
+class TextStream:
+    """Tokens of one answer in, text to show out."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        stops_from: int = 0,
+        skip_special: bool = True,
+        continuation: bool = False,
+    ) -> None:
+        """No stop string is looked for in the text of the first `stops_from` tokens."""
+        self.tokens = 0  # taken so far; the last one completed the stop string, if `match` is set
+        self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
+        self._checker = StopChecker(stops, include_stop=include_stop)
+        self._stops_from = stops_from
+        self._stops = bool(stops)
+
+    @property
+    def match(self) -> StopMatch | None:
+        return self._checker.match
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Takes tokens until a stop string is complete; those after it are not taken."""
+        if not self._stops:
+            self.tokens += len(token_ids)
+            return self._decoder.push_all(token_ids)
+        text = []
+        for token_id in token_ids:
+            if self.match:
+                break
+            self.tokens += 1
+            check = self._checker.push if self.tokens > self._stops_from else self._checker.skip
+            text.append(check(self._decoder.push(token_id)))
+        return "".join(text)
+
+    def flush(self) -> str:
+        """What remains when the answer is over; a broken last character can still complete a stop string."""
+        if self.match:
+            return ""
+        return self._checker.push(self._decoder.flush()) + self._checker.flush()
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequest("stop must be a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(f"a stop string has {len(stop)} characters; allowed are 1 to {MAX_STOP_LENGTH}")
+        if any("\ud800" <= character <= "\udfff" for character in stop):
+            raise InvalidRequest(f"stop string {stop!r:.60} holds half a surrogate pair, which no text can contain")
+
+
+def _borders(stop: str) -> list[int]:
+    """borders[n]: length of the longest proper prefix of stop[:n] that is also its suffix."""
+    borders = [0, 0]
+    for character in stop[1:]:
+        length = borders[-1]
+        while length and stop[length] != character:
+            length = borders[length]
+        borders.append(length + (stop[length] == character))
+    return borders

@@ -1,0 +1,1 @@
+"""The training loop: batches, gradients, scores, checkpoints, several processes."""

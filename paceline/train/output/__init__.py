@@ -1,0 +1,1 @@
+"""What a training leaves behind: packed weights, model card, curves, tokenizer files."""

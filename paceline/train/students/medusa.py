@@ -1,0 +1,109 @@
+"""Medusa-1 heads as they learn: head i reads the target's last hidden state of position p and guesses token p + 2 + i.
+
+Each is x + silu(W x + b), then a product over the whole vocabulary that begins as the target's own. The heads do not
+see each other's guesses, so one pass drafts all of them. Names are those of the published format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.train.data.batches import Texts
+from paceline.train.data.labels import Labels, soft_loss
+from paceline.train.output.packing import Packing, packed
+from paceline.train.output.storage import tensors_file
+from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
+from paceline.train.students.teacher import Insight, Teacher
+
+LATER = 0.8  # what a head counts, relative to the one before it
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape:
+    hidden: int
+    vocab: int
+    heads: int
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        one = {
+            "0.linear.weight": (self.hidden, self.hidden),
+            "0.linear.bias": (self.hidden,),
+            "1.weight": (self.vocab, self.hidden),
+        }
+        return {f"{index}.{name}": size for index in range(self.heads) for name, size in one.items()}
+
+
+class MedusaHeads:
+    kind = "medusa"
+
+    def __init__(
+        self,
+        shape: MedusaShape,
+        *,
+        params: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        packing: Packing = "bf16",
+    ) -> None:
+        self.shape = shape
+        self.params = leaves(params, device)
+        self.constants: dict[str, Tensor] = {}
+        self._dtype = dtype
+        self._packing: Packing = packing
+        self._all = torch.ones(shape.vocab, dtype=torch.bool, device=device)
+
+    @classmethod
+    def new(cls, shape: MedusaShape, teacher: Teacher, *, dtype: torch.dtype, packing: Packing) -> MedusaHeads:
+        params = {name: torch.zeros(size) for name, size in shape.sizes().items()}
+        for index in range(shape.heads):
+            params[f"{index}.1.weight"] = teacher.head.float().cpu()
+        return cls(shape, params=params, dtype=dtype, device=teacher.head.device, packing=packing)
+
+    def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses:
+        hidden = insight.hidden.flatten(0, 1)
+        total, by_step, agreement = torch.zeros((), device=hidden.device), [], []
+        for index in range(self.shape.heads):
+            rows = label_rows(texts, self._all, ahead=2 + index)
+            labels = Labels.of(hidden[rows + 1 + index], teacher.head, teacher.aim)
+            counts = torch.full((len(rows),), 1 / max(1, len(rows)), device=hidden.device)
+            loss, distance, best = soft_loss(self._logits(hidden[rows], index), labels, counts)
+            total = total + loss * LATER**index
+            by_step.append(distance)
+            agreement.append(((best == labels.best) * counts).sum())
+        return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
+
+    @torch.no_grad()
+    def guesses(self, teacher: Teacher, insight: Insight, texts: Texts, steps: int) -> Tensor:
+        hidden = insight.hidden.flatten(0, 1)
+        found = torch.full((*texts.ids.shape, steps), -1, device=hidden.device)  # no token: drafts are shorter
+        for index in range(min(steps, self.shape.heads)):
+            best = best_tokens(hidden, partial(self._logits, index=index))
+            found[..., index] = best.view(texts.ids.shape)
+        return found
+
+    def files(self) -> dict[str, bytes]:
+        config = {
+            "architectures": ["MedusaModel"],
+            "medusa_num_heads": self.shape.heads,
+            "medusa_num_layers": 1,
+            "hidden_size": self.shape.hidden,
+            "vocab_size": self.shape.vocab,
+        }
+        tensors = {name: tensor.detach().cpu() for name, tensor in self.params.items()}
+        return {
+            "model.safetensors": tensors_file(packed(tensors, self._packing)),
+            "config.json": (json.dumps(config, indent=1) + "\n").encode(),
+        }
+
+    def _logits(self, hidden: Tensor, index: int) -> Tensor:
+        weight, bias, head = (
+            self.params[f"{index}.{name}"].to(self._dtype) for name in ("0.linear.weight", "0.linear.bias", "1.weight")
+        )
+        return functional.linear(hidden + functional.silu(functional.linear(hidden, weight, bias)), head)

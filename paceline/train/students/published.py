@@ -1,0 +1,144 @@
+"""EAGLE-3 heads that are there already, as `paceline train` writes them or as they are published: to be measured, or to
+be trained further.
+
+What training cannot go on with as it is (a residual that begins with a norm, say) is refused here, not bent to fit.
+Matrices come as floats, however few bits the file has for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.registry import head_directory
+from paceline.errors import InvalidRequest, UnsupportedModel
+from paceline.models.config import ModelConfig
+from paceline.models.heads import EagleConfig, load_eagle
+from paceline.train.options import Job
+from paceline.train.output.packing import FUSION, Packing
+from paceline.train.students.eagle import EagleHead, EagleShape
+from paceline.train.students.teacher import Teacher
+
+NAMES = {
+    "fc": FUSION,
+    "embed_norm": "midlayer.input_layernorm.weight",
+    "hidden_norm": "midlayer.hidden_norm.weight",
+    **{name: f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"},
+    "mlp_norm": "midlayer.post_attention_layernorm.weight",
+    **{name: f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "norm": "norm.weight",
+    "head": "lm_head.weight",
+}
+SAME = 0.2  # distance of two embeddings, relative to their size, that the rounding of one of them may explain
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a drafter began with, for its card."""
+
+    name: str
+    license: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedHead:
+    folder: Path
+    shape: EagleShape
+    params: dict[str, Tensor]  # float32, by the names they have in training
+    draft_ids: Tensor  # int64 [draft vocabulary]
+    embedding: Tensor | None  # [vocab, hidden] its own, where the file has one
+
+    @classmethod
+    def read(cls, folder: Path, target: ModelConfig, *, steps: int) -> PublishedHead:
+        head = load_eagle(folder, target).in_format("fp32")
+        weights = {name: weight.float() for name, weight in head.weights.items() if isinstance(weight, Tensor)}
+        return cls(
+            folder=folder,
+            shape=_shape(folder, head.config, target, steps),
+            params={name: weights[key] for key, name in NAMES.items()},
+            draft_ids=head.ids.long(),
+            embedding=weights.get("embed"),
+        )
+
+    def student(self, teacher: Teacher, *, scale: Tensor, dtype: torch.dtype, packing: Packing) -> EagleHead:
+        """`scale` [features]: what features are divided by while it learns; the file knows nothing of it."""
+        if self.embedding is not None:
+            self._check_embedding(teacher)
+        params = self.params | {FUSION: self.params[FUSION] * scale.cpu()}
+        return EagleHead(
+            self.shape, params=params, draft_ids=self.draft_ids, feature_scale=scale, dtype=dtype, packing=packing
+        )
+
+    def _check_embedding(self, teacher: Teacher) -> None:
+        """Heads are published with a copy of the target's embedding; training reads the target's."""
+        assert self.embedding is not None, "nothing to check"
+        ids = self.draft_ids.to(teacher.head.device)
+        wanted = teacher.embed(ids).float().cpu()
+        distance = (self.embedding[self.draft_ids] - wanted).norm() / wanted.norm().clamp_min(1e-12)
+        if not distance <= SAME:
+            raise UnsupportedModel(
+                f"{self.folder}: a head with an embedding of its own, {distance:.0%} away from the target's; heads are "
+                "trained with the target's: take one that was made with it"
+            )
+
+
+def beginning(job: Job, target: ModelConfig) -> tuple[PublishedHead, Origin]:
+    """The head that `--begin` names, if it fits the target and whatever else was asked for."""
+    assert job.begin is not None, "no head to begin with"
+    folder = head_directory(job.begin)
+    if job.out.resolve() == folder.resolve():
+        raise InvalidRequest(
+            f"--out and --begin are both {folder}: write to another place, and keep what it began with"
+        )
+    head = PublishedHead.read(folder, target, steps=job.unroll)
+    _check_asked("--draft-vocab", job.draft_vocab, head.shape.draft_vocab, folder)
+    _check_asked("--intermediate", job.intermediate, head.shape.intermediate, folder)
+    return head, Origin(name=Path(job.begin).name, license=_license(folder))
+
+
+def _check_asked(option: str, asked: int | None, there: int, folder: Path) -> None:
+    if asked is not None and asked != there:
+        raise InvalidRequest(
+            f"{option} {asked}, but the head in {folder} has {there}, which it keeps: leave {option} out, or train "
+            "without --begin"
+        )
+
+
+def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -> EagleShape:
+    layer = config.layer
+    for wrong, what in (
+        (config.norm_first, "a norm before the residual"),
+        (layer.activation != "silu", f"the activation {layer.activation!r}"),
+        (layer.hidden_size != target.hidden_size, f"a width of {layer.hidden_size}, not {target.hidden_size}"),
+    ):
+        if wrong:
+            raise UnsupportedModel(f"{folder}: a head with {what} drafts, but is not trained or measured here")
+    return EagleShape(
+        hidden=layer.hidden_size,
+        intermediate=layer.intermediate_size,
+        heads=layer.num_heads,
+        kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
+        vocab=layer.vocab_size,
+        draft_vocab=config.draft_vocab_size,
+        layers=config.taps,
+        eps=layer.norm_eps,
+        theta=layer.rope_theta,
+        max_context=layer.max_context,
+        steps=steps,
+        scaling=layer.rope_scaling,
+    )
+
+
+def _license(folder: Path) -> str | None:
+    """What the card of a head says of it between its first two lines of `---`."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    before, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---\n")
+    lines = [] if before.strip() else rest.partition("\n---")[0].splitlines()
+    found = [line.partition(":")[2].strip() for line in lines if line.startswith("license:")]
+    return found[0] if found and found[0] else None

@@ -1,0 +1,253 @@
+"""Parts of the page of benchmarks: each a function from result files to Markdown, sources included.
+
+Under every table stands where each of its files came from: the command, the commit, the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers import agree_report
+from peers import book as books
+from peers.report import best_ratios, best_table, disturbed, failed, markdown, whole_table
+
+Record = dict[str, Any]
+Paths = Sequence[Path]
+SHAPES = {"llama-3.1-8b": "Llama-3.1-8B", "qwen3-32b": "Qwen3-32B", "llama-3.2-1b": "Llama-3.2-1B"}
+DRAFTERS = {"llama-3.2-1b": "3.2-1B", "qwen3-1.7b": "1.7B"}
+
+
+def load(path: Path) -> Record:
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def source(path: Path, record: Mapping[str, Any]) -> str:
+    machine = record.get("machine") or record.get("client_machine") or {}
+    command = record["command"]
+    said = command if isinstance(command, str) else ", ".join(f"{k} {v}" for k, v in command.items() if v is not None)
+    return f"- `{path.name}`: `{said}`; commit {machine['commit']}; {machine_text(machine)}"
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    return f"{where}, Python {machine['python']}, torch {machine['torch']}"
+
+
+def with_sources(table: str, paths: Paths) -> str:
+    return "\n".join([table, "", *(source(path, load(path)) for path in paths)])
+
+
+def peers(paths: Paths) -> str:
+    """Every mode of every system, with what was measured and what could not be."""
+    [path] = paths
+    book = books.read(path)
+    plan, machine = book.about["plan"], book.about["machine"]
+    versions = ", ".join(f"{kind} ({version})" for kind, version in book.about["versions"].items())
+    text = [
+        f"`{book.about['command']}`, {book.about['date']}, commit {machine['commit']}, {machine_text(machine)}; "
+        f"{versions}.",
+        "",
+        f"{plan['rounds']} rounds, answers of at most {plan['tokens']} tokens, greedy. A round has "
+        f"{plan['counts']['1']} prompts one at a time (slow systems, transformers and vLLM: the first "
+        f"{plan['slow_counts']['1']} of them) and {plan['counts']['8']} at once; every round has its own.",
+    ]
+    for at_once in map(int, plan["counts"]):
+        title = "One prompt at a time" if at_once == 1 else f"{at_once} prompts at once"
+        text += ["", f"{title}, tokens/s: median over rounds (lowest–highest)", "", whole_table(book, at_once=at_once)]
+    text += ["", "Best against best, within a round:", "", best_ratios(book)]
+    notes = [f"- {line}" for line in (*failed(book), *disturbed(book))]
+    return "\n".join([*text, "", *notes] if notes else text)
+
+
+def peers_best(paths: Paths) -> str:
+    [path] = paths
+    book = books.read(path)
+    machine = book.about["machine"]
+    above = (
+        f"SmolLM2-135M on {machine['cpu']}, {machine['cores']} cores, greedy, tokens/s from question to whole answer:"
+    )
+    return f"{above}\n\n{best_table(book)}"
+
+
+def steps(paths: Paths) -> str:
+    header = ["format", "1 row", "8 rows", "ratio", "batch 1", "batch 16", "ratio", "host, batch 1", "host, batch 16"]
+    return with_sources(markdown(header, [_steps_row(load(path)) for path in paths]), paths)
+
+
+def _steps_row(record: Record) -> list[str]:
+    rows, one, many = record["rows_ms"], record["batches"]["1"], record["batches"]["16"]
+    name = {"auto": "native (4 and 8 bits)"}.get(record["command"]["format"], record["command"]["format"])
+    speeds = [f"{one['tok_s']:.1f}", f"{many['tok_s']:.1f}", f"{record['batch_16_over_1']:.2f}"]
+    shares = [f"{one['host_share']:.1%}", f"{many['host_share']:.1%}"]
+    return [name, f"{rows['1']:.2f}", f"{rows['8']:.2f}", f"{record['rows_8_over_1']:.2f}", *speeds, *shares]
+
+
+def speculation(paths: Paths) -> str:
+    header = [
+        "target",
+        "drafter",
+        "prompts",
+        "T",
+        "plain tok/s",
+        "speculative tok/s",
+        "ratio",
+        "tokens a round",
+        "identical",
+    ]
+    rows = [row for path in paths for row in _speculation_rows(load(path))]
+    return with_sources(markdown(header, rows), paths)
+
+
+def speedups(paths: Paths) -> str:
+    """The same for the README: fewer columns."""
+    rows = [row for path in paths for row in _speculation_rows(load(path))]
+    kept = [[f"{target}, {drafter}, {what}, T={t}", plain, fast] for target, drafter, what, t, plain, fast, *_ in rows]
+    return markdown(["Paceline with and without speculation, two cores", "plain tok/s", "speculative tok/s"], kept)
+
+
+def _speculation_rows(record: Record) -> list[list[str]]:
+    """Of `paceline bench offline` a row a cell; of the script before it one."""
+    if record.get("benchmark") == "offline":
+        what = f"{', '.join(record['sources'])} × {record['max_tokens']}"
+        return [
+            [record["target"], cell["drafter"], f"{cell['prompts']} {what}", f"{cell['temperature']:g}", *_pair(cell)]
+            for cell in record["cells"]
+        ]
+    asked = record["command"]
+    name = {"auto": "native"}.get(asked["format"], asked["format"])
+    what = f"{record['prompts']} {asked.get('category', asked['set'])} × {asked['max_tokens']}"
+    return [[f"{asked['target']} {name}", asked["drafter"], what, f"{float(asked['temperature']):g}", *_pair(record)]]
+
+
+def _pair(found: Record) -> list[str]:
+    void = " (answers loop)" if found.get("claim_is_void") else ""
+    return [
+        f"{found['plain_tok_s']:.1f}",
+        f"{found['speculative_tok_s']:.1f}{void}",
+        f"{found['ratio']:.3f}",
+        f"{found['tokens_per_round']:.2f}",
+        f"{found['identical']}/{found['prompts']}",
+    ]
+
+
+def engine(paths: Paths) -> str:
+    """The last file holds another system's speeds on the same kind of machine."""
+    *mine, other = paths
+    theirs = load(other)
+    header = ["work", "batch", "vLLM plain", "Paceline plain", "of the bandwidth limit", "vLLM speculative"]
+    header += ["Paceline speculative (synthetic)", "× own plain"]
+    rows = [_engine_row(load(path), batch, theirs) for path in mine for batch in load(path)["batches"]]
+    return with_sources(markdown(header, rows), mine) + f"\n- `{other.name}`: {theirs['source']}"
+
+
+def _work(record: Record) -> str:
+    setup = record["setup"]
+    if setup["drafter"] is None:
+        return SHAPES[setup["target"]]
+    return (
+        f"{SHAPES[setup['target']]} + {DRAFTERS[setup['drafter']]}, {setup['draft']} drafted, {setup['acceptance']:g}"
+    )
+
+
+def _engine_row(record: Record, batch: Record, theirs: Record) -> list[str]:
+    other, size = theirs[record["setup"]["target"]], str(batch["batch"])
+    plain, drafting = batch["plain"], batch.get("synthetic_speculative")
+    row = [_work(record), size, f"{other['plain'].get(size, '')}", f"{plain['tok_s']:.1f}"]
+    row += [f"{plain['bandwidth_fraction']:.0%}", f"{other['speculative'].get(size, '')}"]
+    if drafting is None:
+        return [*row, "", ""]
+    return [*row, f"{drafting['tok_s']:.1f} ({drafting['to_the_end_tok_s']:.1f})", f"{batch['synthetic_ratio']:.2f}"]
+
+
+def rounds(paths: Paths) -> str:
+    header = [
+        "work",
+        "batch",
+        "draft",
+        "verify",
+        "accept",
+        "round",
+        "host",
+        "device idle",
+        "configured but off, × plain",
+    ]
+    rows = [_round_row(load(path), batch) for path in paths for batch in load(path)["batches"]]
+    return with_sources(markdown(header, rows), paths)
+
+
+def _round_row(record: Record, batch: Record) -> list[str]:
+    mode = batch["synthetic_speculative"]
+    parts = mode["parts_ms"]
+    times = [f"{parts['draft']:.2f}", f"{parts['verify']:.2f}", f"{parts['accept']:.3f}", f"{mode['step_ms']:.2f}"]
+    off = f"{batch['off_ratio']:.3f}" if "off_ratio" in batch else ""
+    return [_work(record), str(batch["batch"]), *times, f"{parts['host']:.2f}", f"{mode['gpu_idle']:.1%}", off]
+
+
+def gpu_line(paths: Paths) -> str:
+    """One sentence for the README."""
+    mine, other = map(load, paths)
+    batch, theirs = mine["batches"][0], other[mine["setup"]["target"]]
+    return (
+        f"One {mine['machine']['gpu']}, the shape of {SHAPES[mine['setup']['target']]} in bf16, one sequence: plain "
+        f"{batch['plain']['tok_s']:.0f} tokens/s (vLLM 0.24: {theirs['plain']['1']}); with a drafter of the shape of "
+        f"{SHAPES[mine['setup']['drafter']]} and a synthetic acceptance of {mine['setup']['acceptance']:g}, "
+        f"{batch['synthetic_speculative']['tok_s']:.0f} (vLLM: {theirs['speculative']['1']})."
+    )
+
+
+def identical_line(paths: Paths) -> str:
+    found = [load(path) for path in paths]
+    same, asked = sum(record["identical"] for record in found), sum(record["prompts"] for record in found)
+    return f"{same} of {asked} speculative answers, greedy and at temperature 1, equal the plain ones token by token."
+
+
+def load_table(paths: Paths) -> str:
+    """Tokens a second by load and temperature, of `paceline bench serve`."""
+    [path] = paths
+    record = load(path)
+    rows = [
+        [f"c{run['max_concurrency']}", f"{run['temperature']:g}", run["arm"], f"{run['output_throughput']:.1f}",
+         f"{run['median_ttft_ms']:.0f}", f"{run['median_tpot_ms']:.2f}", f"{run['completed']}"]
+        for run in record["runs"]
+    ]  # fmt: skip  # a field a line would hide what belongs together
+    header = ["requests open", "T", "speculation", "tokens/s", "TTFT ms", "TPOT ms", "answers"]
+    same = [
+        f"- c{pair['max_concurrency']}, T={pair['temperature']:g}: "
+        f"{pair['identical_texts']} of {pair['pairs']} texts the same."
+        for pair in record.get("comparisons", ())
+    ]
+    text = (
+        "## A server under load\n\nOne request open and many, greedy and at temperature 1, with speculation and "
+        "without, in turns; medians of the latencies."
+    )
+    return "\n".join([text, "", markdown(header, rows), "", *same, source(path, record)])
+
+
+def agree(paths: Paths) -> str:
+    [path] = paths
+    record = load(path)
+    text = (
+        "## The same numbers by another tool\n\nTwo servers loaded by `paceline bench serve` and by `vllm bench serve` "
+        "in turns, the same requests: medians over rounds (lowest–highest) of what each tool says."
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return "\n".join([text, "", agree_report.text(record), "", f"{source(path, record)}, {versions}"])
+
+
+PARTS: Mapping[str, Callable[[Paths], str]] = {
+    "peers": peers,
+    "peers-best": peers_best,
+    "steps": steps,
+    "speculation": speculation,
+    "speedups": speedups,
+    "engine": engine,
+    "rounds": rounds,
+    "gpu-line": gpu_line,
+    "identical-line": identical_line,
+    "load": load_table,
+    "agree": agree,
+}

@@ -1,0 +1,120 @@
+"""The page of benchmarks is what the stored results say, and parts of it come out right."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers import page
+from peers.agree_report import METRICS, OURS, THEIRS, kept
+from peers.page_parts import PARTS
+from tests.peers.test_report import book
+
+ROOT = Path(__file__).parent.parent.parent
+MACHINE = {"cpu": "a cpu", "cores": 2, "python": "3.11", "torch": "2.13", "commit": "abc1234"}
+
+
+def test_the_committed_pages_are_what_the_results_say() -> None:
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page.benchmarks(page.RESULTS)
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.readme(front, results=page.RESULTS) == front
+
+
+def test_every_stored_result_is_on_the_page_and_says_where_it_is_from() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for path in page.RESULTS.glob("*.json"):
+        assert path.name in text
+        assert not re.search(r"/(work|home|tmp|root)/", path.read_text(encoding="utf-8")), (
+            f"a path of a machine: {path}"
+        )
+
+
+def test_a_changed_result_changes_the_page_and_check_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "docs" / "results"
+    results.mkdir(parents=True)
+    for path in page.RESULTS.iterdir():
+        (results / path.name).write_bytes(path.read_bytes())
+    for name in ("README.md", "docs/benchmarks.md"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "RESULTS", results)
+    with pytest.raises(SystemExit, match="0"):
+        page.main(["--check"])
+
+    changed = json.loads((results / "steps-int8.json").read_text())
+    changed["rows_ms"]["1"] = 77.0
+    (results / "steps-int8.json").write_text(json.dumps(changed))
+    with pytest.raises(SystemExit, match="1"):
+        page.main(["--check"])
+    assert capsys.readouterr().out == "docs/benchmarks.md: is not what the results say\n"
+    with pytest.raises(SystemExit, match="0"):
+        page.main([])
+    assert "| int8 | 77.00 |" in (tmp_path / "docs" / "benchmarks.md").read_text()
+
+
+def test_parts_are_filled_in_and_missing_ones_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"identical": 3, "prompts": 4}))
+    assert page.filled("above\n\n{{? peers peers.jsonl}}\n\nbelow\n", results=tmp_path) == "above\n\nbelow\n"
+    assert page.filled("{{identical-line a.json}}\n", results=tmp_path).startswith("3 of 4 speculative answers")
+    with pytest.raises(SystemExit, match=r"steps: docs/results has no b\.json"):
+        page.filled("{{steps a.json b.json}}\n", results=tmp_path)
+    with pytest.raises(SystemExit, match="no part is called 'stairs'; there are peers, "):
+        page.filled("{{stairs a.json}}\n", results=tmp_path)
+    (tmp_path / "readme.md.in").write_text("")
+    with pytest.raises(SystemExit, match=r"README\.md has no"):
+        page.readme("nothing", results=tmp_path)
+
+
+def test_the_peers_part_has_tables_machine_commit_command_and_what_failed(tmp_path: Path) -> None:
+    found = book()
+    plan = {"sets": ["chat"], "rounds": 3, "tokens": 50, "counts": {"1": 2, "8": 8}, "slow_counts": {"1": 1, "8": 8}}
+    about = {**found.about, "plan": plan, "date": "2026-01-01", "command": "python -m peers.run", "machine": MACHINE}
+    lines: list[dict[str, Any]] = [{"about": {**about, "versions": {"x": "x 1.2"}}}]
+    lines += [{"run": {name: getattr(run, name) for name in run.__slots__}} for run in found.runs]
+    lines += [{"failed": mode, "why": why} for mode, why in found.failures.items()]
+    path = tmp_path / "peers.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = PARTS["peers"]([path])
+    assert text.startswith("`python -m peers.run`, 2026-01-01, commit abc1234, a cpu, 2 cores, Python 3.11, torch 2.13")
+    for part in (
+        "x (x 1.2)",
+        "| Ours, drafts | 200.0 (100.0–400.0) | 4/6 |",
+        "2.00 (1.00–8.00)",
+        "not installed",
+        "75%",
+    ):
+        assert part in text
+    assert "| Theirs | 100 |  | 0/1 |" in PARTS["peers-best"]([path])
+
+
+def test_two_tools_side_by_side(tmp_path: Path) -> None:
+    said = dict.fromkeys((*METRICS, "completed", "total_output_tokens", "duration"), 10.0)
+    rounds = [
+        {"server": "Paceline", OURS: kept(said | {"mean_tpot_ms": ours, "arm": "x"}), THEIRS: kept(said)}
+        for ours in (9.0, 10.0, 14.0)
+    ]
+    path = tmp_path / "agree.json"
+    path.write_text(
+        json.dumps({"rounds": rounds, "command": "peers.agree", "machine": MACHINE, "versions": {"x": "9"}})
+    )
+    text = PARTS["agree"]([path])
+    row = "| Paceline | TPOT ms, mean | 10.00 (9.00–14.00) | 10.00 (10.00–10.00) | 1.000 (0.900–1.400) |"
+    assert row in text
+    assert text.endswith("- `agree.json`: `peers.agree`; commit abc1234; a cpu, 2 cores, Python 3.11, torch 2.13, x 9")
+
+
+def test_loads_and_temperatures(tmp_path: Path) -> None:
+    run = {"max_concurrency": 100, "temperature": 1.0, "arm": "on", "output_throughput": 321.04, "completed": 40}
+    pair = {"max_concurrency": 100, "temperature": 1.0, "identical_texts": 39, "pairs": 40}
+    record = {"runs": [run | {"median_ttft_ms": 12.4, "median_tpot_ms": 3.456}], "comparisons": [pair]}
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps(record | {"command": "paceline bench serve", "client_machine": MACHINE}))
+    text = PARTS["load"]([path])
+    assert "| c100 | 1 | on | 321.0 | 12 | 3.46 | 40 |" in text
+    assert "c100, T=1: 39 of 40 texts the same." in text

@@ -1,0 +1,175 @@
+"""A draft in one call: node by node what a plain search over the head's own passes finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.noise import gumbel_noise
+from paceline.runner.heads.compiled import BEAM, CompiledHead
+from paceline.runner.heads.protocol import Tree, Wanted
+from paceline.sampling.sampler import Stream, noise_keys
+from tests.kernels.tiny_forward import RUNNABLE
+from tests.runner.heads.test_torch import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
+
+SEEDS = (11, 2**40 + 5, 7)
+
+
+@dataclass
+class Node:
+    belief: float
+    token: int
+    parent: int
+    depth: int
+    row: int = -1
+    tail: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_draft_is_pass_after_pass(variant: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    for name, head in HEADS.items():
+        fast, _ = both(head)
+        for inverse_temperatures, wanted in (
+            ((0.0, 0.0, 0.0), [Wanted(4, 0.0, 0.0), Wanted(1, 0.0, 0.0), Wanted(9, 0.0, 0.0)]),
+            ((0.0, 1.2, 0.7), [Wanted(3, 0.01, 0.03), Wanted(6, 0.0, 0.0), Wanted(9, 0.02, 0.06)]),
+            ((1.0, 0.0, 0.0), [Wanted(6, 0.0, 0.0), Wanted(6, 0.3, 0.9), Wanted(2, 0.0, 0.0)]),
+        ):
+            found = fast.draft(drawing(SEEDS, *inverse_temperatures), FEATURES, wanted, width=width)
+            assert found == by_passes(fast, wanted, inverse_temperatures, width=width), name
+            for (tokens, parents), each in zip(found, wanted, strict=True):
+                assert 1 <= len(tokens) <= each.limit
+                assert all(-1 <= parent < i for i, parent in enumerate(parents))
+                assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
+                assert max(map(parents.count, parents)) <= width
+
+
+def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
+    fast, _ = both(HEADS["plain"])
+    wanted = [Wanted(12, 0.0, 0.0)] * 3
+    for width, branches in ((1, False), (4, True)):
+        for tokens, parents in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
+            assert len(tokens) == 12
+            assert (parents != [*range(-1, 11)]) == branches
+
+
+def test_what_is_not_worth_it_is_left_out() -> None:
+    fast, _ = both(HEADS["plain"])
+    sizes = []
+    for worth in (0.0, 0.01, 0.05, 2.0):
+        drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [Wanted(12, worth, worth)] * 3, width=4)
+        sizes.append([len(tokens) for tokens, _ in drafts])
+    assert sizes[0] == [12] * 3
+    assert sizes[-1] == [1] * 3  # of an empty draft nothing would be learnt
+    assert all(a >= b for one, other in pairwise(sizes) for a, b in zip(one, other, strict=True))
+
+
+def by_passes(
+    head: CompiledHead, wanted: Sequence[Wanted], inverse_temperatures: Sequence[float], *, width: int
+) -> list[Tree]:
+    trees: list[list[Node]] = [[] for _ in wanted]
+    last, read = [3, 4, 21], [0] * len(wanted)
+    rows_of = [(s, -1) for s in range(len(wanted))]
+    output = head(FIRST, features=FEATURES)
+    while rows_of:
+        fresh = [len(tree) for tree in trees]
+        for row, (s, at) in enumerate(rows_of):
+            depth = 0 if at < 0 else trees[s][at].depth
+            noise = noise_of(head, s, COUNTS[s] + 1 + depth) if inverse_temperatures[s] else None
+            add(trees[s], at, wanted[s], *guesses(head, output.logits[row], inverse_temperatures[s], noise, width))
+        rows_of = [(s, at) for s in range(len(wanted)) for at in choose(trees[s], fresh[s], wanted[s], read[s])]
+        if rows_of:
+            carry = [last[s] if trees[s][at].parent < 0 else trees[s][trees[s][at].parent].row for s, at in rows_of]
+            output = head(level(trees, rows_of, read), carry=carry)
+    return [best(tree, each.limit) for tree, each in zip(trees, wanted, strict=True)]
+
+
+def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
+    keys = torch.from_numpy(noise_keys(SEEDS[s], np.array([position]), Stream.TOKEN))
+    return gumbel_noise(keys, 97)[0][head.ids.long()]
+
+
+def guesses(
+    head: CompiledHead, logits: Tensor, inverse_temperature: float, noise: Tensor | None, width: int
+) -> tuple[list[int], list[float]]:
+    """Tokens, the best first, and the chance of each."""
+    scores = logits if noise is None else logits * inverse_temperature + noise
+    top = torch.topk(scores, max(width, 2))
+    ahead = min(float(top.values[0] - top.values[1]), 6.0)
+    tokens = [int(head.ids[place]) for place in top.indices]
+    chances = []
+    for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
+        q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score)
+        if noise is None:
+            chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
+        else:
+            others = 1.06 * math.sqrt(q) - 0.56 * behind - 0.24 * rank - 1.31
+            chances.append(squash(others if rank else 0.83 * math.sqrt(q) + 0.74 * ahead - 1.25))
+    return tokens[:width], chances[:width]
+
+
+def squash(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def add(tree: list[Node], at: int, wanted: Wanted, tokens: list[int], chances: list[float]) -> None:
+    above, depth = (1.0, 0) if at < 0 else (tree[at].belief, tree[at].depth)
+    for token, chance in zip(tokens, chances, strict=True):
+        belief = above * chance
+        better = sum(node.belief >= belief for node in tree)
+        if not tree or (belief >= wanted.worth and better < wanted.limit):
+            tree.append(Node(belief, token, at, depth + 1))
+
+
+def choose(tree: list[Node], fresh: int, wanted: Wanted, read: int) -> list[int]:
+    chosen: list[int] = []
+    for at in sorted(range(fresh, len(tree)), key=lambda i: (-tree[i].belief, i)):
+        better = [i for i in range(len(tree)) if (tree[i].belief, -i) > (tree[at].belief, -at)]
+        ahead = [int(math.log(tree[i].belief / tree[at].belief) / -math.log(0.7)) for i in better if i >= fresh]
+        if len(chosen) == min(BEAM, wanted.limit - 1 - read) or len(better) + sum(ahead) + 1 >= wanted.limit:
+            break
+        chosen.append(at)
+    return chosen if sum(tree[at].belief for at in chosen) >= wanted.least else []
+
+
+def level(trees: list[list[Node]], rows_of: list[tuple[int, int]], read: list[int]) -> Batch:
+    """A batch of one row a node; sequences are apart, and so are their tails."""
+    going = list(dict.fromkeys(s for s, _ in rows_of))
+    counts = [sum(s == each for each, _ in rows_of) for s in going]
+    plain = rows([COUNTS[s] for s in going], counts, [trees[s][at].token for s, at in rows_of], going)
+    tails = torch.zeros((len(rows_of), 16), dtype=torch.int32)
+    for row, (s, at) in enumerate(rows_of):
+        node, place = trees[s][at], COUNTS[s] + read[s]
+        read[s] += 1
+        above = trees[s][node.parent].tail if node.parent >= 0 else []
+        node.row, node.tail = row, [*above, TABLES[s][place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE]
+        tails[row, : node.depth] = torch.tensor(node.tail)
+        plain.positions[row] = COUNTS[s] + node.depth - 1
+        plain.slots[row] = node.tail[-1]
+    ints = torch.arange(len(rows_of), dtype=torch.int32)
+    bases = torch.tensor([COUNTS[s] for s in going], dtype=torch.int32)
+    return Batch(
+        tokens=plain.tokens,
+        positions=plain.positions,
+        slots=plain.slots,
+        row_starts=plain.row_starts,
+        bases=bases,
+        page_table=plain.page_table,
+        logit_rows=ints,
+        tails=tails,
+    )
+
+
+def best(tree: list[Node], limit: int) -> Tree:
+    order = sorted(range(len(tree)), key=lambda i: (-tree[i].belief, i))[:limit]
+    places = {-1: -1} | {at: place for place, at in enumerate(order)}
+    return [tree[at].token for at in order], [places[tree[at].parent] for at in order]
