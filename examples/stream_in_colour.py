@@ -21,7 +21,7 @@ def main(max_tokens: int = 64) -> None:
             text = decoder.push(token)
             print(f"{GREEN}{text}{RESET}" if text and origin is Origin.ACCEPTED else text, end="", flush=True)
         if event.stats is not None:  # on the last event
-            print(f"\n{event.stats.tokens_per_round:.2f} tokens a round")
+            print(f"\n{event.stats.tokens_per_step:.2f} tokens a step")
 
 
 if __name__ == "__main__":

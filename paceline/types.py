@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -52,6 +53,38 @@ class Finish(StrEnum):
     ABORT = "abort"
     DEADLINE = "deadline"
     ERROR = "error"
+
+
+class OffKind(StrEnum):
+    """Why a sequence did not draft, without numbers or names: the label of a metric."""
+
+    REQUEST = "off by request"
+    NO_DRAFTER = "no drafter"
+    NO_PREDICTION = "no prediction"
+    NOTHING_PREDICTED = "nothing predicted"
+    DRAFTER_OUT = "drafter is out"
+    BATCH = "too many sequences"
+    CONTEXT = "context too long"
+    PLAIN_FASTER = "plain is faster"
+    WOULD_NOT_PAY = "would not pay"
+    LOW_ACCEPTANCE = "low acceptance"
+    NO_ROOM = "no room in the step"
+    NO_PAGE = "no free page"
+    OTHER_TURN = "turn of another drafter"
+    HOST_STEP = "step on the host"
+    BEHIND = "drafter is behind"
+    NO_HIDDEN_STATES = "no hidden states"
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """Why a sequence did not draft: a kind to count by, and a sentence for people."""
+
+    kind: OffKind
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class Origin(StrEnum):
@@ -363,7 +396,7 @@ class SequenceStats:
     drafter: str | None = None  # who could draft; several are joined by "+"
     pauses: int = 0  # how often drafting was paused for lack of acceptance
     preemptions: int = 0
-    off_reason: str | None = None  # why the last step that could have drafted did not
+    off: Off | None = None  # why the last step that could have drafted did not
     time_queued: float = 0.0  # until it first ran
     time_to_first: float = 0.0
     time_total: float = 0.0
@@ -371,9 +404,20 @@ class SequenceStats:
     time_verify: float = 0.0
 
     @property
-    def tokens_per_round(self) -> float:
-        """Output tokens a step: 1 is plain decoding."""
+    def off_reason(self) -> str | None:
+        """The sentence of `off`."""
+        return None if self.off is None else self.off.detail
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Output tokens per step of the sequence that produced output: 1 is plain decoding."""
         return self.output_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Deprecated name of `tokens_per_step`."""
+        warnings.warn("tokens_per_round is now tokens_per_step", DeprecationWarning, stacklevel=2)
+        return self.tokens_per_step
 
     @property
     def acceptance(self) -> float:

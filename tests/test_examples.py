@@ -19,7 +19,7 @@ PROMISES = {
     "custom_drafter": ["Wednesday, Thursday", "drafted tokens accepted", "same text: yes"],
     "generate_batch": ["'The three primary colours are' → ' ", "(length)"],
     "per_request": ["plain      16 steps,   0 of   0", "up to 16", "same text: yes"],
-    "stream_in_colour": ["\x1b[32m", "tokens a round"],
+    "stream_in_colour": ["\x1b[32m", "tokens a step"],
 }
 MAX_TOKENS = {"chat": 16, "per_request": 16}
 

@@ -67,7 +67,7 @@ class Trial:
         return Result(
             plain_tok_s=speeds["plain"],
             speculative_tok_s=speeds["speculative"],
-            tokens_per_round=round(self.answers["speculative"][-1].stats.tokens_per_round, 2),
+            tokens_per_round=round(self.answers["speculative"][-1].stats.tokens_per_step, 2),
             identical=len(texts) == 1,
         )
 

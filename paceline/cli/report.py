@@ -16,7 +16,7 @@ def decode_speed(stats: SequenceStats) -> float:
 
 def stats_record(stats: SequenceStats) -> dict[str, Any]:
     return asdict(stats) | {
-        "tokens_per_round": stats.tokens_per_round,
+        "tokens_per_round": stats.tokens_per_step,
         "acceptance": stats.acceptance,
         "decode_tok_s": decode_speed(stats),
     }
@@ -25,7 +25,7 @@ def stats_record(stats: SequenceStats) -> dict[str, Any]:
 def stats_line(stats: SequenceStats) -> str:
     parts = [f"{stats.output_tokens} tokens", f"{decode_speed(stats):.0f} tokens/s"]
     if stats.rounds:
-        parts.append(f"{stats.tokens_per_round:.2f} tokens a round")
+        parts.append(f"{stats.tokens_per_step:.2f} tokens a round")
         parts.append(
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%}, {stats.drafter})"
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.draft import Draft
 from paceline.sampling.sampler import Sampler
-from paceline.types import Rule
+from paceline.types import Off, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class FeatureDrafter(Drafter, Protocol):
 
     taps: Sequence[int]  # where they are taken, see `kernels.base`
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         """After a step, once what it brought is committed: at least one more token than positions seen. The hidden
         states, float32 [rows, taps * hidden] in the order of the drafter's taps, are of all rows of the step; they are
         gone when the next one begins. `crowded`: so many sequences run that nobody drafts; it should cost nothing.

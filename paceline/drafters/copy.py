@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.ngram import NgramDrafter
+from paceline.types import Off
 
 FIRST = 8  # tokens of a sequence's first copy
 STRIKES = 6  # after so many there are 63 drafts without a copy
@@ -83,7 +84,7 @@ class CopyingDrafter:
         self._memory.stop(key)
         del self._copies[key]
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         return self._inner.feed(features, seen, crowded=crowded)
 
     def knows(self, page: int) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.types import Off
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Guard:
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         self._call(lambda: self._drafter.observe(key, tokens, accepted))
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         drafter = cast(FeatureDrafter, self._drafter)
         lost = self._call(lambda: drafter.feed(features, seen, crowded=crowded))
         return lost if isinstance(lost, dict) else {}

@@ -21,6 +21,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.heads.medusa import MedusaForward
 from paceline.sampling.sampler import Stream, noise_keys
+from paceline.types import Off
 
 WIDTH = 8  # guesses of a head that a tree may branch into
 
@@ -52,7 +53,7 @@ class MedusaDrafter:
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         pass  # the first hidden state is yet to come
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         last = take_rows(features, [each.rows[-1] for each in seen]).to(self._heads.device)
         for place, each in enumerate(seen):
             self._states[each.key] = each.start + len(each.rows), last, place

@@ -15,7 +15,7 @@ from paceline.sampling.grammar import Grammars
 from paceline.sampling.sampler import Sampler, sample_seed
 from paceline.text.detokenizer import TextStream
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import Grammar, Request, SamplingParams
+from paceline.types import Grammar, Off, OffKind, Request, SamplingParams
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Admission:
             stop_ids=frozenset(params.stop_ids) if params.ignore_eos else self.eos_ids | set(params.stop_ids),
             drafters=drafters,
             drafter=next(iter(drafters), None),
-            off_reason=None if drafters else self._reason_for_none(request),
+            off=None if drafters else self._reason_for_none(request),
             deadline=None if request.deadline is None else now + request.deadline,
             counters=Counters(submitted=now),
             trail=None if prediction is None else Trail(prediction),
@@ -77,11 +77,13 @@ class Admission:
         predicted = bool(request.prediction) and PREDICTION in self.drafters
         return (*([PREDICTION] if predicted else []), *([other] if other not in (None, PREDICTION) else []))
 
-    def _reason_for_none(self, request: Request) -> str:
+    def _reason_for_none(self, request: Request) -> Off:
         if not request.speculation.enabled:
-            return "off by request"
+            return Off(OffKind.REQUEST, "off by request")
         asked = request.speculation.drafter or self.default_drafter
-        return "the request has no prediction" if asked == PREDICTION else "no drafter"
+        if asked == PREDICTION:
+            return Off(OffKind.NO_PREDICTION, "the request has no prediction")
+        return Off(OffKind.NO_DRAFTER, "no drafter")
 
     def _stream(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:

@@ -21,7 +21,7 @@ from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.kv.pages import PagePool
 from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
-from paceline.types import Rule, Verdict
+from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps in the air while the host plans another
 
@@ -165,7 +165,8 @@ class Flights:
         chosen = wanted[self._turn % len(wanted)]
         for work in seats:
             if work.max_draft and work.sequence.drafter != chosen:
-                work.max_draft, work.sequence.off_reason = 0, f"it is the turn of drafter {chosen}"
+                work.max_draft = 0
+                work.sequence.off = Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}")
         return chosen
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
@@ -182,7 +183,8 @@ class Flights:
                 room -= count
                 missing = missing[count:]
             if missing is None or missing:
-                work.max_draft, sequence.off_reason = 0, "the drafter has not read all of the text yet"
+                work.max_draft = 0
+                sequence.off = Off(OffKind.BEHIND, "the drafter has not read all of the text yet")
         return chunks
 
     def _chunk(self, work: Work, drafter: str | None) -> Chunk:

@@ -125,7 +125,7 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """How things stand, for others to read later: a copy."""
         running, waiting, pool = self._scheduler.running, self._scheduler.waiting, self._cache.pool
-        reasons = Counter(sequence.off_reason for sequence in running if sequence.off_reason is not None)
+        reasons = Counter(sequence.off.detail for sequence in running if sequence.off is not None)
         return Snapshot(
             engine=replace(self.stats),
             running=len(running),

@@ -18,6 +18,7 @@ from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds
+from paceline.types import Off, OffKind
 
 # What drafters that end their drafts themselves are told until it is measured, about that of a small model on a CPU.
 # With nothing to go by all drafts would be as long as may be, and drafts of one length teach nothing of a row's cost.
@@ -36,7 +37,7 @@ class Governor:
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
-        `off_reason` where it is 0."""
+        `off` where it is 0."""
         seconds = self._round_seconds(sequences)
         wishes = [self._wish(sequence, running, by_cost=sequence.drafter not in seconds) for sequence in sequences]
         for drafter, known in seconds.items():
@@ -45,7 +46,8 @@ class Governor:
         lengths = fair_split(wishes, total)
         for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
             if wish and not length:
-                sequence.off_reason = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
+                detail = f"no room: {total} drafted tokens in a step of {len(wishes)} decoding sequences"
+                sequence.off = Off(OffKind.NO_ROOM, detail)
         return lengths
 
     def price(self, drafter: str) -> float:
@@ -72,8 +74,8 @@ class Governor:
             return forced
         if drafter is None or useful <= 0:
             return 0
-        sequence.off_reason = self._reason_against(sequence, running)
-        if sequence.off_reason is not None:
+        sequence.off = self._reason_against(sequence, running)
+        if sequence.off is not None:
             return 0
         limit = min(useful, self._config.max_draft, self._longest(drafter))
         if sequence.request.speculation.max_draft is not None:
@@ -149,7 +151,7 @@ class Governor:
                 cut[i] = min(wish, best)
             elif hopeless or not sequence.pace.probing:
                 cut[i] = 0
-                self._pause(sequence, "paused: plain rounds make more tokens a second")
+                self._pause(sequence, Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second"))
             elif sequence.air.most != sequence.air.sure:  # the last probe has not landed
                 cut[i] = 0
         return cut
@@ -160,24 +162,24 @@ class Governor:
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
         if length == 0:
-            self._pause(
-                sequence, f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
-            )
+            detail = f"paused: a drafted token was right with {pace.rate:.0%}, with {entry:.0%} it would pay"
+            self._pause(sequence, Off(OffKind.WOULD_NOT_PAY, detail))
         return length
 
-    def _pause(self, sequence: Sequence, reason: str) -> None:
+    def _pause(self, sequence: Sequence, reason: Off) -> None:
         output_tokens = len(sequence.tokens) - sequence.prompt_length
         sequence.pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
-        sequence.off_reason = reason
+        sequence.off = reason
 
-    def _reason_against(self, sequence: Sequence, running: int) -> str | None:
+    def _reason_against(self, sequence: Sequence, running: int) -> Off | None:
         config, drafter = self._config, self._drafters.get(sequence.drafter or "")
         if drafter is not None and drafter.out is not None:
-            return drafter.out
+            return Off(OffKind.DRAFTER_OUT, drafter.out)
         if running > config.max_draft_batch:
-            return f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}"
-        if len(sequence.tokens) > config.max_draft_context:
-            return f"{len(sequence.tokens)} tokens of context, more than max_draft_context {config.max_draft_context}"
+            return Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
+        length, longest = len(sequence.tokens), config.max_draft_context
+        if length > longest:
+            return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
         if not config.fixed_draft and sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
             return sequence.pace.reason
         return None

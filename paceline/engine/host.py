@@ -19,7 +19,7 @@ from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.types import Verdict
+from paceline.types import Off, OffKind, Verdict
 
 FEW = 32  # tokens that a drafter reads in passing
 
@@ -42,7 +42,7 @@ class HostStep:
         # By drafter and sequence: how long it was when last asked for, of those that the drafter was in step with.
         self._asked: dict[tuple[str, int], int] = {}
         self._readers: dict[int, str] = {}  # by sequence: the drafter that reads its hidden states
-        self._lost: dict[int, str] = {}  # sequences whose reader gave them up, and why
+        self._lost: dict[int, Off] = {}  # sequences whose reader gave them up, and why
         self._columns = {
             name: _columns(guard.taps, forward.taps) for name, guard in drafters.items() if guard.taps
         }  # by drafter: the features that it reads, out of all
@@ -83,11 +83,12 @@ class HostStep:
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
             elif work.max_draft and name in self._columns and work.sequence.key in self._lost:
-                work.max_draft, work.sequence.off_reason = 0, self._lost[work.sequence.key]
+                work.max_draft, work.sequence.off = 0, self._lost[work.sequence.key]
             elif work.max_draft and name in self._drafters:
                 asking.setdefault(name, []).append(work)
             elif work.max_draft:
-                work.max_draft, work.sequence.off_reason = 0, f"drafter {name} runs on the device, this step does not"
+                work.max_draft = 0
+                work.sequence.off = Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not")
         for name, works in asking.items():
             began, price = self._clock(), self._governor.price(name)
             drafts = self._drafters[name].propose([self._ask(work, price) for work in works])

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.config import EngineConfig
+from paceline.types import Off, OffKind
 
 FIRST_DRAFT = 4  # a draft's length before anything is known
 MEMORY = 0.8  # weight of the past, a round
@@ -20,7 +21,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # what is believed of a drafted token befor
 class Pace:
     length: int = FIRST_DRAFT  # of the next draft
     pauses: int = 0
-    reason: str = ""  # of the last pause
+    reason: Off | None = None  # of the last pause
     _drafted: int = 0  # in the window that is being judged
     _accepted: int = 0
     _resume_at: int = 0  # output tokens
@@ -51,7 +52,7 @@ class Pace:
             return 0
         return max(1, int(math.log(min(price, 1.0)) / math.log(self.rate))) if self.rate < 1 else None
 
-    def pause(self, reason: str, *, output_tokens: int, tokens: int) -> None:
+    def pause(self, reason: Off, *, output_tokens: int, tokens: int) -> None:
         """For so many tokens, doubled by each pause since something good happened."""
         self._resume_at = output_tokens + tokens * 2**self._strikes
         self._strikes += 1
@@ -76,7 +77,7 @@ class Pace:
         hopeless = self._accepted < config.min_acceptance * self._drafted
         self._drafted = self._accepted = 0
         if hopeless:
-            reason = f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
-            self.pause(reason, output_tokens=output_tokens, tokens=config.pause_tokens)
+            detail = f"paused: less than {config.min_acceptance:.0%} of the last drafts was accepted"
+            self.pause(Off(OffKind.LOW_ACCEPTANCE, detail), output_tokens=output_tokens, tokens=config.pause_tokens)
         else:
             self._strikes = 0

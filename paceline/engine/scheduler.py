@@ -25,6 +25,7 @@ from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
+from paceline.types import Off, OffKind
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ class Scheduler:
         if end + work.max_draft <= sequence.span.reserved:
             return True
         if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
-            work.max_draft, sequence.off_reason = 0, "no page was free for a draft"
+            work.max_draft, sequence.off = 0, Off(OffKind.NO_PAGE, "no page was free for a draft")
         while not self._cache.can_reserve(sequence.span, end):
             if self.leaving or any(other.air.flights for other in self.running):
                 plan.falls_short = True

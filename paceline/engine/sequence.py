@@ -11,7 +11,7 @@ from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
 from paceline.text.detokenizer import TextStream
-from paceline.types import Finish, Logprob, Request, SequenceStats
+from paceline.types import Finish, Logprob, Off, OffKind, Request, SequenceStats
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Sequence:
     stop_ids: frozenset[int]
     drafters: tuple[str, ...]  # who may draft for it, in order of preference
     drafter: str | None  # who does now; None: plain
-    off_reason: str | None  # why it does not draft
+    off: Off | None  # why it does not draft
     deadline: float | None  # on the engine's clock
     counters: Counters
     trail: Trail | None = None  # through the request's prediction
@@ -93,7 +93,7 @@ class Sequence:
         silent = {PREDICTION} if paused or not self.trail.ahead(1) else set()
         self.drafter = next((name for name in self.drafters if name not in silent), None)
         if self.drafter is None:
-            self.off_reason = "the prediction has nothing to say here"
+            self.off = Off(OffKind.NOTHING_PREDICTED, "the prediction has nothing to say here")
 
     def stats(self, *, now: float) -> SequenceStats:
         c = self.counters
@@ -111,7 +111,7 @@ class Sequence:
             drafter="+".join(self.drafters) or None,
             pauses=sum(pace.pauses for pace in self.paces.values()),
             preemptions=c.preemptions,
-            off_reason=self.off_reason,
+            off=self.off,
             time_queued=(now if c.admitted is None else c.admitted) - c.submitted,
             time_to_first=(now if c.first_token is None else c.first_token) - c.submitted,
             time_total=now - c.submitted,

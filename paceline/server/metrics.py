@@ -31,27 +31,6 @@ PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a st
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
 WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-REASONS = {  # a part of the engine's words → the label, which has no numbers or names in it
-    "off by request": "off by request",
-    "no drafter": "no drafter",
-    "has no prediction": "no prediction",
-    "has nothing to say": "nothing predicted",
-    " is out:": "drafter is out",
-    "max_draft_batch": "too many sequences",
-    "max_draft_context": "context too long",
-    "plain rounds make more": "plain is faster",
-    "it would pay": "would not pay",
-    "of the last drafts was accepted": "low acceptance",
-    "no room:": "no room in the step",
-    "no page was free": "no free page",
-    "it is the turn of": "turn of another drafter",
-    "runs on the device": "step on the host",
-    "has not read all": "drafter is behind",
-}
-
-
-def reason_label(reason: str) -> str:
-    return next((label for part, label in REASONS.items() if part in reason), "other")
 
 
 class Histogram:
@@ -206,8 +185,8 @@ class Metrics:
 
     def _observe_speculation(self, stats: SequenceStats) -> None:
         self._drafters[stats.drafter or "none"] += 1
-        if stats.off_reason is not None:
-            self._reasons[reason_label(stats.off_reason)] += 1
+        if stats.off is not None:
+            self._reasons[stats.off.kind] += 1
 
     def speculation(self) -> dict[str, Any]:
         """What charts need, as JSON: totals since the start, and the estimated speed-up."""

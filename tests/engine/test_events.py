@@ -116,7 +116,7 @@ def test_statistics_add_up(drafters: Mapping[str, Made]) -> None:
         assert stats.steps >= stats.rounds
         assert stats.drafted >= stats.accepted == sum(stats.accepted_by_position)
         assert list(stats.accepted_by_position) == sorted(stats.accepted_by_position, reverse=True)
-        assert stats.tokens_per_round == 20 / stats.steps
+        assert stats.tokens_per_step == 20 / stats.steps
         assert stats.cached_tokens % PAGE_SIZE == 0
         assert 0 < stats.time_to_first <= stats.time_total
     engine = rig.engine.stats

@@ -18,7 +18,7 @@ from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.metrics import Metrics, SpeedUp
 from paceline.server.settings import HINTS, Settings, gather
-from paceline.types import Finish, SequenceStats, TokenEvent
+from paceline.types import Finish, Off, OffKind, SequenceStats, TokenEvent
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -45,7 +45,7 @@ def metric_names() -> set[str]:
             rounds=i % 4,
             accepted_by_position=(1,),
             drafter="ngram",
-            off_reason="no drafter",
+            off=Off(OffKind.NO_DRAFTER, "no drafter"),
             time_total=1.0 + i / 9,
         )
         event = TokenEvent(request_id=str(i), sample=0, drafted=2, accepted=1, finish=Finish.STOP, stats=stats)

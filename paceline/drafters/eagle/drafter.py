@@ -38,6 +38,7 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, Tree, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Pick
+from paceline.types import Off, OffKind
 
 USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
 NET = 0.25  # what a level brings by tokens that the ones before it are likely to have, less what their rows cost
@@ -132,12 +133,12 @@ class EagleDrafter:
 
     # ── reading ──
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, str]:
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         if not crowded and not self._held.has_room(sum(2 + len(each.rows) // PAGE_SIZE for each in seen)):
             self._read([self._states[each.key] for each in seen])
         rows: list[int] = []
         places: list[int] = []
-        lost: dict[int, str] = {}
+        lost: dict[int, Off] = {}
         for each in seen:
             state = self._states[each.key]
             if (
@@ -153,17 +154,19 @@ class EagleDrafter:
             self._held.write(features, rows, places)
         return lost
 
-    def _find_places(self, state: _State, seen: Seen, rows: list[int], places: list[int]) -> str | None:
+    def _find_places(self, state: _State, seen: Seen, rows: list[int], places: list[int]) -> Off | None:
         """Add what is new in `seen` to `rows`, and to `places` where it goes; or say why it cannot be held."""
         if state.end < seen.start:
-            return f"drafter {self.name} has not seen the beginning: there was no room for its hidden states"
+            detail = f"drafter {self.name} has not seen the beginning: there was no room for its hidden states"
+            return Off(OffKind.NO_HIDDEN_STATES, detail)
         before, end = len(rows), seen.start + len(seen.rows)
         while state.end < end:
             offset, page = state.end % PAGE_SIZE, int(self._lanes.pages_np[state.lane, state.end // PAGE_SIZE])
             place = state.place if offset else self._held.place(page)
             if place is None:
                 del rows[before:], places[before:]
-                return f"no room for more than {len(self._held.memory)} hidden states for drafter {self.name}"
+                detail = f"no room for more than {len(self._held.memory)} hidden states for drafter {self.name}"
+                return Off(OffKind.NO_HIDDEN_STATES, detail)
             count = min(PAGE_SIZE - offset, end - state.end)
             rows += seen.rows[state.end - seen.start : state.end - seen.start + count]
             places += range(place + offset, place + offset + count)
