@@ -1,14 +1,15 @@
-"""Steps in the air: launched on a device while the one before them still runs, and landed when their outcome is wanted.
+"""The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step flies when every running sequence can: drafted by the device or by nobody, the coupled rule, and nothing asked
-of sampling that needs the host between two tokens. One drafter flies at a time; where sequences want several they take
-turns. What lands is what a step on the host gives: the draft of each work, and the verdict on it.
+A step runs on the device if the device can run every sequence of it: drafted by a drafter on the device or not at all,
+under the coupled rule, and with nothing asked of sampling that needs the host between two tokens. Any other step runs
+on the host's stepper, once everything in flight has landed. One drafter drafts in a step; where sequences want several,
+the drafters take turns. What lands is what a step on the host gives: drafts and verdicts.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,33 +17,37 @@ import numpy as np
 
 from paceline.draft import Draft
 from paceline.drafters.guard import Guard
+from paceline.engine.governor import Governor
 from paceline.engine.reading import Reading
-from paceline.engine.scheduler import Work
+from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
+from paceline.engine.stepper import Landing, Stepper
 from paceline.kv.pages import PagePool
 from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
 from paceline.types import Off, OffKind, Rule, Verdict
 
-DEPTH = 1  # steps in the air while the host plans another
+DEPTH = 1  # steps in flight while the host plans another
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sequence's part of a flight: a chunk, or a seat if it decodes."""
+    """One sequence's part of a step in flight: a chunk of its prompt, or a seat in the round if it decodes."""
 
     work: Work
-    rows: int  # committed tokens that it reads; none for a seat, whose one is not counted as waiting
+    rows: int  # committed tokens that it reads; 0 for a seat, whose one row does not count as waiting
     draws: bool
 
-    def take_off(self) -> None:
-        self.work.sequence.air.take_off(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+    def launch(self) -> None:
+        self.work.sequence.in_flight.launch(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
 
-    def touch_down(self) -> None:
-        self.work.sequence.air.touch_down(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+    def land(self) -> None:
+        self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class Launched:
+    """A step in flight."""
+
     ticket: Ticket
     drafter: str | None
     parts: list[Part]  # chunks, then seats
@@ -50,42 +55,92 @@ class Flight:
     extra: int  # chunks that only the drafter reads; they come first and belong to no part
 
 
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """The outcome of a flight."""
+class DeviceStepper:
+    """Implements Stepper."""
 
-    works: list[tuple[Work, Verdict | None]]  # of sequences that are still there; None: nothing was drawn
-    ended: list[Sequence]  # that had left, and were in no other flight
-    drafter: str | None
-    times: Times
-    waited: float  # seconds of the host
-    wasted: int  # parts of sequences that had left
-    decodes: bool  # nothing but decoding, and nothing wasted
-
-
-class Flights:
     def __init__(
         self,
         rounds: Rounds,
         *,
+        host: Stepper,
         drafters: Mapping[str, Guard],
         pool: PagePool,
+        governor: Governor,
         max_step_tokens: int,
         clock: Callable[[], float],
     ) -> None:
+        """`host` runs the steps that the device cannot."""
         self._rounds = rounds
+        self._host = host
         self._guards = drafters
         self._reading = Reading(rounds.readers, pool)
+        self._governor = governor
         self._max_step_tokens = max_step_tokens
         self._clock = clock
-        self._aloft: deque[Flight] = deque()
+        self._launched: deque[Launched] = deque()
         self._turn = 0  # of the drafters, where several are wanted
 
-    def __len__(self) -> int:
-        return len(self._aloft)
+    @property
+    def in_flight(self) -> int:
+        return len(self._launched) + self._host.in_flight
 
-    def carries(self, sequence: Sequence) -> bool:
-        """True if a device can run all of this sequence's steps."""
+    def depth(self, running: Seq[Sequence]) -> int:
+        return DEPTH if all(map(self._can_run, running)) else 0
+
+    def start(self, sequence: Sequence) -> None:
+        self._host.start(sequence)
+        self._reading.enter(sequence)
+
+    def stop(self, sequence: Sequence) -> None:
+        self._host.stop(sequence)
+
+    def knows(self, sequence: Sequence, page: int) -> bool:
+        return self._host.knows(sequence, page)
+
+    def launch(self, plan: StepPlan) -> None:
+        if not plan.works:
+            return
+        if all(self._can_run(work.sequence) for work in plan.works):
+            self._launch(plan.works)
+        else:
+            assert not self._launched, "a step on the host is launched while the device still runs one"
+            self._host.launch(plan)
+            for work in plan.works:
+                work.sequence.in_flight.on_device = False  # the device has not seen this step
+
+    def land(self) -> Landing:
+        if not self._launched:
+            return self._host.land()
+        launched, began = self._launched.popleft(), self._clock()
+        chunks, seats, times = self._rounds.collect(launched.ticket)
+        waited = self._clock() - began
+        works, ended = [], []
+        for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
+            part.land()
+            sequence = part.work.sequence
+            if not sequence.in_flight.left:
+                self._settle(part.work, landed, launched.drafter)
+                works.append(part.work)
+            elif not sequence.in_flight.steps:
+                ended.append(sequence)
+        decodes = launched.seats == len(works) and not launched.extra and times.step > 0
+        if decodes:
+            self._observe_draft(works, launched.drafter, times)
+        wasted = len(launched.parts) - len(works)
+        return Landing(works, times, decodes=decodes, ended=ended, wasted=wasted, waited=waited)
+
+    def observe(self, landing: Landing) -> None:
+        if landing.inside:
+            self._host.observe(landing)
+
+    def abandon(self, sequences: Seq[Sequence]) -> None:
+        self._host.abandon(sequences)
+        self._launched.clear()
+        for sequence in sequences:
+            sequence.in_flight.steps = 0
+
+    def _can_run(self, sequence: Sequence) -> bool:
+        """True if the device can run all of this sequence's steps."""
         params, drafter = sequence.request.sampling, sequence.drafter
         if params.edits_logits or params.logprobs is not None or params.prompt_logprobs is not None:
             return False
@@ -95,13 +150,9 @@ class Flights:
         coupled = rule is Rule.COUPLED or (rule.lossless and sequence.sampler.greedy)
         return coupled and drafter in self._rounds.drafters
 
-    def enter(self, sequence: Sequence) -> None:
-        """The sequence got its lane."""
-        self._reading.enter(sequence)
-
-    def launch(self, works: Seq[Work]) -> None:
+    def _launch(self, works: Seq[Work]) -> None:
         for work in works:
-            self._bring_aboard(work.sequence)
+            self._write(work.sequence)
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
         drafter = self._choose_drafter(seats, reading)
@@ -110,53 +161,30 @@ class Flights:
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
         for part in parts:
-            part.take_off()
+            part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
             [Seat(work.sequence.lane, work.max_draft) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
-        self._aloft.append(Flight(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
+        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
 
-    def land(self) -> Landing:
-        """Wait for the oldest step in the air."""
-        flight = self._aloft.popleft()
-        began = self._clock()
-        chunks, seats, times = self._rounds.collect(flight.ticket)
-        waited = self._clock() - began
-        works, ended = [], []
-        for part, landed in zip(flight.parts, [*chunks[flight.extra :], *seats], strict=True):
-            part.touch_down()
-            sequence = part.work.sequence
-            if not sequence.air.left:
-                works.append((part.work, self._verdict(part.work, landed, flight.drafter)))
-            elif not sequence.air.flights:
-                ended.append(sequence)
-        wasted = len(flight.parts) - len(works)
-        decodes = flight.seats == len(works) and not flight.extra
-        return Landing(works, ended, flight.drafter, times, waited, wasted, decodes)
-
-    def abandon(self, sequences: Iterable[Sequence]) -> None:
-        """The engine is dead: nothing will land any more."""
-        self._aloft.clear()
-        for sequence in sequences:
-            sequence.air.flights = 0
-
-    def _bring_aboard(self, sequence: Sequence) -> None:
-        """The device learns what it does not know of the sequence: all of it, or new pages."""
-        air, span = sequence.air, sequence.span
+    def _write(self, sequence: Sequence) -> None:
+        """Tell the device what it does not know of the sequence: all of it, or new pages."""
+        state, span = sequence.in_flight, sequence.span
         assert span is not None
-        if not air.aboard:
-            assert not air.flights, "a lane is rewritten under a step in the air"
+        if not state.on_device:
+            assert not state.steps, "a lane is rewritten under a step in flight"
             self._rounds.write(sequence.lane, np.array(sequence.tokens, dtype=np.int32), sequence.sampler)
-            air.aboard, air.pages = True, 0
-        if air.pages < len(span.pages):
-            self._rounds.set_pages(sequence.lane, air.pages, span.pages[air.pages :])
-            air.pages = len(span.pages)
+            state.on_device, state.pages = True, 0
+        if state.pages < len(span.pages):
+            self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
+            state.pages = len(span.pages)
 
     def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
-        """Whose turn it is; the others go plain. Where nobody drafts, one that may read prompts."""
+        """Pick the drafter of this step, round-robin; sequences of other drafters decode plainly. If none drafts, pick
+        one that has prompt tokens to read."""
         wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft))
         if not wanted:
             readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._rounds.readers]
@@ -165,12 +193,12 @@ class Flights:
         chosen = wanted[self._turn % len(wanted)]
         for work in seats:
             if work.max_draft and work.sequence.drafter != chosen:
-                work.max_draft = 0
-                work.sequence.off = Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}")
+                work.go_plain(Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}"))
         return chosen
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
-        """Chunks that bring the drafter in step with those that want a draft; who must wait longer goes plain."""
+        """Chunks with which the drafter reads what it has missed of sequences that want a draft. A sequence with more
+        to read than fits into the step decodes plainly."""
         chunks, room = [], self._max_step_tokens
         for work in seats:
             if not work.max_draft:
@@ -183,27 +211,33 @@ class Flights:
                 room -= count
                 missing = missing[count:]
             if missing is None or missing:
-                work.max_draft = 0
-                sequence.off = Off(OffKind.BEHIND, "the drafter has not read all of the text yet")
+                work.go_plain(Off(OffKind.BEHIND, "the drafter has not read all of the text yet"))
         return chunks
 
     def _chunk(self, work: Work, drafter: str | None) -> Chunk:
-        """The drafter reads along unless it has something to catch up with."""
+        """A chunk for the target. The drafter reads it, too, unless it has yet to read positions before it."""
         sequence, end = work.sequence, work.start + work.count
-        along = sequence.drafter == drafter in self._rounds.readers and sequence.air.in_step >= work.start
+        along = sequence.drafter == drafter in self._rounds.readers and sequence.in_flight.in_step >= work.start
         if along:
             self._reading.reach(sequence, end)
         return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
 
-    def _verdict(self, work: Work, landed: Landed | None, drafter: str | None) -> Verdict | None:
+    def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
+        """Enter what landed into the work; None: it drew nothing."""
         if landed is None:
-            return None
+            return
         if work.max_draft and drafter in self._rounds.readers:
             # The drafter has read all that it drafted but the last token, and what was accepted of it stays.
             read = min(landed.accepted, work.max_draft - 1)
             self._reading.reach(work.sequence, len(work.sequence.tokens) + read)
         work.draft = Draft(tokens=landed.drafted)
-        return Verdict(path=tuple(range(landed.accepted)), token=landed.tokens[-1])
+        work.verdict = Verdict(path=tuple(range(landed.accepted)), token=landed.tokens[-1])
+
+    def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
+        """Tell the cost model how long the drafts of a step took."""
+        drafted = sum(len(work.draft) for work in works)
+        if drafter is not None and drafted:
+            self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
 def _decodes(work: Work) -> bool:

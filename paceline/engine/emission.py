@@ -1,21 +1,23 @@
-"""What leaves the engine for a sequence in a step: which of the new tokens count, their text, origin and scores."""
+"""Emission: from the new tokens of a step to the event that leaves the engine: which count, their text and scores."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import Output
 from paceline.sampling.grammar import DEAD_END
 from paceline.sampling.sampler import logprobs_of
-from paceline.types import Finish, Logprob, Origin, Verdict
+from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
-ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # to look a member up is not for nothing
+ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow
 
 
-def keep(sequence: Sequence, tokens: list[int]) -> tuple[list[int], str]:
+def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
     """The tokens up to the first that ends the sequence, and their text; sets `finish` if one does."""
     room = sequence.max_length - len(sequence.tokens)
-    kept, shown, finish = tokens[:room], room, Finish.LENGTH if len(tokens) >= room else None
+    kept, shown, finish = list(tokens[:room]), room, Finish.LENGTH if len(tokens) >= room else None
     if sequence.sampler.grammar is not None:
         fitting, ending = sequence.sampler.grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
@@ -43,6 +45,23 @@ def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     return (*[ACCEPTED] * len(verdict.path), own)[:count]
 
 
+def event(work: Work, verdict: Verdict, kept: list[int], text: str, logprobs: tuple[Logprob, ...]) -> TokenEvent:
+    """The event of a work of which the tokens `kept` count."""
+    sequence, drafted = work.sequence, len(work.draft.tokens)
+    return TokenEvent(
+        request_id=sequence.request.id,
+        sample=sequence.sample,
+        tokens=tuple(kept),
+        origins=origins(work, verdict, len(kept)),
+        drafter=work.drafter if drafted and not work.forced else None,
+        drafted=drafted,
+        accepted=len(verdict.path),
+        text=text,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_scores(sequence) if sequence.counters.steps == 1 else None,
+    )
+
+
 def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tuple[Logprob, ...]:
     """Log-probabilities of the new tokens, where the request asks for them."""
     top = work.sequence.request.sampling.logprobs
@@ -62,3 +81,8 @@ def score_prompt(work: Work, output: Output) -> None:
         rows = slice(work.first_out + first - 1 - work.start, work.first_out + last - work.start)
         top = sequence.request.sampling.prompt_logprobs or 0
         scores += logprobs_of(output.logits[rows], sequence.tokens[first : last + 1], top)
+
+
+def prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
+    """Log-probabilities of the prompt so far, where the request asks for them."""
+    return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None

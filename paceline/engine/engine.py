@@ -1,9 +1,7 @@
-"""The engine: one step is plan, draft, verify, accept, commit, emit, over whatever sequences there are.
+"""The engine: expire, admit, plan, launch, land, commit, emit, over whatever sequences there are.
 
-Where a device can draft, verify and accept by itself, a step is launched and its outcome is committed and emitted while
-the next one runs (`engine.device`); a sequence that ends has then had at most one step too many, whose outcome is
-dropped. What a device cannot do is done with the host in between (`engine.host`), after everything in the air has
-landed.
+A stepper drafts, verifies and accepts (`engine.stepper`): on the host, or on a device that runs one step while the next
+one is planned. A sequence that ends while in flight has had at most one step too many, whose outcome is dropped.
 
 Single-threaded by contract: one thread submits, aborts and steps. Every sequence ends in exactly one event with
 `finish` set, also when a step fails: then all end with an error and the engine is dead.
@@ -20,23 +18,24 @@ from dataclasses import replace
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
-from paceline.drafters.prediction import PREDICTION
 from paceline.engine import emission
+from paceline.engine.accounting import Accounting
 from paceline.engine.admission import Admission, grammars_of
-from paceline.engine.device import DEPTH, Flights
+from paceline.engine.device import DeviceStepper
 from paceline.engine.governor import Governor
-from paceline.engine.host import HostStep, final_rows
+from paceline.engine.host import HostStepper
 from paceline.engine.probe import Probes
-from paceline.engine.scheduler import Scheduler, StepPlan, Work
+from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, Snapshot
+from paceline.engine.stepper import Landing, Stepper
 from paceline.errors import EngineDead, InvalidRequest
-from paceline.kernels.base import Forward, Output
+from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Rounds
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import Finish, Grammar, Logprob, Request, TokenEvent, Verdict
+from paceline.types import Finish, Grammar, Request, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +56,8 @@ class Engine:
         rounds: Rounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """With `rounds` steps run on a device wherever all that is running can; it must know the drafters by the same
-        names, and may know more than there are on the host."""
+        """With `rounds`, steps run on a device wherever every running sequence can. `rounds` knows the drafters by the
+        same names, and may have some that the host has not."""
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
@@ -75,10 +74,10 @@ class Engine:
             tokenizer=tokenizer,
             grammars=grammars_of(tokenizer, vocab_size=forward.vocab_size, eos_ids=eos_ids) if tokenizer else None,
         )
-        self._governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
-        self._host = HostStep(forward, lanes=lanes, drafters=self.drafters, governor=self._governor, clock=self._clock)
-        self._flights = self._open_skies(config, rounds)
-        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=self._governor, knows=self._host.knows)
+        governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
+        self._stepper = self._make_stepper(forward, governor, config, rounds)
+        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=governor, knows=self._stepper.knows)
+        self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
@@ -93,17 +92,17 @@ class Engine:
         self._open[request.id] = request.sampling.n
 
     def validate(self, request: Request) -> None:
-        """Raise InvalidRequest if no step could serve it. May be called from any thread: it reads nothing that changes,
-        but compiles a grammar that is not known yet."""
+        """Raise InvalidRequest if no step could serve the request. May be called from any thread: it reads nothing that
+        changes, and compiles the grammar if it is new."""
         self._admission.check(request)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest if it cannot be used. May take half a second, and may be called from any thread: a
+        """Raise InvalidRequest if the grammar cannot be used. May be called from any thread and take half a second; a
         request with this grammar is then submitted at once."""
         self._admission.check_grammar(grammar)
 
     def abort(self, request_id: str) -> None:
-        """End every sequence of the request; one that is not known has already ended."""
+        """End every sequence of the request; an unknown request has already ended."""
         for sequence in self._sequences():
             if sequence.request.id == request_id:
                 self._events.append(self._end(sequence, Finish.ABORT))
@@ -115,7 +114,7 @@ class Engine:
 
     @property
     def max_sequences(self) -> int:
-        """How many run at once; more wait."""
+        """How many sequences run at once; further ones wait."""
         return len(self._lanes.lengths)
 
     @property
@@ -123,7 +122,7 @@ class Engine:
         return self._admission.default_drafter
 
     def snapshot(self) -> Snapshot:
-        """How things stand, for others to read later: a copy."""
+        """A copy of the engine's state, for other threads to read."""
         running, waiting, pool = self._scheduler.running, self._scheduler.waiting, self._cache.pool
         reasons = Counter(sequence.off.detail for sequence in running if sequence.off is not None)
         return Snapshot(
@@ -137,185 +136,101 @@ class Engine:
         )
 
     def _out(self, name: str) -> str | None:
-        """Why a drafter is out of use. One that a device has alone never is."""
+        """Why a drafter is out of use; None: it is in use, as one that only the device has always is."""
         return self.drafters[name].out if name in self.drafters else None
 
     def check(self) -> None:
-        """Raise AssertionError if the KV cache is inconsistent or pages are held by nobody. For tests and idle time."""
+        """Raise AssertionError if the KV cache is inconsistent, or holds pages of no sequence while idle."""
         self._cache.check()
         holders = self._scheduler.running or self._scheduler.leaving
-        assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages held by nobody"
+        assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages are held by no sequence"
 
     def step(self) -> list[TokenEvent]:
         try:
             self._step()
-        except Exception as error:  # whatever it was, nobody may wait for ever
+        except Exception as error:  # whatever it was, no request may wait for ever
             logger.exception("the engine failed")
             self.dead = f"{type(error).__name__}: {error}"
-            self._abandon_flights()
-            for sequence in self._sequences():
-                self._events.append(self._end(sequence, Finish.ERROR))
+            self._abandon()
         events, self._events = self._events, []
         return events
 
     def _step(self) -> None:
-        began = self._clock()
-        self._expire(began)
+        self._expire(self._accounting.begin())
         self._admit()
-        if self._flights is not None and all(map(self._flights.carries, self._scheduler.running)):
-            self._fly(self._flights, began)
-        else:
-            self._land_all()
-            self._step_on_host(began)
-
-    def _fly(self, flights: Flights, began: float) -> None:
-        """Launch a step and land the one before it; with nothing to launch, land what is in the air."""
         plan = self._plan()
-        if plan.works:
-            flights.launch(plan.works)
-            self.stats.count_launch(self._clock() - began)
-        if len(flights) > (DEPTH if plan.works else 0):
-            self._land(flights)
+        self._stepper.launch(plan)
+        self._land(plan.depth)
 
-    def _land(self, flights: Flights) -> None:
-        began = self._clock()
-        landing = flights.land()
-        for sequence in landing.ended:
-            self._scheduler.release(sequence)
-        works, times = [work for work, _ in landing.works], landing.times
-        rows = self._charge(works, draft=times.draft, verify=times.verify)
-        for work, verdict in landing.works:
-            tokens = self._commit(work, verdict)
-            self._emit(work, verdict, tokens, None)
-        self.stats.wasted += landing.wasted
-        self.stats.count_landing(times, waited=landing.waited, seconds=self._clock() - began)
-        if landing.decodes and times.step:
-            drafted = sum(len(work.draft) for work in works)
-            if landing.drafter is not None and drafted:
-                self._governor.cost.observe_draft(landing.drafter, tokens=drafted, depth=drafted, seconds=times.draft)
-            verdicts = [verdict for _, verdict in landing.works if verdict]
-            self._measure(verdicts, rows, step=times.step, draft=times.draft, verify=times.verify)
-
-    def _land_all(self) -> None:
-        while self._flights:
-            self._land(self._flights)
-
-    def _step_on_host(self, began: float) -> None:
-        clock, host = self._clock, self._host
-        plan = self._plan()
-        if not plan.works:
-            return
-        planned = clock()
-        host.draft(plan)
-        drafted = clock()
-        output = host.verify(plan)
-        verified = clock()
-        verdicts = host.accept(plan, output)
-        accepted = clock()
-        draft, verify = drafted - planned, verified - drafted
-        rows = self._charge(plan.works, draft=draft, verify=verify)
-        for work in plan.works:
-            verdict = verdicts.get(work.sequence.key)
-            tokens = self._commit(work, verdict)
-            work.sequence.air.aboard = False  # the device has not seen this step
-            self._emit(work, verdict, tokens, output)
-            if verdict is not None:
-                host.observe(work, verdict)
-        host.feed(plan, verdicts, output)
-        ended = clock()
-        self.stats.count(planned - began, draft, verify, accept=accepted - verified, emit=ended - accepted)
-        if plan.decodes:
-            self._measure([*verdicts.values()], rows, step=ended - began, draft=draft, verify=verify)
-
-    def _measure(self, verdicts: Seq[Verdict], rows: int, *, step: float, draft: float, verify: float) -> None:
-        """What a step cost in which every sequence was decoding."""
-        tokens = len(verdicts)
-        for verdict in verdicts:
-            tokens += len(verdict.path)
-        self._governor.cost.observe(
-            sequences=len(verdicts),
-            rows=rows,
-            tokens=tokens,
-            pass_seconds=verify,
-            step_seconds=step,
-            draft_seconds=draft,
-        )
+    def _expire(self, now: float) -> None:
+        for sequence in self._sequences():
+            if sequence.deadline is not None and now > sequence.deadline:
+                self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _admit(self) -> None:
         for sequence in self._scheduler.admit():
             sequence.counters.count_admission(now=self._clock())
-            self._host.start(sequence)
-            if self._flights is not None:
-                self._flights.enter(sequence)
+            self._stepper.start(sequence)
 
     def _plan(self) -> StepPlan:
+        """Plan a step, after the landing of those that may not be in flight while it is planned."""
+        depth = self._stepper.depth(self._scheduler.running)
+        self._land(depth)
         plan = self._scheduler.plan()
         if plan.falls_short:
-            self._land_all()
+            self._land(0)
             plan = self._scheduler.plan()
+        plan.depth = depth if plan.works else 0
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
-            self._host.stop(sequence)
+            self._stepper.stop(sequence)
         return plan
 
-    def _commit(self, work: Work, verdict: Verdict | None) -> list[int]:
-        """Make what was computed and accepted final, forget the rest. Returns the new tokens."""
-        sequence, span = work.sequence, work.sequence.span
-        assert span is not None
-        path: Seq[int] = ()
-        tokens: list[int] = []
-        if verdict is not None:
-            path = verdict.path
-            tokens = [*map(work.draft.tokens.__getitem__, path), verdict.token]
-            self._lanes.commit(sequence.lane, len(sequence.tokens), tokens)
-        self._cache.commit(span, self._lanes.texts[sequence.lane], final_rows(work.count, path))
-        return tokens
+    def _land(self, depth: int) -> None:
+        """Wait for steps until no more than `depth` are in flight; commit and emit what they brought."""
+        self._accounting.planned()
+        while self._stepper.in_flight > depth:
+            landing = self._stepper.land()
+            self._accounting.charge(landing)
+            self._commit(landing)
+            self._emit(landing)
+            self._stepper.observe(landing)
+            self._accounting.emitted(landing)
 
-    def _emit(self, work: Work, verdict: Verdict | None, tokens: list[int], output: Output | None) -> None:
-        """`output` is None where the step ran on a device."""
-        sequence = work.sequence
-        if sequence.wants_prompt_logprobs and output is not None:
-            emission.score_prompt(work, output)
-        if verdict is None:
-            return
-        kept, text = emission.keep(sequence, tokens)
-        # Before the tokens grow: the work speaks of those it had.
-        logprobs = () if output is None else emission.score(work, verdict, kept, output)
-        sequence.extend(kept)
-        self._learn(work, verdict, len(kept))
-        if sequence.finish is None:
-            sequence.choose_drafter()
-        event = TokenEvent(
-            request_id=sequence.request.id,
-            sample=sequence.sample,
-            tokens=tuple(kept),
-            origins=emission.origins(work, verdict, len(kept)),
-            drafter=work.drafter if work.draft.tokens and not work.forced else None,
-            drafted=len(work.draft.tokens),
-            accepted=len(verdict.path),
-            text=text,
-            logprobs=logprobs,
-            prompt_logprobs=_prompt_scores(sequence) if sequence.counters.steps == 1 else None,
-        )
-        self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
+    def _commit(self, landing: Landing) -> None:
+        """Make final what was computed and accepted, and forget the rest."""
+        for sequence in landing.ended:
+            self._scheduler.release(sequence)
+        for work in landing.works:
+            sequence, verdict = work.sequence, work.verdict
+            assert sequence.span is not None
+            if verdict is not None:
+                work.tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
+                self._lanes.commit(sequence.lane, len(sequence.tokens), work.tokens)
+            self._cache.commit(sequence.span, self._lanes.texts[sequence.lane], work.final_rows())
 
-    def _learn(self, work: Work, verdict: Verdict, kept: int) -> None:
-        """Count what came of the step, and tell the governor."""
-        sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(verdict.path)
-        sequence.counters.count_step(drafted, accepted, now=self._clock())
-        self.stats.output_tokens += kept
-        self.stats.drafted += drafted
-        self.stats.accepted += accepted
-        if drafted and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
-        if work.drafter == PREDICTION and not work.forced:
-            sequence.counters.prediction_accepted += min(accepted, kept)
-            sequence.counters.prediction_rejected += drafted - accepted
+    def _emit(self, landing: Landing) -> None:
+        """Hand out the new tokens, and end the sequences that are complete."""
+        for work in landing.works:
+            sequence = work.sequence
+            if sequence.wants_prompt_logprobs and landing.output is not None:
+                emission.score_prompt(work, landing.output)
+            if work.verdict is None:
+                continue
+            kept, text = emission.keep(sequence, work.tokens)
+            # Before the tokens grow: the rows of the pass speak of the ones that it had.
+            logprobs = () if landing.output is None else emission.score(work, work.verdict, kept, landing.output)
+            sequence.extend(kept)
+            self._accounting.count_tokens(work, len(kept))
+            if sequence.finish is None:
+                sequence.choose_drafter()
+            event = emission.event(work, work.verdict, kept, text, logprobs)
+            self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
-        """Free everything the sequence holds and make its last event, out of `event` where there is one."""
+        """Free everything the sequence holds, and make its last event: from `event`, where a step brought one."""
         if sequence.lane >= 0:
-            self._host.stop(sequence)
+            self._stepper.stop(sequence)
         self._scheduler.leave(sequence)
         self._open[sequence.request.id] -= 1
         if not self._open[sequence.request.id]:
@@ -329,50 +244,36 @@ class Engine:
             finish=finish,
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,
-            prompt_logprobs=_prompt_scores(sequence),
+            prompt_logprobs=emission.prompt_scores(sequence),
             stats=sequence.stats(now=self._clock()),
         )
-
-    def _expire(self, now: float) -> None:
-        for sequence in self._sequences():
-            if sequence.deadline is not None and now > sequence.deadline:
-                self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _sequences(self) -> list[Sequence]:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
-    def _abandon_flights(self) -> None:
-        if self._flights is not None:
-            self._flights.abandon([*self._scheduler.running, *self._scheduler.leaving])
-            for sequence in [*self._scheduler.leaving]:
-                self._scheduler.release(sequence)
+    def _abandon(self) -> None:
+        """End every sequence with an error: the engine is dead, and nothing in flight will land."""
+        self._stepper.abandon([*self._scheduler.running, *self._scheduler.leaving])
+        for sequence in [*self._scheduler.leaving]:
+            self._scheduler.release(sequence)
+        for sequence in self._sequences():
+            self._events.append(self._end(sequence, Finish.ERROR))
 
-    def _open_skies(self, config: EngineConfig, rounds: Rounds | None) -> Flights | None:
+    def _make_stepper(
+        self, forward: Forward, governor: Governor, config: EngineConfig, rounds: Rounds | None
+    ) -> Stepper:
+        host = HostStepper(forward, lanes=self._lanes, drafters=self.drafters, governor=governor, clock=self._clock)
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
-            return None
+            return host
         rounds.synthetic_acceptance = config.synthetic_acceptance
-        return Flights(
+        return DeviceStepper(
             rounds,
+            host=host,
             drafters=self.drafters,
             pool=self._cache.pool,
+            governor=governor,
             max_step_tokens=config.max_step_tokens,
             clock=self._clock,
         )
-
-    def _charge(self, works: Seq[Work], *, draft: float, verify: float) -> int:
-        """Share the time of the step by rows; returns how many there were."""
-        rows = 0
-        for work in works:
-            rows += work.rows
-        self.stats.rows += rows
-        for work in works:
-            share, counters = work.rows / rows, work.sequence.counters
-            counters.time_draft += draft * share
-            counters.time_verify += verify * share
-        return rows
-
-
-def _prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
-    return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None

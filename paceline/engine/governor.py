@@ -100,9 +100,9 @@ class Governor:
 
     def _useful(self, sequence: Sequence) -> int:
         """The longest draft that could matter: a round gives one token more than it accepts, so the last token allowed
-        never needs a draft. With steps in the air, one that matters if they bring as little as they can, and that
+        never needs a draft. With steps in flight, one that matters if they bring as little as they can, and that
         stays inside the lane, which has room for a draft beyond the context, if they bring all."""
-        needed = sequence.max_length - len(sequence.tokens) - sequence.air.sure - 1
+        needed = sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
@@ -152,7 +152,7 @@ class Governor:
             elif hopeless or not sequence.pace.probing:
                 cut[i] = 0
                 self._pause(sequence, Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second"))
-            elif sequence.air.most != sequence.air.sure:  # the last probe has not landed
+            elif sequence.in_flight.most != sequence.in_flight.least:  # the last probe has not landed
                 cut[i] = 0
         return cut
 

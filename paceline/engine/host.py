@@ -1,4 +1,7 @@
-"""Draft, verify and accept with the host in between: any drafter, any rule, any sampling parameter."""
+"""The host's stepper: draft, verify and accept with the host in between. Any drafter, any rule, any sampling parameter.
+
+A step is over when `launch` returns, and waits for its `land`.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,19 @@ from paceline.engine.governor import Governor
 from paceline.engine.judge import COUPLED, judge, rule_of
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
+from paceline.engine.stepper import Landing
 from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.types import Off, OffKind, Verdict
+from paceline.runner.rounds.protocol import Times
+from paceline.types import Off, OffKind
 
-FEW = 32  # tokens that a drafter reads in passing
+PASSING_TOKENS = 32  # new tokens that a drafter reads along with a draft without distorting the draft's measured cost
 
 
-class HostStep:
+class HostStepper:
+    """Implements Stepper."""
+
     def __init__(
         self,
         forward: Forward,
@@ -39,13 +46,52 @@ class HostStep:
         self._drafters = drafters
         self._governor = governor
         self._clock = clock
-        # By drafter and sequence: how long it was when last asked for, of those that the drafter was in step with.
+        self._landing: Landing | None = None  # of the step that was launched
+        self._crowded = False  # in that step no sequence may draft
+        # (drafter, sequence) → length of the sequence at the last draft, where the drafter had read all of it
         self._asked: dict[tuple[str, int], int] = {}
-        self._readers: dict[int, str] = {}  # by sequence: the drafter that reads its hidden states
-        self._lost: dict[int, Off] = {}  # sequences whose reader gave them up, and why
+        self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
+        self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._columns = {
             name: _columns(guard.taps, forward.taps) for name, guard in drafters.items() if guard.taps
-        }  # by drafter: the features that it reads, out of all
+        }  # drafter → how to take the features that it reads out of those of all taps
+
+    @property
+    def in_flight(self) -> int:
+        return self._landing is not None
+
+    def depth(self, running: Seq[Sequence]) -> int:
+        return 0
+
+    def launch(self, plan: StepPlan) -> None:
+        if not plan.works:
+            return
+        clock = self._clock
+        began = clock()
+        self._draft(plan)
+        drafted = clock()
+        output = self._verify(plan)
+        verified = clock()
+        self._accept(plan, output)
+        times = Times(draft=drafted - began, verify=verified - drafted, accept=clock() - verified)
+        self._landing = Landing(plan.works, times, decodes=plan.decodes, output=output, inside=True)
+        self._crowded = plan.crowded
+
+    def land(self) -> Landing:
+        landing, self._landing = self._landing, None
+        assert landing is not None, "no step was launched"
+        return landing
+
+    def abandon(self, sequences: Seq[Sequence]) -> None:
+        self._landing = None
+
+    def observe(self, landing: Landing) -> None:
+        for work in landing.works:
+            if work.draft and not work.forced and work.verdict is not None and work.sequence.finish is None:
+                drafter, sequence = self._drafters[work.drafter or ""], work.sequence
+                drafter.observe(sequence.key, self._view(sequence), len(work.verdict.path))
+        if landing.output is not None and landing.output.features is not None:
+            self._feed(landing.works, landing.output.features)
 
     def start(self, sequence: Sequence) -> None:
         for name in sequence.drafters:
@@ -55,7 +101,7 @@ class HostStep:
                 self._readers[sequence.key] = name
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        """Whether all that draft for the sequence can do without the hidden states of a page that is found again."""
+        """True if no drafter of the sequence needs hidden states of this page that it does not have."""
         return all(self._drafters[name].knows(page) for name in sequence.drafters if name in self._columns)
 
     def stop(self, sequence: Sequence) -> None:
@@ -66,16 +112,9 @@ class HostStep:
             if name in self._drafters:
                 self._drafters[name].stop(sequence.key)
 
-    def observe(self, work: Work, verdict: Verdict) -> None:
-        """Tell the drafter what became of its draft, where the sequence goes on."""
-        sequence = work.sequence
-        if work.draft and not work.forced and sequence.finish is None:
-            drafter = self._drafters[work.drafter or ""]
-            drafter.observe(sequence.key, self._view(sequence), len(verdict.path))
-
-    def draft(self, plan: StepPlan) -> None:
+    def _draft(self, plan: StepPlan) -> None:
         """Ask each drafter once for all its sequences, and put the drafts behind the committed tokens. Where a grammar
-        leaves no choice, nobody is asked."""
+        leaves no choice its tokens are the draft, and no drafter is asked."""
         asking: dict[str, list[Work]] = {}
         for work in plan.works:
             name = work.drafter or ""
@@ -83,12 +122,11 @@ class HostStep:
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
             elif work.max_draft and name in self._columns and work.sequence.key in self._lost:
-                work.max_draft, work.sequence.off = 0, self._lost[work.sequence.key]
+                work.go_plain(self._lost[work.sequence.key])
             elif work.max_draft and name in self._drafters:
                 asking.setdefault(name, []).append(work)
             elif work.max_draft:
-                work.max_draft = 0
-                work.sequence.off = Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not")
+                work.go_plain(Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not"))
         for name, works in asking.items():
             began, price = self._clock(), self._governor.price(name)
             drafts = self._drafters[name].propose([self._ask(work, price) for work in works])
@@ -102,9 +140,9 @@ class HostStep:
                     self._asked[name, work.sequence.key] = len(work.sequence.tokens)
 
     def _is_in_step(self, name: str, sequence: Sequence) -> bool:
-        """False: a drafter may have read a long text before this draft, which says nothing of the next one."""
+        """Whether the drafter had little to read before this draft; if not, its time says nothing of the next one."""
         last = self._asked.get((name, sequence.key))
-        return last is not None and len(sequence.tokens) - last <= FEW
+        return last is not None and len(sequence.tokens) - last <= PASSING_TOKENS
 
     def _forced(self, work: Work) -> tuple[int, ...]:
         grammar = work.sequence.sampler.grammar
@@ -114,11 +152,11 @@ class HostStep:
         work.draft = draft
         self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
-    def verify(self, plan: StepPlan) -> Output:
+    def _verify(self, plan: StepPlan) -> Output:
         shares, first_out = [], 0
         for work in plan.works:
             sampler, outs = work.sequence.sampler, work.outs
-            # The pass draws only after drafts that were drawn themselves, which other rules do not go by.
+            # The pass draws along the path that the target itself draws, which no rule but the coupled one follows.
             work.drawn = sampler.is_simple and rule_of(work) is COUPLED
             inverse_temperature = sampler.inverse_temperature if work.drawn else 0.0
             share = Share(
@@ -130,32 +168,30 @@ class HostStep:
         features = any(work.sequence.key in self._readers for work in plan.works)
         return self._forward(build_batch(self._lanes, shares, features=features))
 
-    def accept(self, plan: StepPlan, output: Output) -> dict[int, Verdict]:
+    def _accept(self, plan: StepPlan, output: Output) -> None:
         works = plan.works if plan.decodes else [work for work in plan.works if work.samples]
-        return judge(works, output, self._forward.pick)
+        verdicts = judge(works, output, self._forward.pick)
+        for work in works:
+            work.verdict = verdicts[work.sequence.key]
 
-    def feed(self, plan: StepPlan, verdicts: Mapping[int, Verdict], output: Output) -> None:
+    def _feed(self, works: Seq[Work], features: Tensor) -> None:
         """Hand the hidden states of what was committed to the drafters that read them."""
-        if output.features is None:
-            return
         seen: dict[str, list[Seen]] = {}
         row = 0
-        for work in plan.works:
+        for work in works:
             first, row, sequence = row, row + work.rows, work.sequence
             name = self._readers.get(sequence.key)
             if name is not None and sequence.finish is None:
-                verdict = verdicts.get(sequence.key)
-                rows = final_rows(work.count, verdict.path if verdict else (), first=first)
-                seen.setdefault(name, []).append(Seen(sequence.key, work.start, rows))
+                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(first)))
         for name, parts in seen.items():
-            lost = self._drafters[name].feed(self._columns[name](output.features), parts, crowded=plan.crowded)
+            lost = self._drafters[name].feed(self._columns[name](features), parts, crowded=self._crowded)
             self._lost |= lost
             unread = lost if self._drafters[name].out is None else [each.key for each in parts]
             for key in unread:
                 del self._readers[key]
 
     def _view(self, sequence: Sequence) -> np.ndarray:
-        """The committed tokens, read-only: drafters are not trusted."""
+        """The committed tokens of a sequence, read-only: drafters are not trusted."""
         return self._lanes.view(sequence.lane, len(sequence.tokens))
 
     def _ask(self, work: Work, price: float) -> Ask:
@@ -175,15 +211,8 @@ class HostStep:
         )
 
 
-def final_rows(count: int, path: Seq[int], *, first: int = 0) -> Seq[int]:
-    """The rows of a work that are final: its `count` committed tokens, and the accepted ones of its draft."""
-    if not path or path[-1] == len(path) - 1:
-        return range(first, first + count + len(path))
-    return [*range(first, first + count), *(first + count + node for node in path)]
-
-
 def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:
-    """From the features at all taps of a pass to those at the `wanted` ones."""
+    """How to take the features at the `wanted` taps out of those at all `kept` taps of a pass."""
     if list(wanted) == list(kept):
         return lambda features: features
     places = [kept.index(tap) for tap in wanted]

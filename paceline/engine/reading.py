@@ -26,23 +26,23 @@ class Reading:
         filled, span = self._filled.get(self._reader(sequence)), sequence.span
         assert span is not None
         known = 0 if filled is None else filled.leading(span.pages)
-        sequence.air.filled, sequence.air.in_step = known, known * PAGE_SIZE
+        sequence.in_flight.filled, sequence.in_flight.in_step = known, known * PAGE_SIZE
 
     def reach(self, sequence: Sequence, position: int) -> None:
         """Everything before `position` has been read, or will have been by the time the next launch begins."""
-        air, span, filled = sequence.air, sequence.span, self._filled[self._reader(sequence)]
+        state, span, filled = sequence.in_flight, sequence.span, self._filled[self._reader(sequence)]
         assert span is not None
-        air.in_step = max(air.in_step, position)
-        filled.add(span.pages[air.filled : air.in_step // PAGE_SIZE])
-        air.filled = max(air.filled, air.in_step // PAGE_SIZE)
+        state.in_step = max(state.in_step, position)
+        filled.add(span.pages[state.filled : state.in_step // PAGE_SIZE])
+        state.filled = max(state.filled, state.in_step // PAGE_SIZE)
 
     def _reader(self, sequence: Sequence) -> str:
         """Whichever of its drafters reads: at most one does, though another may draft at the moment."""
         return next((name for name in sequence.drafters if name in self._filled), "")
 
     def missing(self, sequence: Sequence) -> range | None:
-        """Positions to be read before the next launch can draft; None: not known while a draft is in the air."""
-        air = sequence.air
-        if air.most > air.sure:
-            return range(0) if air.drafts else None
-        return range(air.in_step, len(sequence.tokens) + air.sure - 2)
+        """Positions to be read before the next launch can draft; None: not known while a draft is in flight."""
+        state = sequence.in_flight
+        if state.most > state.least:
+            return range(0) if state.drafts else None
+        return range(state.in_step, len(sequence.tokens) + state.least - 2)

@@ -1,18 +1,19 @@
-"""Which sequences compute how many tokens in the next step. No phases: prefill, decoding and verification are all
-"compute tokens [a, b) of this sequence", and share one budget of rows.
+"""The scheduler: which sequences compute how many tokens in the next step. There are no phases: prefill, decoding and
+verification are all "compute tokens [a, b) of this sequence", and share one budget of rows.
 
-Order of the budget: one row for each decoding sequence; then drafts and prefill chunks, each sure of half of what is
-left, and split fairly so that a short prompt is not stuck behind a long one. When pages run out, drafts are dropped
-first; then the sequence that came last gives its pages up and is computed again later. While steps are in the air
-nobody is made to yield: the plan says that it falls short, everything lands, and there is a new plan.
+Order of the budget: one row for each decoding sequence; then drafts and prefill chunks. Each of the two is sure of half
+of what is left, and split fairly, so that a short prompt does not wait for a long one. When pages run out, drafts go
+first; then the sequence that was admitted last is preempted, and computed again later. While steps are in flight no
+sequence is preempted: the plan says that it falls short, everything lands, and the engine plans again.
 
-A sequence that ends in the air keeps its lane and its pages until the last step that may write to them has landed.
+A sequence that ends while in flight keeps its lane and its pages until the last step that may write to them has landed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,12 +21,12 @@ import numpy as np
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
 from paceline.engine.governor import Governor, fair_split
-from paceline.engine.in_flight import Air
+from paceline.engine.in_flight import InFlight
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.types import Off, OffKind
+from paceline.types import Off, OffKind, Verdict
 
 
 @dataclass(slots=True)
@@ -37,12 +38,14 @@ class Work:
     count: int
     samples: bool  # the last committed token is among the rows, so that the next one can be drawn
     max_draft: int = 0
-    drafter: str | None = None  # who may draft; the sequence's own may be another by the time the step has landed
-    draft: Draft = EMPTY  # what was drafted; on a device known when the step has landed
-    forced: bool = False  # the draft is the grammar's, not the drafter's
-    first_out: int = 0  # of its rows among the outputs of the pass
-    root: int = 0  # the output of the last committed token; those of the draft follow it
-    drawn: bool = False  # in the pass itself, where it can
+    drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
+    draft: Draft = EMPTY  # on a device known only when the step has landed
+    forced: bool = False  # the draft comes from the grammar, not from the drafter
+    first_out: int = 0  # index of its first row among the outputs of the pass
+    root: int = 0  # index of the output of the last committed token; those of the draft follow it
+    drawn: bool = False  # the forward pass itself draws its tokens
+    verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
+    tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
 
     @property
     def rows(self) -> int:
@@ -50,19 +53,32 @@ class Work:
 
     @property
     def outs(self) -> int:
-        """Committed rows whose logits are wanted; those of the draft come on top."""
+        """Number of committed rows whose logits are wanted; the rows of the draft come on top."""
         return self.count if self.sequence.wants_prompt_logprobs else int(self.samples)
+
+    def final_rows(self, first: int = 0) -> Seq[int]:
+        """Rows that are final after the verdict, counted from `first`: committed tokens, then accepted ones."""
+        path: Seq[int] = () if self.verdict is None else self.verdict.path
+        drafted = first + self.count
+        if not path or path[-1] == len(path) - 1:
+            return range(first, drafted + len(path))
+        return [*range(first, drafted), *(drafted + node for node in path)]
+
+    def go_plain(self, reason: Off) -> None:
+        """Ask for no draft in this step, and say why."""
+        self.max_draft, self.sequence.off = 0, reason
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Who computes what, with the pages reserved."""
+    """The works of a step, with their pages reserved."""
 
     works: list[Work] = field(default_factory=list)
     decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
-    preempted: list[Sequence] = field(default_factory=list)  # lost their lane
-    falls_short: bool = False  # of pages: land everything and plan again
-    crowded: bool = False  # so many sequences run that nobody may draft
+    preempted: list[Sequence] = field(default_factory=list)  # sequences that lost their lane
+    falls_short: bool = False  # too few pages: land everything and plan again
+    depth: int = 0  # steps that may be in flight once it is launched, itself included
+    crowded: bool = False  # more sequences run than max_draft_batch: none may draft
 
 
 class Scheduler:
@@ -75,19 +91,19 @@ class Scheduler:
         governor: Governor,
         knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
     ) -> None:
-        """`knows`: whether a page of the prefix cache will do for a sequence, or has to be computed again."""
+        """`knows` says whether a page of the prefix cache serves a sequence as it is, or must be computed again."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
-        self.leaving: list[Sequence] = []  # ended while in the air
+        self.leaving: list[Sequence] = []  # ended while in flight
         self._config = config
         self._lanes = lanes
         self._cache = cache
         self._governor = governor
         self._knows = knows
-        self._turn = 0  # where the row budget starts when it does not reach everybody
+        self._turn = 0  # first decoding sequence of the next step, where rows do not suffice for all
 
     def admit(self) -> list[Sequence]:
-        """Those that get a lane now."""
+        """Give lanes to waiting sequences, as many as lanes and pages allow; returns those that start now."""
         started: list[Sequence] = []
         while self.waiting and self._lanes.free:
             pages = len(self.waiting[0].tokens) // PAGE_SIZE + 1
@@ -108,18 +124,18 @@ class Scheduler:
         return plan
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence ended: free all it holds, or see to it that its last flight does."""
+        """Free all that an ended sequence holds; if it is in flight, when its last step has landed."""
         if sequence.lane < 0:
             self.waiting.remove(sequence)
-        elif sequence.air.flights:
+        elif sequence.in_flight.steps:
             self.running.remove(sequence)
             self.leaving.append(sequence)
-            sequence.air.left = True
+            sequence.in_flight.left = True
         else:
             self._withdraw(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """The last flight of a sequence that left has landed."""
+        """Free what a leaving sequence holds: its last step has landed."""
         self.leaving.remove(sequence)
         self._free(sequence)
 
@@ -145,13 +161,13 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         assert sequence.span is not None
-        assert not sequence.air.flights, "a lane is freed while a step in the air may write to it"
+        assert not sequence.in_flight.steps, "a lane is freed while a step in flight may write to it"
         self._cache.close(sequence.span)
         self._lanes.give_back(sequence.lane)
-        sequence.span, sequence.lane, sequence.air = None, -1, Air()
+        sequence.span, sequence.lane, sequence.in_flight = None, -1, InFlight()
 
     def _divide_rows(self) -> list[Work]:
-        """Works in order of admission. Rows are counted as if every draft came out as long as allowed."""
+        """Works in order of admission. Every draft counts with the rows that it may have at most."""
         room = self._config.max_step_tokens
         decoding, prefilling = self._sorted()
         seats = max(room - bool(prefilling), 1)
@@ -168,7 +184,7 @@ class Scheduler:
         return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
 
     def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Those that decode, and those that have more to compute than their last token."""
+        """Running sequences that decode, and those that have more to compute than their last token."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
@@ -185,20 +201,21 @@ class Scheduler:
         for sequence, count in zip(prefilling, counts, strict=True):
             if count:
                 assert sequence.span is not None
-                start = sequence.span.committed + sequence.air.rows
+                start = sequence.span.committed + sequence.in_flight.rows
                 works.append(Work(sequence, start=start, count=count, samples=start + count == sequence.longest))
         return works
 
     def _reserve(self, work: Work, plan: StepPlan) -> bool:
-        """Pages for the work, if need be without its draft or at the cost of the latest sequence. False: none left."""
+        """Reserve pages for the work: if need be without its draft, or by preempting the sequence admitted last.
+        False: no page is left."""
         sequence, end = work.sequence, work.start + work.count
         assert sequence.span is not None
         if end + work.max_draft <= sequence.span.reserved:
             return True
         if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
-            work.max_draft, sequence.off = 0, Off(OffKind.NO_PAGE, "no page was free for a draft")
+            work.go_plain(Off(OffKind.NO_PAGE, "no page was free for a draft"))
         while not self._cache.can_reserve(sequence.span, end):
-            if self.leaving or any(other.air.flights for other in self.running):
+            if self.leaving or any(other.in_flight.steps for other in self.running):
                 plan.falls_short = True
                 return False
             victim = self.running[-1]

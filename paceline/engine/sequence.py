@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import PREDICTION, Trail
-from paceline.engine.in_flight import Air
+from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
 from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
@@ -20,7 +20,7 @@ class Sequence:
 
     tokens     0 .... prompt .... output ....│
     computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
-    in the air                               │ `air.sure` to `air.most` tokens more, where a device runs steps
+    in flight                                │ `in_flight.least` to `in_flight.most` tokens more, on a device
     """
 
     key: int  # unique in the engine
@@ -40,7 +40,7 @@ class Sequence:
     paces: dict[str | None, Pace] = field(default_factory=dict)  # with each drafter
     lane: int = -1
     span: Span | None = None
-    air: Air = field(default_factory=Air)
+    in_flight: InFlight = field(default_factory=InFlight)
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # of this sequence alone
@@ -53,17 +53,17 @@ class Sequence:
     @property
     def todo(self) -> int:
         assert self.span is not None, "a waiting sequence has nothing to do yet"
-        return 1 if self.air.most else len(self.tokens) - self.span.committed - self.air.rows
+        return 1 if self.in_flight.most else len(self.tokens) - self.span.committed - self.in_flight.rows
 
     @property
     def longest(self) -> int:
-        """What it may have come to once everything in the air has landed."""
-        return len(self.tokens) + self.air.most
+        """The length it has at most once everything in flight has landed."""
+        return len(self.tokens) + self.in_flight.most
 
     @property
     def is_ending(self) -> bool:
-        """True when what is in the air surely takes it to its last token."""
-        return len(self.tokens) + self.air.sure >= self.max_length
+        """True when what is in flight takes it to its last token, whatever is accepted."""
+        return len(self.tokens) + self.in_flight.least >= self.max_length
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -46,8 +46,8 @@ class Counters:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the engine began. Times are seconds spent in each part of a step; where a device runs it, `draft`,
-    `verify` and `accept` are the device's, at the same time as the host's."""
+    """Totals since the engine began. Times are seconds spent in each part of a step. Where a device runs the step,
+    `draft`, `verify` and `accept` are the device's time, which passes while the host does something else."""
 
     steps: int = 0
     rows: int = 0
@@ -58,7 +58,7 @@ class EngineStats:
     finished: int = 0
     wasted: int = 0  # parts of steps on a device whose sequence had already ended
     synthetic_acceptance: float = 0.0  # above 0: drafts were accepted by a coin, and no text means anything
-    time_plan: float = 0.0
+    time_plan: float = 0.0  # planning and launching
     time_draft: float = 0.0
     time_verify: float = 0.0
     time_accept: float = 0.0
@@ -66,29 +66,25 @@ class EngineStats:
     time_host: float = 0.0  # the host at work: everything but forward passes, drafting, and waiting
     time_wait: float = 0.0  # the host with nothing to do but wait for a device
 
-    def count(self, plan: float, draft: float, verify: float, accept: float, emit: float) -> None:
-        """A step on the host, with the seconds of its parts."""
-        self.steps += 1
-        self.time_plan += plan
-        self.time_draft += draft
-        self.time_verify += verify
-        self.time_accept += accept
-        self.time_emit += emit
-        self.time_host += plan + accept + emit
-
-    def count_launch(self, seconds: float) -> None:
+    def count_plan(self, seconds: float) -> None:
+        """Add time in which the host planned and launched."""
         self.time_plan += seconds
         self.time_host += seconds
 
-    def count_landing(self, times: Times, *, waited: float, seconds: float) -> None:
-        """A step of a device has landed, which took the host `seconds` with the waiting."""
+    def count_landing(self, times: Times, *, waited: float, lap: float, inside: bool) -> None:
+        """Add a step that has landed: `lap` seconds of landing, committing and emitting, of which the host `waited`.
+
+        Where the step ran `inside` its launch, that time was counted as planning and is put right here."""
         self.steps += 1
         self.time_draft += times.draft
         self.time_verify += times.verify
         self.time_accept += times.accept
-        self.time_emit += seconds - waited
-        self.time_host += seconds - waited
+        self.time_emit += lap - waited
+        self.time_host += lap - waited
         self.time_wait += waited
+        if inside:
+            self.time_plan -= times.draft + times.verify + times.accept
+            self.time_host -= times.draft + times.verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,7 @@ def test_a_deadline_in_the_air() -> None:
     going.submit([replace(ask(), deadline=5.0), ask("other", text=1)])
     for _ in range(3):
         going.step()
-    assert rig.engine._flights is not None
-    assert len(rig.engine._flights) == 1
+    assert rig.engine._stepper.in_flight == 1
     clock.now = 6.0
     assert Finish.DEADLINE in [event.finish for event in going.step() if event.request_id == "a"]
     told = going.finish()
@@ -280,9 +279,9 @@ def test_drafters_take_turns() -> None:
 def test_what_is_measured_is_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither prompts, nor chunks that a drafter catches up with, nor a step that somebody left."""
     rig = build("toy", flown=GOOD, max_draft_batch=2)
-    flights, landings = rig.engine._flights, []
-    land = flights.land
-    monkeypatch.setattr(flights, "land", lambda: landings.append(land()) or landings[-1])
+    stepper, landings = rig.engine._stepper, []
+    land = stepper.land
+    monkeypatch.setattr(stepper, "land", lambda: landings.append(land()) or landings[-1])
     run(rig, [ask(str(i), tokens=tokens, text=i) for i, tokens in enumerate((5, 30, 30))])
     chunks = rounds_of(rig).chunks
     assert any(not chunk.target for each in chunks for chunk in each), "no drafter had anything to catch up with"

@@ -80,7 +80,7 @@ def test_too_little_is_known(known: tuple[int, ...]) -> None:
     """Then what steps took decides, as on the host."""
     asked, rig, _ = fly(lambda batch, draft, drafter: 0.001 if draft in known else None)
     assert any(asked)
-    assert rig.engine._governor.cost._step_seconds > 0
+    assert rig.engine._accounting._governor.cost._step_seconds > 0
 
 
 def test_between_what_was_measured_there_is_a_line() -> None:
