@@ -28,7 +28,13 @@ def test_links_lead_somewhere(path: Path) -> None:
 def _is_there(path: Path, heading: str) -> bool:
     if not path.exists() or not heading:
         return path.exists()
-    return heading in map(_anchor, re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    return heading in _anchors(path.read_text(encoding="utf-8"))
+
+
+def _anchors(text: str) -> set[str]:
+    """Return every anchor of a page: those of its headings, and explicit ones that keep old links alive."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {*map(_anchor, headings), *re.findall(r'<a id="([^"]+)">', text)}
 
 
 def _anchor(heading: str) -> str:
