@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md and the numbers of README.md from the results that lie in docs/results.
+"""Write docs/benchmarks.md and the numbers of README.md from the results in docs/results.
 
     python -m peers.page            write both
     python -m peers.page --check    exit with 1 where they are not what would be written
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from peers.page_parts import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
+COLUMNS = 120
 PART = re.compile(r"^\{\{(\? )?([\w-]+) ([^{}]+)\}\}\n", flags=re.MULTILINE)
 NUMBERS = re.compile(r"(<!-- numbers: begin[^>]*-->\n).*(<!-- numbers: end -->)", flags=re.DOTALL)
 WRITTEN = "<!-- Written by `python -m peers.page` from docs/results: edit the text there. -->\n"
@@ -49,7 +51,17 @@ def part(name: str, files: Sequence[str], *, optional: bool, results: Path) -> s
     missing = [path.name for path in paths if not path.is_file()]
     if missing and not optional:
         raise SystemExit(f"{name}: docs/results has no {', '.join(missing)}")
-    return "" if missing else PARTS[name](paths) + "\n"
+    return "" if missing else wrapped(PARTS[name](paths)) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Break the lines of a generated part at 120 columns, all but those of tables and headings."""
+    return "\n".join(line if line.startswith(("|", "#")) else wrapped_line(line) for line in text.splitlines())
+
+
+def wrapped_line(line: str) -> str:
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

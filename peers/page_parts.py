@@ -52,8 +52,8 @@ def peers(paths: Paths) -> str:
         f"{versions}.",
         "",
         f"{plan['rounds']} rounds, answers of at most {plan['tokens']} tokens, greedy. A round has "
-        f"{plan['counts']['1']} prompts one at a time (slow systems, transformers and vLLM: the first "
-        f"{plan['slow_counts']['1']} of them) and {plan['counts']['8']} at once; every round has its own.",
+        f"{plan['counts']['1']} prompts one at a time ({plan['slow_counts']['1']} for the slow systems, transformers "
+        f"and vLLM) and {plan['counts']['8']} at once. Every round has its own prompts.",
     ]
     for at_once in map(int, plan["counts"]):
         title = "One prompt at a time" if at_once == 1 else f"{at_once} prompts at once"
@@ -95,7 +95,7 @@ def speculation(paths: Paths) -> str:
         "plain tok/s",
         "speculative tok/s",
         "ratio",
-        "tokens a round",
+        "tokens per step",
         "identical",
     ]
     rows = [row for path in paths for row in _speculation_rows(load(path))]
@@ -193,8 +193,8 @@ def gpu_line(paths: Paths) -> str:
     batch, theirs = mine["batches"][0], other[mine["setup"]["target"]]
     return (
         f"One {mine['machine']['gpu']}, the shape of {SHAPES[mine['setup']['target']]} in bf16, one sequence: plain "
-        f"{batch['plain']['tok_s']:.0f} tokens/s (vLLM 0.24: {theirs['plain']['1']}); with a drafter of the shape of "
-        f"{SHAPES[mine['setup']['drafter']]} and a synthetic acceptance of {mine['setup']['acceptance']:g}, "
+        f"{batch['plain']['tok_s']:.0f} tokens/s (vLLM 0.24: {theirs['plain']['1']}). With a drafter of the shape of "
+        f"{SHAPES[mine['setup']['drafter']]} and a synthetic acceptance of {mine['setup']['acceptance']:g}: "
         f"{batch['synthetic_speculative']['tok_s']:.0f} (vLLM: {theirs['speculative']['1']})."
     )
 
@@ -221,8 +221,8 @@ def load_table(paths: Paths) -> str:
         for pair in record.get("comparisons", ())
     ]
     text = (
-        "## A server under load\n\nOne request open and many, greedy and at temperature 1, with speculation and "
-        "without, in turns; medians of the latencies."
+        "## A server under load\n\nOne request open and many, greedy and at temperature 1, with and without "
+        "speculation, interleaved. Latencies are medians."
     )
     return "\n".join([text, "", markdown(header, rows), "", *same, source(path, record)])
 
@@ -231,8 +231,8 @@ def agree(paths: Paths) -> str:
     [path] = paths
     record = load(path)
     text = (
-        "## The same numbers by another tool\n\nTwo servers loaded by `paceline bench serve` and by `vllm bench serve` "
-        "in turns, the same requests: medians over rounds (lowest–highest) of what each tool says."
+        "## The same numbers by another tool\n\n`paceline bench serve` and `vllm bench serve` load two servers in "
+        "turns with the same requests. The table has medians over rounds (lowest–highest) of what each tool reports."
     )
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return "\n".join([text, "", agree_report.text(record), "", f"{source(path, record)}, {versions}"])

@@ -2,7 +2,7 @@
 
 One `Budget` stands for one rendering: steps for loop turns, calls and filters, size for the strings and lists that are
 made. The functions below replace Jinja's own where a small expression can make something large; each asks the budget
-before it makes anything. Which of them a template meets under which name is decided in chat_sandbox.py.
+before it makes anything. Which of them a template meets under which name is decided in `chat.sandbox`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Messages to the prompt a model was trained on, through the chat template that comes with it.
 
 Control tokens that the template writes become control tokens; the same characters in a message stay text (how, stands
-in chat_shield.py).
+in `chat.shield`).
 
-The template is the model's, never a request's. How it is kept harmless stands in chat_sandbox.py.
+The template is the model's, never a request's. How it is kept harmless stands in `chat.sandbox`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pass over n rows takes about base + row · n seconds, and a draft that is n tokens deep begin + level · n; the lines
 are fitted to the latest steps, since a pass is flat while memory sets the pace and steep once arithmetic does. The
-engine makes `speed` tokens a second. One more drafted token that is right with probability p makes it faster only if
+engine makes *speed* tokens a second. One more drafted token that is right with probability p makes it faster only if
 
     p > (seconds of a row + seconds of drafting it) · speed
 

@@ -3,7 +3,7 @@
 Three things limit a draft: what the user set, the sequence's own pace, and what a drafted token costs on this machine
 (`engine.cost`) against how likely it is right. Where a device knows how long its rounds take, that decides instead of
 the last: the length from which all together get the most tokens a second, which may be none. The scheduler only asks
-`draft_lengths`; the engine only reports `learn` and `measure`.
+`draft_lengths`; the engine only reports, drafts to `learn` and times to `cost`.
 """
 
 from __future__ import annotations

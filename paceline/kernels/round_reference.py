@@ -1,7 +1,7 @@
 """The steps of a round between forward passes, in plain torch: the oracle of kernels/cuda, and what a CPU runs.
 
     layout   rows of a pass from the committed tokens and the draft behind them
-    draw     logits → tokens, as sampling.py means it
+    draw     logits → tokens, as sampling/sampler.py means it
     push     a drafted token behind the committed ones
     lookup   the n-gram draft behind the committed tokens, as drafters/ngram.py means it
     accept   how much of the draft the target agrees with; new tokens, new lengths
@@ -32,7 +32,7 @@ SIZE_SHIFT = 24  # of the length of an n-gram above the place where it ends
 
 
 class Lanes(Protocol):
-    """The running sequences on a device, see runner/state.py. All but `dummy` are tensors [lanes + 1, …]."""
+    """The running sequences on a device (runner/rounds/device_state.py). All but `dummy` are tensors [lanes + 1, …]."""
 
     dummy: int
     tokens: Tensor  # int32 [lanes + 1, width]
@@ -102,7 +102,7 @@ def mass(below: Tensor) -> Tensor:
 
 
 def mix(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
-    """`sampling.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64."""
+    """`sampler.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64."""
     counter = positions.long() * len(Stream) + int(stream)
     return _finalise(seeds ^ _finalise(counter * _signed(0x9E3779B97F4A7C15) + _signed(0xD1B54A32D192ED03)))
 

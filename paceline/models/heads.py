@@ -54,7 +54,7 @@ class EagleHead:
     config: EagleConfig
     weights: dict[str, Weight]
     ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
-    sketch: Tensor | None = None  # int8 [r, hidden] where the rows before its last layer mostly lie: runner/sketch.py
+    sketch: Tensor | None = None  # int8 [r, hidden] basis of most inputs of the output layer: runner/heads/sketch.py
 
     def in_format(self, format: str) -> EagleHead:
         """fp32, int8 or int4, the integers in groups of 32. What reads hidden states stays as it is."""

@@ -71,6 +71,17 @@ def test_parts_are_filled_in_and_missing_ones_named(tmp_path: Path) -> None:
         page.readme("nothing", results=tmp_path)
 
 
+def test_generated_prose_is_wrapped_and_tables_are_not() -> None:
+    row, words = f"| {'cell ' * 40}|", "word " * 40
+    lines = page.wrapped(f"{row}\n\n- {words}\n{words}").splitlines()
+    assert lines[0] == row
+    assert all(len(line) <= page.COLUMNS for line in lines[1:])
+    assert lines[2].startswith("- word")
+    assert lines[3].startswith("  word")
+    assert lines[4].startswith("word")
+    assert " ".join(lines[1:]).split() == ["-", *words.split(), *words.split()]
+
+
 def test_the_peers_part_has_tables_machine_commit_command_and_what_failed(tmp_path: Path) -> None:
     found = book()
     plan = {"sets": ["chat"], "rounds": 3, "tokens": 50, "counts": {"1": 2, "8": 8}, "slow_counts": {"1": 1, "8": 8}}

@@ -1,6 +1,6 @@
 /* A shortlist of a head's outputs, for a guess that needs only the best few.
 
-   Every output is first computed roughly, from a third of the dimensions (`SKETCHED`, see runner/sketch.py), with about
+   Every output is first computed roughly, from a third of the dimensions (`SKETCHED`, see runner/heads/sketch.py), with about
    the noise that it will be drawn with. The best of each slice are then computed as they are. A slice is every SLICES-th
    tile, so that frequent tokens, which lie together, are shared out. */
 #include <math.h>

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.kernels.round_reference import SIZE_SHIFT, Lanes
 
-CHUNK = 1024  # places a program of `search`
+CHUNK = 1024  # places per program of `_search`
 COPY = 32  # tokens copied at once
 
 _CHUNK, _COPY = tl.constexpr(CHUNK), tl.constexpr(COPY)

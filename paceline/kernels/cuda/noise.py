@@ -1,4 +1,4 @@
-"""The noise of kernels/noise.py and the keys of sampling.py inside kernels, to the last bit unless it is called rough.
+"""The noise of kernels/noise.py and the keys of sampling/sampler.py inside kernels: the same bits, unless called rough.
 
 Whoever uses it is launched without fused multiply-adds: each operation must round as it does on every other machine.
 """
@@ -21,14 +21,14 @@ _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in 
 
 @triton.jit
 def keys_of(seed, lane, position):
-    """`sampling.noise_keys` of Stream.TOKEN: two numbers of 32 bits."""
+    """`sampler.noise_keys` of Stream.TOKEN: two numbers of 32 bits."""
     bits = mix(tl.load(seed + lane), position, 0)
     return (bits >> 32).to(tl.uint32), bits.to(tl.uint32)
 
 
 @triton.jit
 def mix(seed, position, stream: tl.constexpr):
-    """`sampling.mix`: 64 bits for a seed (any 64 bits) and a position."""
+    """`sampler.mix`: 64 bits for a seed (any 64 bits) and a position."""
     counter = position.to(tl.uint64) * 4 + stream
     return _finalise(seed.to(tl.uint64) ^ _finalise(counter * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03))
 

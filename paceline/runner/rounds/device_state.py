@@ -32,7 +32,7 @@ class DeviceState:
         sizes = [2 * count, count, count, count, count, count, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         places = self.memory.split_with_sizes(sizes)
-        # What is asked of sampling, as sampling.py means it; each [lanes + 1].
+        # What is asked of sampling, as sampling/sampler.py means it; each [lanes + 1].
         self.seed = places[0].view(torch.int64)  # the bits of the unsigned seed
         self.inverse_temperature = places[1].view(torch.float32)  # 0: greedy
         self.top_k = places[2]  # 0: off
