@@ -13,11 +13,10 @@ after a fully accepted draft. Every further pass reads one drafted token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
@@ -29,6 +28,8 @@ from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
+from paceline.runner.rounds.protocol import DraftingRound
+from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
 
 
@@ -116,11 +117,9 @@ class ModelDrafter:
         return Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
 
     def _compute(self, shares: Sequence[Share]) -> Output:
-        """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
+        """Run the draft model over shares of the lanes."""
         batch = build_batch(self._lanes, shares)
-        if self.forward.vocab_size < self._vocab_size:
-            batch = replace(batch, tokens=batch.tokens.clamp(max=self.forward.vocab_size - 1))
-        return self.forward(batch)
+        return self.forward(fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size))
 
     def _draw(self, drawings: Sequence[Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""
@@ -145,11 +144,26 @@ class ModelDrafter:
         return belief(logits, token)
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
-        """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
-        excess = self.forward.vocab_size - self._vocab_size
-        if excess > 0:
-            logits = output.logits[:, : self._vocab_size]
-            return logits, logits.argmax(-1)
-        if excess < 0:
-            return torch.nn.functional.pad(output.logits, (0, -excess), value=-torch.inf), output.argmax
-        return output.logits, output.argmax
+        """Return logits and argmax, neither beyond the target's vocabulary."""
+        logits = fit_logits(output.logits, vocab_size=self._vocab_size)
+        was_cut = self.forward.vocab_size > self._vocab_size
+        return logits, logits.argmax(-1) if was_cut else output.argmax
+
+
+class ModelOnDevice:
+    """Implements DeviceDrafter: a model that drafts inside rounds on the device, one pass a token.
+
+    One with KV memory of its own reads the last two committed tokens first: after a draft that was accepted to its end
+    it has not read the last one. One that shares the target's memory leaves its own keys and values there, and
+    verification writes over all of them."""
+
+    finds_fewer = False
+
+    def __init__(self, forward: Forward, *, shares_kv: bool = False) -> None:
+        self.forward = forward
+        self.reader = None if shares_kv else forward
+
+    def draft(self, round: DraftingRound) -> None:
+        for turn in range(round.longest):
+            rows = 2 if turn == 0 and self.reader is not None else 1
+            round.append(round.logits(self.forward, turn, rows=rows), turn)
