@@ -1,9 +1,11 @@
-"""Drafters for tests: one that knows the answer and corrupts it, and ones that raise, hang or talk nonsense."""
+"""Drafters for tests: one that knows the answer and corrupts it, ones that raise, hang or talk nonsense, and one that a
+device runs."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
+from paceline.runner.rounds.protocol import DraftingRound
 from tests.tiny_models import VOCAB
 
 
@@ -107,6 +110,23 @@ class Silent:
 
     def stop(self, key: int) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class AgainOnDevice:
+    """A DeviceDrafter that guesses that the last token is said again; half as often as it may, if it `finds_fewer`."""
+
+    finds_fewer: bool = False
+    reader: None = None
+
+    def draft(self, round: DraftingRound) -> None:
+        state, lanes = round.state, round.lanes.long()
+        lengths = state.lengths[lanes].long()
+        last = state.tokens[lanes, lengths - 1]
+        for turn in range(round.longest):
+            state.tokens[lanes, lengths + turn] = last
+        if self.finds_fewer:
+            round.found.copy_(round.limits() // 2)
 
 
 METHODS = ("start", "propose", "observe", "stop")

@@ -12,8 +12,8 @@ from paceline.drafters.copy import CopyingDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter
-from paceline.drafters.model import ModelDrafter
-from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.model import ModelDrafter, ModelOnDevice
+from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.registry import BuildContext
 from paceline.engine.engine import Engine
@@ -27,7 +27,7 @@ from paceline.runner.heads.medusa import CompiledMedusa, MedusaForward, TorchMed
 from paceline.runner.heads.protocol import HeadForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds.protocol import Lookup
+from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
 from tests.heads import random_eagle, random_medusa
 from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward
@@ -167,13 +167,13 @@ class Itself:
         return copy
 
 
-Flown = Model | Lookup | Itself
+Flown = Model | Itself | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
 SELF = {"self": Itself()}
-FLOWN: Mapping[str, Model | Lookup] = {
-    "ngram": Lookup(),
-    "ngram-1": Lookup(min_ngram=1, max_ngram=2),
+FLOWN: Mapping[str, Model | LookupOnDevice] = {
+    "ngram": LookupOnDevice(),
+    "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
     "noisy": NOISY,
     "bad": BAD,
@@ -193,10 +193,12 @@ class Rig:
     rounds: Any = None
 
 
-def _device_drafter(by: Flown, backend: str, target: Forward) -> Forward | Lookup:
-    if isinstance(by, Lookup):
-        return by
-    return by.forward(target) if isinstance(by, Itself) else by.forward(backend, num_pages=target.kv.num_pages)
+def _device_drafter(by: Flown, backend: str, target: Forward) -> DeviceDrafter:
+    if isinstance(by, Itself):
+        return ModelOnDevice(by.forward(target), shares_kv=True)
+    if isinstance(by, Model):
+        return ModelOnDevice(by.forward(backend, num_pages=target.kv.num_pages))
+    return by
 
 
 def _rounds(forward: Forward, backend: str, *, config: EngineConfig, **options: Any) -> Any:

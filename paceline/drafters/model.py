@@ -1,41 +1,42 @@
 """A small model that drafts: k passes of its own, each over all sequences that want a draft.
 
 It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
-the prefix cache may still hold this drafter's keys and values. For each sequence it remembers how many positions of
-its memory are in step with the committed tokens; the first pass of a round computes what is missing (after a fully
-accepted draft that is its last token and the bonus; at the beginning the prompt, in chunks), the others one token each.
+the prefix cache may still hold this drafter's keys and values. A `Follower` tells how far it has read each sequence.
+The first pass of a round reads what is missing: the prompt in chunks at the beginning, the last token and the bonus
+after a fully accepted draft. Every further pass reads one drafted token.
 
     committed      0 ................ L-1 │
-    in step        0 ........ s-1         │          first pass: tokens s … L-1 give the draft's first token
+    read           0 .... known-1         │          first pass: tokens known … L-1 give the draft's first token
     draft                                 │ L ... L+k-1
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.draft_in_progress import Drawing, belief
 from paceline.errors import InvalidRequest
-from paceline.kernels.base import PAGE_SIZE, Forward, Output
-from paceline.kv.pages import PageMarks, PagePool
+from paceline.kernels.base import Forward, Output
+from paceline.kv.following import Follower, Reader
+from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
+from paceline.runner.rounds.protocol import DraftingRound
+from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
 
 
 @dataclass(slots=True)
 class _State:
-    lane: int
-    in_step: int  # positions whose keys and values are those of the committed tokens
-    ahead: int = 0  # drafted positions computed beyond them
-    filled: int = 0  # whole pages marked in `_filled`
+    follower: Follower  # committed positions whose keys and values this drafter has
+    ahead: int = 0  # drafted positions that it has computed beyond them
 
 
 class ModelDrafter:
@@ -65,11 +66,11 @@ class ModelDrafter:
         self._vocab_size = vocab_size  # the target's
         self._chunk = chunk  # rows of the first pass
         self._states: dict[int, _State] = {}
-        self._filled = PageMarks(pool)  # pages that are in step as a whole
+        self._reader = Reader(pool)
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        known = self._filled.leading(self._lanes.pages_of(lane, 0, (len(tokens) - 1) // PAGE_SIZE))
-        self._states[key] = _State(lane=lane, in_step=known * PAGE_SIZE, filled=known)
+        pages = partial(self._lanes.pages_of, lane)
+        self._states[key] = _State(self._reader.start(pages, len(tokens) - 1))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         drawings, output = self._first_pass(asks)
@@ -87,41 +88,38 @@ class ModelDrafter:
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         state = self._states[key]
-        state.in_step += min(accepted, state.ahead)
+        state.follower.reach(state.follower.known + min(accepted, state.ahead))
         state.ahead = 0
-        self._note_filled(state)
 
     def stop(self, key: int) -> None:
         del self._states[key]
 
     def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[Drawing], Output]:
-        """Compute what is missing of each sequence, as far as the chunk goes; those that are complete can draw."""
+        """Read what is missing of each sequence, as far as the chunk goes; those that are complete can draw."""
         room = self._chunk
-        shares, drawings = [], []
+        shares, drawings, read = [], [], []
         for ask in asks:
-            state = self._states[ask.key]
-            missing = len(ask.tokens) - state.in_step
-            count = min(missing, room)
+            follower = self._states[ask.key].follower
+            missing = follower.missing(len(ask.tokens))
+            count = min(len(missing), room)
             if count:
-                complete = count == missing
-                shares.append(Share(lane=ask.lane, start=state.in_step, count=count, outs=int(complete)))
+                complete = count == len(missing)
+                shares.append(Share(lane=ask.lane, start=missing.start, count=count, outs=int(complete)))
                 drawings += [self._begun(ask)] if complete else []
-                state.in_step += count
+                read.append((follower, missing.start + count))
                 room -= count
         output = self._compute(shares)
-        for ask in asks:
-            self._note_filled(self._states[ask.key])
+        for follower, position in read:
+            follower.reach(position)
         return drawings, output
 
     def _begun(self, ask: Ask) -> Drawing:
         return Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
 
     def _compute(self, shares: Sequence[Share]) -> Output:
-        """A pass of the draft model. It may meet a token of the target that it has no row for: any other will do."""
+        """Run the draft model over shares of the lanes."""
         batch = build_batch(self._lanes, shares)
-        if self.forward.vocab_size < self._vocab_size:
-            batch = replace(batch, tokens=batch.tokens.clamp(max=self.forward.vocab_size - 1))
-        return self.forward(batch)
+        return self.forward(fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size))
 
     def _draw(self, drawings: Sequence[Drawing], output: Output) -> None:
         """One more token for each draft, into the draft and behind the committed tokens of its lane."""
@@ -146,17 +144,26 @@ class ModelDrafter:
         return belief(logits, token)
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
-        """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
-        excess = self.forward.vocab_size - self._vocab_size
-        if excess > 0:
-            logits = output.logits[:, : self._vocab_size]
-            return logits, logits.argmax(-1)
-        if excess < 0:
-            return torch.nn.functional.pad(output.logits, (0, -excess), value=-torch.inf), output.argmax
-        return output.logits, output.argmax
+        """Return logits and argmax, neither beyond the target's vocabulary."""
+        logits = fit_logits(output.logits, vocab_size=self._vocab_size)
+        was_cut = self.forward.vocab_size > self._vocab_size
+        return logits, logits.argmax(-1) if was_cut else output.argmax
 
-    def _note_filled(self, state: _State) -> None:
-        whole = state.in_step // PAGE_SIZE
-        if whole > state.filled:
-            self._filled.add(self._lanes.pages_of(state.lane, state.filled, whole))
-            state.filled = whole
+
+class ModelOnDevice:
+    """Implements DeviceDrafter: a model that drafts inside rounds on the device, one pass a token.
+
+    One with KV memory of its own reads the last two committed tokens first: after a draft that was accepted to its end
+    it has not read the last one. One that shares the target's memory leaves its own keys and values there, and
+    verification writes over all of them."""
+
+    finds_fewer = False
+
+    def __init__(self, forward: Forward, *, shares_kv: bool = False) -> None:
+        self.forward = forward
+        self.reader = None if shares_kv else forward
+
+    def draft(self, round: DraftingRound) -> None:
+        for turn in range(round.longest):
+            rows = 2 if turn == 0 and self.reader is not None else 1
+            round.append(round.logits(self.forward, turn, rows=rows), turn)

@@ -15,6 +15,7 @@ import numpy as np
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask
 from paceline.errors import InvalidRequest
+from paceline.runner.rounds.protocol import DraftingRound
 
 
 @dataclass(slots=True)
@@ -67,6 +68,19 @@ class NgramDrafter:
                 if size <= end:
                     ends[tuple(tokens[end - size : end])] = end
         history.indexed = max(len(tokens) - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupOnDevice:
+    """Implements DeviceDrafter: finds the drafts of NgramDrafter inside rounds, by a search of the whole history."""
+
+    min_ngram: int = 1
+    max_ngram: int = 6
+    reader: None = None
+    finds_fewer: bool = True
+
+    def draft(self, round: DraftingRound) -> None:
+        round.look_up(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
 
 
 def _copy(tokens: list[int], start: int, count: int) -> list[int]:

@@ -26,8 +26,8 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.copy import CopyingDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.medusa import MedusaDrafter
-from paceline.drafters.model import ModelDrafter
-from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.model import ModelDrafter, ModelOnDevice
+from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.prediction import PREDICTION, PredictionDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
 from paceline.kernels.base import Forward
@@ -37,7 +37,7 @@ from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.heads import FORMATS, read_eagle, read_medusa
 from paceline.runner.loading.models import ReadyModel, memory_for, read_model, ready_shape
-from paceline.runner.rounds.protocol import Lookup
+from paceline.runner.rounds.protocol import DeviceDrafter
 
 logger = logging.getLogger(__name__)
 COPY = 5  # tokens that must have stood together before, for what followed to be copied
@@ -72,8 +72,8 @@ class Recipe:
     profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
 
 
-OnDevice = Callable[[Drafter | None, Forward], Forward | Lookup]
-"""(what was built, the target) → what the steps of a device draft with."""
+OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
+"""(the drafter that `build` returned, the target) → the drafter that runs inside rounds on the device."""
 
 
 Kind = Callable[[str, ReadyModel, Progress | None], Recipe]
@@ -87,7 +87,7 @@ def _ngram(options: str, target: ReadyModel, progress: Progress | None) -> Recip
         name="ngram",
         build=lambda context: drafter,
         how="looks up tokens, computes nothing",
-        on_device=lambda built, to: Lookup(**given),
+        on_device=lambda built, to: LookupOnDevice(**given),
     )
 
 
@@ -117,9 +117,9 @@ def _model(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             **given,
         )
 
-    def on_device(built: Drafter | None, to: Forward) -> Forward:
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         assert isinstance(built, ModelDrafter)
-        return built.forward
+        return ModelOnDevice(built.forward)
 
     return Recipe(
         name="model",
@@ -241,11 +241,11 @@ def _self(options: str, target: ReadyModel, progress: Progress | None) -> Recipe
             "as the target can only lose; take another one, or load the target in bf16"
         )
 
-    def on_device(built: Drafter | None, to: Forward) -> Forward:
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
         from paceline.runner.forwards.cuda import CudaForward
 
         assert isinstance(to, CudaForward)
-        return CudaForward(copy, to.kv)
+        return ModelOnDevice(CudaForward(copy, to.kv), shares_kv=True)
 
     def profile(rows: int, outs: int) -> None:
         what = f"a pass of {rows} tokens of the copy of {target.name}"

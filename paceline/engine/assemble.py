@@ -19,7 +19,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
-from paceline.runner.rounds.protocol import Lookup, Rounds
+from paceline.runner.rounds.protocol import DeviceDrafter, Rounds
 from paceline.text.tokenizer import Tokenizer
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU, and never more than a quarter of what is available
@@ -127,16 +127,14 @@ def _rounds(
     memory: Memory,
     config: EngineConfig,
 ) -> Rounds:
-    """The device's side of the engine."""
+    """Build the rounds of a GPU, with every drafter that can run inside them."""
     from paceline.runner.forwards.cuda import CudaForward
     from paceline.runner.rounds.cuda import CudaRounds
 
     assert isinstance(forward, CudaForward)
-    drafters: dict[str, CudaForward | Lookup] = {}
-    for name, made in recipes.items():
-        by = made.on_device(built[name], forward) if made.on_device else None
-        if isinstance(by, (CudaForward, Lookup)):
-            drafters[name] = by
+    drafters = {
+        name: _checked(name, made.on_device(built[name], forward)) for name, made in recipes.items() if made.on_device
+    }
     return CudaRounds(
         forward,
         lanes=config.max_sequences,
@@ -144,6 +142,17 @@ def _rounds(
         max_draft=config.max_draft,
         drafters=drafters,
     )
+
+
+def _checked(name: str, drafter: object) -> DeviceDrafter:
+    """Check that a recipe gave the device a drafter that rounds can run."""
+    if not isinstance(drafter, DeviceDrafter):
+        lacking = [member for member in ("reader", "finds_fewer", "draft") if not hasattr(drafter, member)]
+        raise InvalidRequest(
+            f"drafter {name!r} gave the device a {type(drafter).__name__}, which is no "
+            f"paceline.drafters.DeviceDrafter: it lacks {', '.join(lacking)}"
+        )
+    return drafter
 
 
 def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> Memory:

@@ -63,13 +63,13 @@ class Lookout:
     def check(self, rig: Rig) -> None:
         """What it takes to be in step, is."""
         for sequence in rig.engine._scheduler.running:
-            state = self.drafter._states[sequence.key]
-            assert 0 <= state.in_step <= len(sequence.tokens)
+            known_to = self.drafter._states[sequence.key].follower.known
+            assert 0 <= known_to <= len(sequence.tokens)
             assert sequence.span is not None
-            slots = rig.cache.slots(sequence.span, 0, state.in_step)
-            known = [min(token, self.forward.vocab_size - 1) for token in sequence.tokens[: state.in_step]]
+            slots = rig.cache.slots(sequence.span, 0, known_to)
+            known = [min(token, self.forward.vocab_size - 1) for token in sequence.tokens[:known_to]]
             assert self.forward._kv.tokens[slots].tolist() == known
-            assert self.forward._kv.positions[slots].tolist() == list(range(state.in_step))
+            assert self.forward._kv.positions[slots].tolist() == list(range(known_to))
         assert self.drafter._states.keys() <= {sequence.key for sequence in rig.engine._scheduler.running}
 
 

@@ -18,6 +18,7 @@ from paceline.models import shapes
 from paceline.models.load import LoadedModel
 from paceline.runner.loading.models import ReadyModel, ready_shape
 from paceline.types import OFF, Request, SamplingParams
+from tests.odd_drafters import AgainOnDevice, Silent
 from tests.runs import prompt
 from tests.tiny_models import NOISY, TARGET, Model, tiny_tokenizer
 
@@ -92,6 +93,14 @@ def test_an_engine_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kv_formats_are_for_a_gpu() -> None:
     with pytest.raises(InvalidRequest, match="kv_format 'fp8' is for a GPU; on a CPU leave it at 'auto'"):
         assemble("target", config=config(kv_format="fp8"))
+
+
+def test_what_the_device_cannot_run_is_an_error() -> None:
+    assert module._checked("again", AgainOnDevice())
+    with pytest.raises(InvalidRequest, match=r"'odd' gave the device a Silent, which is no paceline.drafters.DeviceDr"):
+        module._checked("odd", Silent())
+    with pytest.raises(InvalidRequest, match="it lacks reader, finds_fewer, draft"):
+        module._checked("odd", None)
 
 
 def test_two_of_a_kind() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,7 +34,8 @@ from paceline.drafters.draft_in_progress import Drawing, belief, chance
 from paceline.drafters.eagle.hidden_states import HeldStates
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kv.pages import PageMarks, PagePool
+from paceline.kv.following import Follower, Reader
+from paceline.kv.pages import PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads.protocol import HeadForward, Tree, Wanted
 from paceline.runner.lanes import Lanes
@@ -52,14 +54,18 @@ MEMORY = 256 << 20  # bytes of hidden states
 @dataclass(slots=True)
 class _State:
     lane: int
-    known: int  # positions whose keys and values the head has
+    follower: Follower  # positions whose keys and values the head has
     end: int  # the position that is to be fed next; states from `known` on are held
-    filled: int  # whole pages marked in `_filled`
     place: int = 0  # of the last page's states
 
     @property
+    def known(self) -> int:
+        return self.follower.known
+
+    @property
     def count(self) -> int:
-        return self.end - self.known
+        """How many rows are held: fed, and not read yet."""
+        return self.end - self.follower.known
 
     def share(self, count: int, *, outs: int = 1) -> Share:
         """The next `count` rows."""
@@ -111,18 +117,18 @@ class EagleDrafter:
         rows = max(memory // (4 * width), chunk + PAGE_SIZE * len(lanes.lengths))
         self._held = HeldStates(pool, rows=rows, width=width, device=head.device)
         self._states: dict[int, _State] = {}
-        self._filled = PageMarks(pool)  # pages that were read as a whole
+        self._reader = Reader(pool)
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        pages = self._lanes.pages_of(lane, 0, (len(tokens) - 1) // PAGE_SIZE)
-        known = self._filled.leading(pages)
-        held = self._held.leading(pages[known:])
-        self._held.refresh(pages[known : known + held])
-        self._states[key] = _State(lane, known=known * PAGE_SIZE, end=(known + held) * PAGE_SIZE, filled=known)
+        follower = self._reader.start(partial(self._lanes.pages_of, lane), len(tokens) - 1)
+        pages = self._lanes.pages_of(lane, follower.known // PAGE_SIZE, (len(tokens) - 1) // PAGE_SIZE)
+        held = self._held.leading(pages)
+        self._held.refresh(pages[:held])
+        self._states[key] = _State(lane, follower, end=follower.known + held * PAGE_SIZE)
 
     def knows(self, page: int) -> bool:
         """Where there is hardly room for more states, to compute them again would be of no use."""
-        return page in self._filled or page in self._held or self._held.is_short
+        return page in self._reader or page in self._held or self._held.is_short
 
     def stop(self, key: int) -> None:
         del self._states[key]
@@ -177,9 +183,9 @@ class EagleDrafter:
 
     def _give_up(self, state: _State) -> None:
         """Let go of what nobody else can use."""
-        pages = self._lanes.pages_of(state.lane, state.filled, -(-state.end // PAGE_SIZE))
+        pages = self._lanes.pages_of(state.lane, state.known // PAGE_SIZE, -(-state.end // PAGE_SIZE))
         self._held.drop([page for page in pages if self._pool.holders(page) == 1])
-        state.known = state.end = -1
+        state.end = -1  # no position is the next one any more
 
     def _read(self, states: Sequence[_State]) -> None:
         """Compute all that is held but the last row of each, whose guess is wanted later."""
@@ -190,7 +196,7 @@ class EagleDrafter:
         room = self._chunk
         shares, places, read = [], [], []
         for state in states:
-            self._skip_pages(state)
+            state.follower.skip(state.end)
             count = min(state.count - 1, room)
             if count > 0:
                 shares.append(state.share(count, outs=0))
@@ -203,13 +209,6 @@ class EagleDrafter:
             self._advance(state, count)
         return bool(shares)
 
-    def _skip_pages(self, state: _State) -> None:
-        """Those that were read for another sequence in the meantime."""
-        pages = self._lanes.pages_of(state.lane, state.known // PAGE_SIZE, state.end // PAGE_SIZE)
-        if skipped := self._filled.leading(pages):
-            state.filled = state.known // PAGE_SIZE + skipped
-            state.known = state.filled * PAGE_SIZE
-
     def _places(self, state: _State, count: int) -> list[int]:
         """Of the next `count` rows."""
         first, end = state.known // PAGE_SIZE, state.known + count
@@ -218,13 +217,7 @@ class EagleDrafter:
 
     def _advance(self, state: _State, count: int) -> None:
         """The next `count` rows have been read, or will have been before anything else is."""
-        state.known += count
-        whole = state.known // PAGE_SIZE
-        if whole > state.filled:
-            pages = self._lanes.pages_of(state.lane, state.filled, whole)
-            self._filled.add(pages)
-            self._held.drop(pages)
-            state.filled = whole
+        self._held.drop(state.follower.reach(state.known + count))
 
     # ── drafting ──
 
@@ -244,7 +237,7 @@ class EagleDrafter:
         piled = []
         for ask in asks:
             state = self._states[ask.key]
-            self._skip_pages(state)
+            state.follower.skip(state.end)
             pays = not ask.price or state.count <= WORTH * ask.left // len(asks) ** 2
             if state.count > HOLD and pays:
                 piled.append(state)

@@ -1,12 +1,11 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph belongs to a bucket of rounds (`runner.rounds.buckets`) and is kept until many others have been used since. That
-of plain decoding has no trace of speculation in it. Verification is ragged: the graph has a number of rows in all, and
-shorter drafts leave room for longer ones.
+A graph belongs to a bucket of rounds (`runner.rounds.buckets`) and is kept until `MAX_GRAPHS` others have been used
+since. The graph of plain decoding has no trace of speculation in it. Verification is ragged: the graph has a fixed
+number of rows in all, and shorter drafts leave room for longer ones.
 
-The host uploads what has changed (mostly nothing), replays the graph, and has the outcome copied to memory of its own;
-nothing but `collect` waits. Prompts are read by launches outside of graphs: there the device has more to do than the
-host.
+The host uploads changes (mostly none), replays the graph, and has the outcome copied to memory of its own. Only
+`collect` waits. Prompts are read by launches outside of graphs: there the device has more to do than the host.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
@@ -29,12 +28,13 @@ from paceline.kernels.cuda.sample import draw
 from paceline.runner.forwards.cuda import CudaForward, Pass, padded_rows
 from paceline.runner.rounds.buckets import Bucket, Choice, context_bound, draft_length, draft_rows, seat_count
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, Landed, Lookup, Seat, Times, read_landed
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
 from paceline.sampling.sampler import Sampler
 
-STEPS_ALOFT = 4  # more than the engine ever has: memory for the outcomes of so many
-MOST_GRAPHS = 256  # kept at a time
-MEMORY = 0.9  # weight of the past in what is measured
+MAX_IN_FLIGHT = 4  # steps whose outcomes have memory; the engine never has as many in flight
+MAX_GRAPHS = 256  # graphs kept at a time
+DECAY = 0.9  # weight of the past in running averages of times and drafts
+FOUND_MARGIN = 1.5  # rows reserved by the average of found tokens, times this
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Ticket:
     chunks: Sequence[Chunk]
     seats: int
     bucket: Bucket | None
-    prompts: Tensor | None  # outcomes in the host's memory
-    outcomes: Tensor | None
+    prompts: Tensor | None  # outcomes of chunks that draw, in the host's memory
+    outcomes: Tensor | None  # outcomes of seats, in the host's memory
     stamps: Tensor | None
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
@@ -51,7 +51,7 @@ class Ticket:
 
 
 class CudaRounds:
-    """Implements Rounds. `drafters`: a model with a KV memory of its own or the target's, or a lookup."""
+    """Implements Rounds with Triton kernels and CUDA graphs. Models of drafters must be `CudaForward`s."""
 
     def __init__(
         self,
@@ -60,14 +60,13 @@ class CudaRounds:
         lanes: int,
         max_context: int,
         max_draft: int,
-        drafters: Mapping[str, CudaForward | Lookup] | None = None,
+        drafters: Mapping[str, DeviceDrafter] | None = None,
         graphs: bool = True,
     ) -> None:
         self._drafters = dict(drafters or {})
         self.drafters: Collection[str] = self._drafters.keys()
-        self.readers: Collection[str] = [
-            name for name, by in self._drafters.items() if isinstance(by, CudaForward) and by.kv is not target.kv
-        ]
+        readers = {name: _on_cuda(by.reader) for name, by in self._drafters.items() if by.reader is not None}
+        self.readers: Collection[str] = readers.keys()
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._target = target
@@ -139,7 +138,7 @@ class CudaRounds:
             self._state.memory[self._up(places)] = self._up(values)
 
     def _up(self, values: np.ndarray) -> Tensor:
-        """To the device without waiting."""
+        """Copy values to the device without waiting."""
         tensor = torch.from_numpy(values)
         if self._state.device.type == "cuda":
             tensor = tensor.pin_memory()
@@ -151,12 +150,13 @@ class CudaRounds:
     # ── prompts ──
 
     def _read(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> Tensor | None:
-        """Passes over prompts, and the first token of each that ends here."""
+        """Run passes over prompts, and draw the first token of each that ends here."""
         along = [chunk for chunk in chunks if chunk.drafts]
         reading = [chunk for chunk in chunks if chunk.target]
-        model = self._drafters.get(drafter or "")
-        if along and isinstance(model, CudaForward):
-            model.decoder.fill(self._chunk_rows(along, [], context), model.kv)
+        by = self._drafters.get(drafter or "")
+        if along and by is not None and by.reader is not None:
+            reader = _on_cuda(by.reader)
+            reader.decoder.fill(self._chunk_rows(along, [], context), reader.kv)
         if not reading:
             return None
         ends = itertools.accumulate(chunk.count for chunk in reading)
@@ -199,8 +199,8 @@ class CudaRounds:
         draft = draft_length(max(seat.max_draft for seat in seats))
         count = seat_count(len(seats))
         wanted = sum(min(seat.max_draft, draft) for seat in seats)
-        if drafter is not None and isinstance(self._drafters[drafter], Lookup):
-            wanted = int(wanted * min(1.0, 1.5 * self._found[drafter])) + 1
+        if drafter is not None and self._drafters[drafter].finds_fewer:
+            wanted = int(wanted * min(1.0, FOUND_MARGIN * self._found[drafter])) + 1
         bucket = Bucket(
             seats=count,
             rows=count + draft_rows(wanted, most=count * draft),
@@ -220,7 +220,7 @@ class CudaRounds:
         return made
 
     def _capture(self, bucket: Bucket) -> _Round:
-        if len(self._captured) >= MOST_GRAPHS:
+        if len(self._captured) >= MAX_GRAPHS:
             self._drop_oldest()
         by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
         made = _Round(bucket, self._state, self._target, by, self.synthetic_acceptance)
@@ -229,7 +229,7 @@ class CudaRounds:
         return made
 
     def _drop_oldest(self) -> None:
-        """Once the device is done with it: a step in the air may be a replay of it."""
+        """Drop the graph that was unused longest, once the device is done: a step in flight may replay it."""
         if self._state.device.type == "cuda":
             torch.cuda.synchronize(self._state.device)
         del self._captured[next(iter(self._captured))]
@@ -239,29 +239,30 @@ class CudaRounds:
         assert bucket is not None
         if not ticket.chunks and times.step:
             seconds = self._seconds[bucket.draft, bucket.drafter]
-            seconds[bucket.seats] = times.step + MEMORY * (seconds.get(bucket.seats, times.step) - times.step)
+            seconds[bucket.seats] = times.step + DECAY * (seconds.get(bucket.seats, times.step) - times.step)
         if bucket.drafter is not None and ticket.asked:
             share = sum(len(one.drafted) for one in landed) / ticket.asked
-            self._found[bucket.drafter] = share + MEMORY * (self._found[bucket.drafter] - share)
+            self._found[bucket.drafter] = share + DECAY * (self._found[bucket.drafter] - share)
 
     def _down(self, source: Tensor, memory: Tensor) -> Tensor:
-        """A copy in the host's memory, valid once the step is done."""
+        """Copy to the host's memory; valid once the step is done."""
         return memory.copy_(source, non_blocking=True)
 
 
 class _Round:
-    """The launches of one bucket, with all memory that they use between passes."""
+    """The launches of one bucket, with all memory that they use between passes. Implements DraftingRound."""
 
     def __init__(
         self,
         bucket: Bucket,
         state: DeviceState,
         target: CudaForward,
-        drafter: CudaForward | Lookup | None,
+        drafter: DeviceDrafter | None,
         synthetic_acceptance: float,
     ) -> None:
         self._bucket = bucket
-        self._state = state
+        self.state = state
+        self.longest = bucket.draft
         self._target = target
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
@@ -275,21 +276,20 @@ class _Round:
         self._counts, self._drawn, self._limits = (
             torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(3)
         )
-        self._ones = torch.ones(seats, dtype=torch.int32, device=device)
-        self._twos = torch.full((seats,), 2, dtype=torch.int32, device=device)
+        self._same_counts = {rows: torch.full_like(self._limits, rows) for rows in (1, 2)}  # rows of a draft pass
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self._out = torch.zeros((seats, 2 + 2 * (bucket.draft + 1)), dtype=torch.int32, device=device)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
         pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(STEPS_ALOFT))
-        self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(STEPS_ALOFT))
-        self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(STEPS_ALOFT))
+        self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
 
     def capture(self, pool: Any) -> None:
-        """Run once on the dummy lane, so that every kernel is compiled and every buffer is there, then record."""
+        """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
         self._run()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
@@ -297,7 +297,9 @@ class _Round:
             self._run()
 
     def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
-        """Outcomes, and stamps if it drafts, in the host's memory; valid once the step is done."""
+        """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
+
+        Both are valid once the step is done."""
         if seats != self._last:
             self._ask(seats)
         if self._graph is not None:
@@ -315,18 +317,18 @@ class _Round:
         self._asks.rotate()
         asked = self._asks[0]
         lanes, wanted = asked.numpy()
-        lanes[:], wanted[:] = self._state.dummy, 1
+        lanes[:], wanted[:] = self.state.dummy, 1
         for i, seat in enumerate(seats):
             lanes[i], wanted[i] = seat.lane, 1 + min(seat.max_draft, self._bucket.draft)
         self._asked.copy_(asked, non_blocking=True)
         self._last = list(seats)
 
     def _run(self) -> None:
-        bucket, state, pdl = self._bucket, self._state, self._pdl
+        bucket, state, pdl = self._bucket, self.state, self._pdl
         self._stamp(0)
         self._draft()
         self._stamp(1)
-        if not isinstance(self._drafter, Lookup):
+        if self._drafter is None or not self._drafter.finds_fewer:
             self._counts.copy_(self._asked[1])
         rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
         logits = self._target.decoder.logits(rows, self._target.kv)
@@ -354,32 +356,33 @@ class _Round:
         self._stamp(3)
 
     def _draft(self) -> None:
-        if isinstance(self._drafter, Lookup):
-            torch.sub(self._asked[1], 1, out=self._limits)
-            lookup(
-                self._state,
-                seats=self._asked[0],
-                limits=self._limits,
-                min_ngram=self._drafter.min_ngram,
-                max_ngram=self._drafter.max_ngram,
-                found=self._counts,
-                pdl=self._pdl,
-            )
-            self._counts.add_(1)
-        elif self._drafter is not None:
-            for turn in range(self._bucket.draft):
-                self._guess(self._drafter, turn)
+        if self._drafter is not None:
+            self._drafter.draft(self)
+            if self._drafter.finds_fewer:
+                self._counts.add_(1)  # from tokens found to rows of the verification
 
-    def _guess(self, drafter: CudaForward, turn: int) -> None:
-        """One more token behind every seat. A drafter with its own KV memory reads the last two committed tokens
-        first: after a draft that was accepted to its end it has not read the last one."""
-        seats, two = self._bucket.seats, turn == 0 and drafter.kv is not self._target.kv
-        count = 2 if two else 1
-        rows = self._lay_out(self._twos if two else self._ones, first=turn - count, rows=count * seats, longest=count)
-        logits = drafter.decoder.logits(rows, drafter.kv, every=count)
+    # ── for drafters ──
+
+    @property
+    def lanes(self) -> Tensor:
+        return self._asked[0]
+
+    @property
+    def found(self) -> Tensor:
+        return self._counts
+
+    def limits(self) -> Tensor:
+        return torch.sub(self._asked[1], 1, out=self._limits)
+
+    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
+        forward = _on_cuda(model)
+        laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
+        return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
+
+    def append(self, logits: Tensor, turn: int) -> None:
         draw(
-            logits[:, : self._target.vocab_size],
-            self._state,
+            logits,
+            self.state,
             lanes=self._asked[0],
             offset=turn,
             out=self._drawn,
@@ -388,10 +391,21 @@ class _Round:
             pdl=self._pdl,
         )
 
+    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
+        lookup(
+            self.state,
+            seats=self._asked[0],
+            limits=self.limits(),
+            min_ngram=min_ngram,
+            max_ngram=max_ngram,
+            found=self._counts,
+            pdl=self._pdl,
+        )
+
     def _lay_out(self, counts: Tensor, *, first: int, rows: int, longest: int) -> Pass:
         tokens, positions, slots, owners = (part[:rows] for part in self._rows)
         layout(
-            self._state,
+            self.state,
             seats=self._asked[0],
             counts=counts,
             first=first,
@@ -407,7 +421,7 @@ class _Round:
             positions=positions,
             slots=slots,
             row_starts=self._starts,
-            page_table=self._state.pages,
+            page_table=self.state.pages,
             lanes=self._asked[0],
             seats=self._bucket.seats,
             max_rows=longest,
@@ -426,3 +440,10 @@ def _event() -> torch.cuda.Event:
 def _parts(step: float, stamps: Sequence[int]) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     return Times(step=step, draft=draft, verify=verify, accept=accepting)
+
+
+def _on_cuda(model: Forward) -> CudaForward:
+    """Check that rounds on a CUDA device can run a drafter's model."""
+    if not isinstance(model, CudaForward):
+        raise TypeError(f"rounds on a CUDA device run models that are CudaForwards, not {type(model).__name__}")
+    return model

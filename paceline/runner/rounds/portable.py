@@ -1,4 +1,4 @@
-"""Rounds for any torch device, in plain torch: shows what a device must do, and is the oracle of tests."""
+"""Rounds for any torch device, in plain torch: a readable account of what a device must do, and the oracle of tests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from torch import Tensor
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, Landed, Lookup, Seat, Ticket, Times, read_landed
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, read_landed
+from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import Sampler
 
 
 class PortableRounds:
-    """Implements Rounds with a Forward and plain torch. Everything is done by the time `launch` returns: it shows what
-    a device must do, and lets the engine's way of flying be tested on a CPU, but saves no time."""
+    """Implements Rounds with a Forward and plain torch.
+
+    Everything is done by the time `launch` returns, so it saves no time. It lets the engine's device steps be tested on
+    a CPU."""
 
     def __init__(
         self,
@@ -29,14 +32,12 @@ class PortableRounds:
         lanes: int,
         max_context: int,
         max_draft: int,
-        drafters: Mapping[str, Forward | Lookup] | None = None,
+        drafters: Mapping[str, DeviceDrafter] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self._drafters = dict(drafters or {})
         self.drafters: Collection[str] = self._drafters.keys()
-        self.readers: Collection[str] = [
-            name for name, by in self._drafters.items() if not isinstance(by, Lookup) and by.kv is not forward.kv
-        ]
+        self.readers: Collection[str] = [name for name, by in self._drafters.items() if by.reader is not None]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._forward = forward
@@ -79,7 +80,7 @@ class PortableRounds:
             self._state.memory[places] = values
 
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
-        """The target's pass over prompts, and the first token of each that ends here."""
+        """Run the target over prompts, and draw the first token of each that ends here."""
         reading = [chunk for chunk in chunks if chunk.target]
         if not reading:
             return [None] * len(chunks)
@@ -94,46 +95,22 @@ class PortableRounds:
         return [next(landed) if chunk.draws else None for chunk in chunks]
 
     def _read_along(self, chunks: Sequence[Chunk], drafter: str | None) -> None:
-        by = self._drafters[drafter or ""] if chunks else Lookup()
-        if not isinstance(by, Lookup):
-            self._run(by, self._chunk_rows(chunks, []))
+        """Run the drafter's own model over the chunks that it reads."""
+        reader = self._drafters[drafter].reader if drafter and chunks else None
+        if reader is not None:
+            self._run(reader, self._chunk_rows(chunks, []))
 
     def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
-        """Guesses behind the committed tokens of each seat; how many, one a seat."""
+        """Put guesses behind the committed tokens of each seat; return how many, one count a seat."""
         limits = [seat.max_draft for seat in seats]
         if drafter is None or not any(limits):
             return [0] * len(seats)
-        by = self._drafters[drafter]
-        if isinstance(by, Lookup):
-            return self._look_up(seats, by)
-        for turn in range(max(limits)):
-            self._guess(by, [seat.lane for seat in seats if seat.max_draft > turn], turn)
-        return limits
-
-    def _guess(self, model: Forward, lanes: Sequence[int], turn: int) -> None:
-        """One more token for each lane. A drafter with its own KV memory reads the last two committed tokens first:
-        after a draft that was accepted to its end it has not read the last one. One that shares the target's leaves
-        its own keys and values there, and verification writes over all of them."""
-        seats, count = self._ints(lanes), 2 if turn == 0 and model.kv is not self._forward.kv else 1
-        batch, _ = self._seat_rows(seats, [count] * len(lanes), first=turn - count)
-        last = batch.row_starts[1:] - 1
-        logits = self._in_target_vocabulary(self._run(model, replace(batch, logit_rows=last)).logits)
-        ops.draw(logits, self._state, lanes=seats, offset=turn, out=torch.empty_like(seats), push=True)
-
-    def _look_up(self, seats: Sequence[Seat], by: Lookup) -> list[int]:
-        found = self._ints([0] * len(seats))
-        ops.lookup(
-            self._state,
-            seats=self._ints([seat.lane for seat in seats]),
-            limits=self._ints([seat.max_draft for seat in seats]),
-            min_ngram=by.min_ngram,
-            max_ngram=by.max_ngram,
-            found=found,
-        )
-        return [int(count) for count in found]
+        by, round = self._drafters[drafter], _PortableRound(self, seats)
+        by.draft(round)
+        return [int(count) for count in round.found] if by.finds_fewer else limits
 
     def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> Tensor:
-        """What the target draws [rows] after the last committed and every drafted token of each seat."""
+        """Draw the target's tokens [rows] after the last committed and every drafted token of each seat."""
         if not seats:
             return self._ints([])
         lanes = self._ints([seat.lane for seat in seats])
@@ -157,7 +134,7 @@ class PortableRounds:
         row_starts: Tensor | None = None,
         roots: Tensor | None = None,
     ) -> list[Landed]:
-        """Accept, move lengths on, and say what happened."""
+        """Accept, advance the lengths, and return the outcomes."""
         if not len(seats):
             return []
         out = torch.zeros((len(seats), 2 + 2 * (longest + 1)), dtype=torch.int32, device=self._state.device)
@@ -173,7 +150,7 @@ class PortableRounds:
         return [read_landed(row) for row in out.tolist()]
 
     def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
-        """Rows from each seat's length + `first` on, all with logits, and the lane of each row."""
+        """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
         tokens, positions, slots, owners = (self._ints([0] * sum(counts)) for _ in range(4))
         row_starts = self._ints([0] * (len(counts) + 1))
         ops.layout(
@@ -213,13 +190,51 @@ class PortableRounds:
         return table.contiguous()
 
     def _run(self, forward: Forward, batch: Batch) -> Output:
-        """A drafter may meet a token of the target that it has no row for: any other will do."""
-        return forward(replace(batch, tokens=batch.tokens.clamp(max=forward.vocab_size - 1)))
-
-    def _in_target_vocabulary(self, logits: Tensor) -> Tensor:
-        """Vocabularies of one family differ in their padding: cut, or fill with impossible tokens."""
-        missing = self._forward.vocab_size - logits.shape[1]
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)  # a negative width cuts
+        vocab_size = self._forward.vocab_size
+        return forward(fit_tokens(batch, vocab_size=vocab_size, model_vocab_size=forward.vocab_size))
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._state.device)
+
+
+class _PortableRound:
+    """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
+
+    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat]) -> None:
+        self.state = rounds._state
+        self._rounds = rounds
+        self._limits = [seat.max_draft for seat in seats]
+        self.longest = max(self._limits)
+        self.lanes = rounds._ints([seat.lane for seat in seats])
+        self.found = rounds._ints([0] * len(seats))
+
+    def limits(self) -> Tensor:
+        return self._rounds._ints(self._limits)
+
+    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
+        wanting, vocab_size = self._wanting(turn), self._rounds._forward.vocab_size
+        batch, _ = self._rounds._seat_rows(self.lanes[wanting], [rows] * len(wanting), first=turn - rows)
+        last = batch.row_starts[1:] - 1
+        logits = fit_logits(self._rounds._run(model, replace(batch, logit_rows=last)).logits, vocab_size=vocab_size)
+        whole = logits.new_zeros(len(self._limits), vocab_size)
+        whole[wanting] = logits
+        return whole
+
+    def append(self, logits: Tensor, turn: int) -> None:
+        wanting = self._wanting(turn)
+        lanes = self.lanes[wanting]
+        ops.draw(logits[wanting], self.state, lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
+
+    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
+        ops.lookup(
+            self.state,
+            seats=self.lanes,
+            limits=self.limits(),
+            min_ngram=min_ngram,
+            max_ngram=max_ngram,
+            found=self.found,
+        )
+
+    def _wanting(self, turn: int) -> list[int]:
+        """Seats that may have more than `turn` drafted tokens."""
+        return [seat for seat, limit in enumerate(self._limits) if limit > turn]

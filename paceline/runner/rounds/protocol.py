@@ -1,43 +1,46 @@
-"""Steps that a device runs without the host: what is asked of it, and an implementation for any torch device.
+"""Steps that a device runs without the host: the interface of `Rounds`, and of the drafters that run inside them.
 
-A step is launched and landed. `launch` says which sequences take part and returns at once; the device reads the chunks
-of prompts, then runs one *round* over all seats: draft, verify, accept. Tokens, lengths and page tables live on the
-device (`runner.rounds.device_state`), so that a step can be launched before the one before it has come to an end;
-`collect` says what became of it.
+A step is launched and collected. `launch` says which sequences take part and returns at once. The device reads the
+chunks of prompts, then runs one *round* over all seats: draft, verify, accept. Tokens, lengths and page tables live on
+the device (`runner.rounds.device_state`), so that a step can be launched before the previous one has ended. `collect`
+returns the outcome.
 
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-What always holds: steps take effect in the order of their launches, `write` and `set_pages` before the launches that
-follow them; nothing waits for the device but `collect`; a device never writes to a page that is not in the lane's part
-of the page table (or is the scratch page).
+Three things always hold. Steps take effect in the order of their launches, `write` and `set_pages` before the launches
+that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's part of the
+page table, or to the scratch page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
+from paceline.kernels.base import Forward
+from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 
 Ticket = Any
-"""Whatever a `launch` hands out for its `collect`."""
+"""The handle that a `launch` returns for its `collect`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One decoding sequence of a round, with at most `max_draft` drafted tokens; 0: plain."""
+    """One decoding sequence of a round."""
 
     lane: int
-    max_draft: int
+    max_draft: int  # drafted tokens, at most; 0: plain
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Committed tokens [start, start + count) of a lane to be read."""
+    """Committed tokens [start, start + count) of a lane that a pass reads."""
 
     lane: int
     start: int
@@ -49,16 +52,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What became of a seat or of a chunk that draws: `tokens` are the accepted drafted ones and the target's own."""
+    """The outcome of a seat, or of a chunk that draws."""
 
-    accepted: int
+    accepted: int  # drafted tokens
     drafted: tuple[int, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the accepted drafted ones, then the target's own
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of the device; 0.0 where unknown."""
+    """Seconds that the device took; 0.0 where unknown."""
 
     step: float = 0.0
     draft: float = 0.0
@@ -67,46 +70,95 @@ class Times:
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread, calls in order; nothing waits for the device but `collect`."""
+    """Steps on a device. One thread calls in order; only `collect` waits for the device."""
 
-    drafters: Collection[str]  # those that the device can run
-    readers: Collection[str]  # of them, those with a KV memory of their own: they must read what a lane says
-    max_draft: int  # of a seat
+    drafters: Collection[str]  # names of the drafters that the device can run
+    readers: Collection[str]  # names of those with KV memory of their own, which must read the text of a lane
+    max_draft: int  # tokens of a seat's draft, at most
     synthetic_acceptance: float  # above 0: a coin decides on drafted tokens, for measurements; set before any launch
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        """A sequence enters the lane, or the host has changed it: its committed tokens int32 [length] and what is
-        asked of sampling. The lane has no pages until they are set."""
+        """Put a sequence on a lane, or renew one that the host has changed: committed tokens int32 [length], sampling.
+
+        The lane has no pages until they are set."""
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
-        """Entries `first`, first + 1, … of the lane's page table."""
+        """Set entries `first`, first + 1, … of the lane's page table."""
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
-        """Read the chunks, in order, then run a round over the seats. `drafter` reads and drafts; no sequence of the
-        step can get longer than `context`. A seat that drafts with a reader has had all positions read by it but the
-        last two committed ones, which a reader's first pass reads anyway.
+        """Read the chunks, in order, then run a round over the seats.
 
-        Where a sequence has ended in the air, its length and draft may go beyond the context, by `max_draft` + 1 tokens
-        at most: lanes have that much room, and what a model makes of those positions is never heard."""
+        `drafter` reads and drafts. No sequence of the step can get longer than `context`. A reader has read all
+        positions of a seat that drafts but the last two committed ones, which its first pass reads.
+
+        A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
+        Lanes have room for them, and no one uses the outcome."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        """Wait for a step, each once and in order: chunks (None where nothing was drawn), seats, times."""
+        """Wait for a step, each once and in order.
+
+        Returns outcomes of chunks (None where nothing was drawn), outcomes of seats, and times."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        """How long a round of so many seats takes where each has so many drafted tokens of this drafter; None: not
-        known. Without a draft it is a plain round, whoever might have drafted."""
+        """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
+
+        With `draft` 0 it is a plain round, whatever the drafter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The n-gram drafter, run by the device."""
+class DraftingRound(Protocol):
+    """The part of a round that a drafter on the device works on: one seat for each decoding sequence.
 
-    min_ngram: int = 1
-    max_ngram: int = 6
+    Where rounds are captured as CUDA graphs, `draft` runs once for each shape of a round and its launches are replayed
+    later. So it may only launch work: shapes depend on `longest` and on the number of seats, never on values that live
+    on the device, and nothing waits for the device. A seat may be a dummy that fills the batch up."""
+
+    state: DeviceState  # tokens, lengths, pages and sampling parameters of every lane
+    longest: int  # tokens of the longest draft that a seat may have, at least 1
+
+    @property
+    def lanes(self) -> Tensor:
+        """The lane of each seat, int32 [seats]."""
+
+    @property
+    def found(self) -> Tensor:
+        """How many tokens were drafted for each seat, int32 [seats]: written by a drafter that `finds_fewer`."""
+
+    def limits(self) -> Tensor:
+        """Compute how many tokens may be drafted for each seat, int32 [seats]."""
+
+    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
+        """Run `model` over the last `rows` tokens of each seat, 1 or 2, where `turn` tokens have been drafted.
+
+        Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
+        seats that may not have more than `turn` tokens are arbitrary."""
+
+    def append(self, logits: Tensor, turn: int) -> None:
+        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones."""
+
+    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
+        """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
+
+
+@runtime_checkable
+class DeviceDrafter(Protocol):
+    """A drafter that runs inside rounds on the device, without the host.
+
+    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`."""
+
+    @property
+    def reader(self) -> Forward | None:
+        """The model with KV memory of its own, which must read every committed token; None: nothing is read."""
+
+    @property
+    def finds_fewer(self) -> bool:
+        """True: drafts may be shorter than asked for, and `draft` writes `DraftingRound.found`."""
+
+    def draft(self, round: DraftingRound) -> None:
+        """Draft for all seats of a round, at most `limits` tokens each."""
 
 
 def read_landed(row: Sequence[int]) -> Landed:
-    """From what acceptance writes for a seat: accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ …"""
+    """Read what acceptance writes for a seat: accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ …"""
     accepted, drafted = row[0], row[1]
     longest = len(row) // 2 - 2
     old = row[3 + longest : 3 + longest + drafted]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.drafters.model import ModelOnDevice
+from paceline.drafters.ngram import LookupOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
 from paceline.runner.forwards.torch import TorchForward
@@ -17,13 +19,15 @@ from paceline.runner.rounds import buckets
 from paceline.runner.rounds import cuda as cuda_rounds
 from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, Landed, Lookup, Rounds, Seat, Times
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Rounds, Seat, Times
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import PLAIN, floats, random_weights
+from tests.odd_drafters import AgainOnDevice
 
 LANES, PAGES = 9, 40
+AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
 OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
 
 
@@ -39,15 +43,19 @@ def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaFor
 
 def pair(device: torch.device, drafter: str | None = None) -> tuple[CudaRounds, PortableRounds]:
     target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES)
-    mine: dict[str, CudaForward | Lookup] = {}
-    other: dict[str, TorchForward | Lookup] = {}
+    mine: dict[str, DeviceDrafter] = {}
+    other: dict[str, DeviceDrafter] = {}
     if drafter == "ngram":
-        mine["ngram"] = other["ngram"] = Lookup()
+        mine["ngram"] = other["ngram"] = LookupOnDevice()
+    elif drafter in AGAIN:
+        mine[drafter] = other[drafter] = AGAIN[drafter]
     elif drafter is not None:
-        mine[drafter] = forward(device, 0.05, target.kv if drafter == "self" else None)
-        copy = other[drafter] = TorchForward(PLAIN, weights(0.05), num_pages=PAGES)
-        if drafter == "self":
+        shares = drafter == "self"
+        mine[drafter] = ModelOnDevice(forward(device, 0.05, target.kv if shares else None), shares_kv=shares)
+        copy = TorchForward(PLAIN, weights(0.05), num_pages=PAGES)
+        if shares:
             copy.kv, copy.backend = oracle.kv, oracle.backend
+        other[drafter] = ModelOnDevice(copy, shares_kv=shares)
     return (
         CudaRounds(target, drafters=mine, graphs=ON_GPU, **OPTIONS),
         PortableRounds(oracle, drafters=other, **OPTIONS),
@@ -86,6 +94,25 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
     assert made[0].round_seconds(1, 1, drafter) is None or ON_GPU
 
 
+@pytest.mark.parametrize("drafter", AGAIN)
+def test_a_device_drafter_from_outside(drafter: str, device: torch.device) -> None:
+    made = pair(device, drafter)
+    for rounds in made:
+        enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8)
+        enter(rounds, 0, [1, 2, 3, 1], temperature=0)
+    both(made, [Chunk(2, 0, 5, draws=False), Chunk(0, 0, 3, draws=False)], [], drafter)
+    _, landed = both(made, [], [Seat(2, 4), Seat(0, 2)], drafter)
+    longest = (2, 1) if AGAIN[drafter].finds_fewer else (4, 2)
+    assert [each.drafted for each in landed] == [(6,) * longest[0], (1,) * longest[1]]
+    both(made, [], [Seat(2, 2), Seat(0, 1)], drafter)
+
+
+def test_models_of_another_backend_are_refused(device: torch.device) -> None:
+    model = TorchForward(PLAIN, weights(), num_pages=PAGES)
+    with pytest.raises(TypeError, match="run models that are CudaForwards, not TorchForward"):
+        CudaRounds(forward(device), drafters={"model": ModelOnDevice(model)}, graphs=False, **OPTIONS)
+
+
 def test_prompts_beside_a_full_batch(device: torch.device) -> None:
     """Nine seats sit in a bucket of ten, and the tenth is the dummy's."""
     made = pair(device)
@@ -119,7 +146,7 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
 
 def test_the_longest_unused_graph_goes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a round that was dropped is made anew when it is wanted again, with the same outcome."""
-    monkeypatch.setattr(cuda_rounds, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(cuda_rounds, "MAX_GRAPHS", 2)
     monkeypatch.setattr(buckets, "PATIENCE", 0)
     made = pair(device)
     for rounds in made:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.drafters import registry
+from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.base import Batch
 from paceline.kernels.quant import GROUP, dequantise, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
@@ -129,9 +130,11 @@ def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) 
     assert recipe.page_bytes == 0
     assert recipe.on_device is not None
     drafter = recipe.on_device(None, forward)
-    assert isinstance(drafter, CudaForward)
-    assert drafter.kv is forward.kv
-    assert drafter.decoder.weight_bytes < decoder.weight_bytes / 2
+    assert isinstance(drafter, ModelOnDevice)
+    assert drafter.reader is None
+    assert isinstance(drafter.forward, CudaForward)
+    assert drafter.forward.kv is forward.kv
+    assert drafter.forward.decoder.weight_bytes < decoder.weight_bytes / 2
 
 
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies by a library that chooses its order by the shape")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runner.rounds.protocol import Lookup
+from paceline.drafters.ngram import LookupOnDevice
 from paceline.types import Request
 from tests.laws import under_law
 from tests.rig import FLOWN, RIGS, SELF, Flown, build
@@ -50,7 +50,9 @@ def test_same_text_where_few_tokens_exist() -> None:
         replace(one, prompt=tuple(token % 5 for token in one.prompt), sampling=replace(one.sampling, stop_ids=()))
         for one in requests("sampled")
     ]
-    rigs = [build("cuda", forward=few.forward("cuda", num_pages=40), flown=by) for by in ({}, {"ngram": Lookup()})]
+    rigs = [
+        build("cuda", forward=few.forward("cuda", num_pages=40), flown=by) for by in ({}, {"ngram": LookupOnDevice()})
+    ]
     told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
     assert tokens_of(spoken) == tokens_of(told)
     assert rigs[1].engine.stats.drafted > 0

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from paceline.drafters.base import Ask
-from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.model import ModelOnDevice
+from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, Landed, Lookup, Seat, read_landed
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, read_landed
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
+from tests.odd_drafters import AgainOnDevice
 from tests.runs import prompt
 from tests.tiny_models import TARGET, VOCAB, Model
 from tests.toy import ToyForward
@@ -39,13 +41,17 @@ def sampler(**params: float | int) -> Sampler:
     return Sampler(given, seed=given.seed or 0, vocab_size=VOCAB, eos_ids=())
 
 
-def rounds(drafters: Mapping[str, Forward | Lookup] | None = None, *, target: Forward | None = None) -> PortableRounds:
+def rounds(drafters: Mapping[str, DeviceDrafter] | None = None, *, target: Forward | None = None) -> PortableRounds:
     target = target or TARGET.forward("toy", num_pages=PAGES)
     made = PortableRounds(target, lanes=4, max_context=100, max_draft=8, drafters=drafters)
     for lane in range(4):
         made.write(lane, np.array([1]), sampler())
         made.set_pages(lane, 0, range(7 * lane, 7 * lane + 7))
     return made
+
+
+def a_model(vocab_size: int) -> ModelOnDevice:
+    return ModelOnDevice(Model(seed=5, vocab_size=vocab_size).forward("toy", num_pages=PAGES))
 
 
 def enter(made: PortableRounds, lane: int, tokens: Sequence[int], by: Sampler | None = None) -> None:
@@ -108,7 +114,7 @@ def test_prompts_in_chunks_beside_a_round() -> None:
 def test_a_model_drafts(length: int) -> None:
     """One that knows the target is always right, and reads the last two tokens before it drafts."""
     model, text = Recording(), prompt(length, seed=1)
-    made = rounds({"model": model})
+    made = rounds({"model": ModelOnDevice(model)})
     said = [*read(made, 0, text, drafts=True).tokens]
     for limit in (3, 1, 4):
         at = length + len(said)
@@ -122,7 +128,7 @@ def test_a_model_drafts(length: int) -> None:
 
 
 def test_seats_have_limits_of_their_own() -> None:
-    made, texts = rounds({"model": Recording()}), [prompt(10 + lane, seed=lane) for lane in range(3)]
+    made, texts = rounds({"model": ModelOnDevice(Recording())}), [prompt(10 + lane, seed=lane) for lane in range(3)]
     said = [[*read(made, lane, text, drafts=True).tokens] for lane, text in enumerate(texts)]
     for limits in ((4, 0, 2), (1, 3, 0)):
         landed = step(made, [Seat(lane, limit) for lane, limit in enumerate(limits)], "model")
@@ -139,7 +145,7 @@ def test_seats_have_limits_of_their_own() -> None:
 @pytest.mark.parametrize("vocab", [80, VOCAB, 128])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_drafter_that_is_wrong(vocab: int, temperature: float) -> None:
-    made, text = rounds({"model": Model(seed=5, vocab_size=vocab).forward("toy", num_pages=PAGES)}), prompt(20, seed=1)
+    made, text = rounds({"model": a_model(vocab)}), prompt(20, seed=1)
     by = sampler(temperature=temperature, seed=3)
     said = [*read(made, 0, text, by, drafts=True).tokens]
     while len(said) < 20:
@@ -151,7 +157,7 @@ def test_a_drafter_that_is_wrong(vocab: int, temperature: float) -> None:
 
 
 def test_lookup_drafts_what_the_drafter_on_the_host_does() -> None:
-    made, text = rounds({"ngram": Lookup(min_ngram=1, max_ngram=3)}), prompt(24, seed=4, repeat=True)
+    made, text = rounds({"ngram": LookupOnDevice(min_ngram=1, max_ngram=3)}), prompt(24, seed=4, repeat=True)
     host = NgramDrafter(min_ngram=1, max_ngram=3)
     tokens = [*text, *read(made, 0, text, drafts=False).tokens]
     host.start(0, 0, np.array(tokens))
@@ -164,6 +170,20 @@ def test_lookup_drafts_what_the_drafter_on_the_host_does() -> None:
         drafted += len(landed.drafted)
     assert drafted > 10
     assert tokens[24:] == truth(text, len(tokens) - 24)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_device_drafter_from_outside(stops: bool) -> None:
+    """It writes tokens with operations of its own, and may stop short."""
+    made, text = rounds({"again": AgainOnDevice(finds_fewer=stops)}), prompt(20, seed=1)
+    said = [*read(made, 0, text, drafts=False).tokens]
+    for limit in (3, 1, 4):
+        last = said[-1]
+        (landed,) = step(made, [Seat(0, limit)], "again")
+        assert landed.drafted == (last,) * (limit // 2 if stops else limit)
+        said += landed.tokens
+    assert made.readers == []
+    assert said == truth(text, len(said))
 
 
 def test_a_lane_forgets_whoever_had_it() -> None:
@@ -181,7 +201,7 @@ def test_a_lane_forgets_whoever_had_it() -> None:
 
 def test_a_device_writes_to_pages_of_its_lanes_alone() -> None:
     target, model = ToyForward(num_pages=PAGES), ToyForward(num_pages=PAGES)
-    made = rounds({"model": model}, target=target)
+    made = rounds({"model": ModelOnDevice(model)}, target=target)
     read(made, 1, prompt(20, seed=1), drafts=True)
     step(made, [Seat(1, 8)], "model")
     for kv in (target._kv, model._kv):
@@ -189,7 +209,7 @@ def test_a_device_writes_to_pages_of_its_lanes_alone() -> None:
 
 
 def test_coins_instead_of_the_target() -> None:
-    made, text = rounds({"model": Model(seed=5).forward("toy", num_pages=PAGES)}), prompt(20, seed=1)
+    made, text = rounds({"model": a_model(VOCAB)}), prompt(20, seed=1)
     made.synthetic_acceptance = 1.0
     read(made, 0, text, drafts=True)
     (landed,) = step(made, [Seat(0, 4)], "model")
