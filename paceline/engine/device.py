@@ -4,6 +4,14 @@ A step runs on the device if the device can run every sequence of it: drafted by
 under the coupled rule, and with nothing asked of sampling that needs the host between two tokens. Any other step runs
 on the host's stepper, once everything in flight has landed. One drafter drafts in a step; where sequences want several,
 the drafters take turns. What lands is what a step on the host gives: drafts and verdicts.
+
+A drafter with keys and values of its own can only draft for what it has read:
+
+    committed      0 .................. L-2  L-1 │
+    read           0 ........ s-1                │      may draft if s >= L - 2: the first pass reads the last two
+
+A step that drafts leaves the drafter there. Plain steps, steps on the host, and prompts whose pages came from the
+prefix cache do not; what is missing is then read as chunks of its own.
 """
 
 from __future__ import annotations
@@ -18,10 +26,10 @@ import numpy as np
 from paceline.draft import Draft
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
-from paceline.engine.reading import Reading
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
+from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
 from paceline.types import Off, OffKind, Rule, Verdict
@@ -73,7 +81,7 @@ class DeviceStepper:
         self._rounds = rounds
         self._host = host
         self._guards = drafters
-        self._reading = Reading(rounds.readers, pool)
+        self._readers = {name: Reader(pool) for name in rounds.readers}  # drafters with keys and values of their own
         self._governor = governor
         self._max_step_tokens = max_step_tokens
         self._clock = clock
@@ -89,7 +97,11 @@ class DeviceStepper:
 
     def start(self, sequence: Sequence) -> None:
         self._host.start(sequence)
-        self._reading.enter(sequence)
+        span, reader = sequence.span, next((name for name in sequence.drafters if name in self._readers), None)
+        assert span is not None
+        if reader is not None:
+            follower = self._readers[reader].start(lambda first, stop: span.pages[first:stop], span.reserved)
+            sequence.in_flight.follower = follower
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
@@ -156,7 +168,7 @@ class DeviceStepper:
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
         drafter = self._choose_drafter(seats, reading)
-        extra = self._catch_up(seats) if drafter in self._rounds.readers else []
+        extra = self._catch_up(seats) if drafter in self._readers else []
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
@@ -187,7 +199,7 @@ class DeviceStepper:
         one that has prompt tokens to read."""
         wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft))
         if not wanted:
-            readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._rounds.readers]
+            readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._readers]
             return readers[0] if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
@@ -203,33 +215,35 @@ class DeviceStepper:
         for work in seats:
             if not work.max_draft:
                 continue
-            sequence, missing = work.sequence, self._reading.missing(work.sequence)
-            if missing and room:
-                count = min(len(missing), room)
-                chunks.append(Chunk(sequence.lane, missing.start, count, draws=False, target=False, drafts=True))
-                self._reading.reach(sequence, missing.start + count)
+            sequence, state = work.sequence, work.sequence.in_flight
+            unread = state.unread(len(sequence.tokens))
+            if unread and room and state.follower is not None:
+                count = min(len(unread), room)
+                chunks.append(Chunk(sequence.lane, unread.start, count, draws=False, target=False, drafts=True))
+                state.follower.reach(unread.start + count)
                 room -= count
-                missing = missing[count:]
-            if missing is None or missing:
+                unread = unread[count:]
+            if unread is None or unread:
                 work.go_plain(Off(OffKind.BEHIND, "the drafter has not read all of the text yet"))
         return chunks
 
     def _chunk(self, work: Work, drafter: str | None) -> Chunk:
         """A chunk for the target. The drafter reads it, too, unless it has yet to read positions before it."""
         sequence, end = work.sequence, work.start + work.count
-        along = sequence.drafter == drafter in self._rounds.readers and sequence.in_flight.in_step >= work.start
-        if along:
-            self._reading.reach(sequence, end)
+        follower = sequence.in_flight.follower if sequence.drafter == drafter in self._readers else None
+        along = follower is not None and follower.known >= work.start
+        if follower is not None and along:
+            follower.reach(end)
         return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
 
     def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
         """Enter what landed into the work; None: it drew nothing."""
         if landed is None:
             return
-        if work.max_draft and drafter in self._rounds.readers:
+        follower = work.sequence.in_flight.follower
+        if work.max_draft and drafter in self._readers and follower is not None:
             # The drafter has read all that it drafted but the last token, and what was accepted of it stays.
-            read = min(landed.accepted, work.max_draft - 1)
-            self._reading.reach(work.sequence, len(work.sequence.tokens) + read)
+            follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
         work.draft = Draft(tokens=landed.drafted)
         work.verdict = Verdict(path=tuple(range(landed.accepted)), token=landed.tokens[-1])
 

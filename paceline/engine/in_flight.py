@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.kv.following import Follower
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -23,9 +25,8 @@ class InFlight:
     left: bool = False  # the sequence ended while in flight: its lane and pages wait for the last step
     on_device: bool = False  # the device has the lane as the host knows it, or further on
     pages: int = 0  # entries of the page table that the device has
-    in_step: int = 0  # positions that the drafter on the device has read by the time the next launch begins
-    filled: int = 0  # whole pages of them, entered in `engine.reading`
     drafts: bool = False  # the latest launch drafts for it
+    follower: Follower | None = None  # what its drafter on the device will have read when the next launch begins
 
     def launch(self, *, rows: int, draws: bool, max_draft: int) -> None:
         """Count a step that was launched."""
@@ -41,3 +42,11 @@ class InFlight:
         self.rows -= rows
         self.least -= draws
         self.most -= draws + max_draft
+
+    def unread(self, length: int) -> range | None:
+        """Positions that the drafter must read before the next launch can draft for a sequence of `length` tokens on
+        the host. None: not known, because a draft that is in flight may bring more or less."""
+        if self.most > self.least:
+            return range(0) if self.drafts else None
+        assert self.follower is not None, "no drafter of the device reads this sequence"
+        return self.follower.missing(length + self.least - 2)
