@@ -1,4 +1,4 @@
-"""How a request enters: what makes it impossible to serve is said at once, the rest becomes sequences."""
+"""Admission: a request that no step could serve is refused at once; any other becomes sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Admission:
     _keys: Iterator[int] = field(default_factory=itertools.count)
 
     def sequences(self, request: Request, *, now: float) -> list[Sequence]:
-        """The n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
+        """Make the n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
         self.check(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         drafters = self._drafters_of(request)
@@ -70,7 +70,7 @@ class Admission:
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
-        """In order of preference: what the client predicts knows more than whoever else drafts."""
+        """Drafters of a request in order of preference: its prediction comes before any other drafter."""
         if not request.speculation.enabled:
             return ()
         other = request.speculation.drafter or self.default_drafter
@@ -98,7 +98,7 @@ class Admission:
         )
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest if no step could ever serve it. Reads nothing that changes."""
+        """Raise InvalidRequest if no step could ever serve the request. Reads nothing that changes."""
         params, name = request.sampling, request.speculation.drafter
         self._check_tokens("prompt token", request.prompt)
         self._check_tokens("prediction token", request.prediction)
@@ -125,7 +125,7 @@ class Admission:
             raise UnknownOption("drafter", name, self.drafters)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compile it. From any thread: what was compiled before costs nothing when the request comes."""
+        """Compile a grammar, in any thread; a request with it then starts without compiling."""
         if self.grammars is None:
             raise InvalidRequest("a grammar needs a tokenizer, and this engine has none: leave it out")
         self.grammars.compile(grammar)
@@ -143,7 +143,7 @@ class Admission:
 
 
 def grammars_of(tokenizer: Tokenizer, *, vocab_size: int, eos_ids: Iterable[int]) -> Grammars:
-    """Grammars over the tokens that have a text."""
+    """Make grammars over the tokens of the vocabulary that have a text."""
     vocabulary = tokenizer.vocabulary
     return Grammars(
         vocabulary.text_bytes,

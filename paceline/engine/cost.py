@@ -15,23 +15,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-DECAY = 0.95  # weight of the past, a step: about the last twenty count
-KNOWN = 4.0  # weight of the past from which on it says what is usual
-OUTLIER = 2.0  # times the usual: more is not believed at once
-MIN_SPREAD = 0.2  # variance below which a line through the points means nothing
+DECAY = 0.95  # weight of the past at each step: about the last twenty steps count
+KNOWN_STEPS = 4.0  # weight of the past from which on a time is compared with what is usual
+OUTLIER = 2.0  # a time counts at most this many times the usual
+MIN_SPREAD = 0.2  # variance of row counts below which a line through the points means nothing
 
 
 class Line:
-    """Seconds by number, least squares over the latest; one more costs no less than nothing and no more than its
-    share."""
+    """A least-squares line of seconds over a count, weighted towards the latest points. Its slope is at least 0 and at
+    most the average seconds of one."""
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self.slope: float | None = None  # seconds of one more, the last that could be fitted
+        self.slope: float | None = None  # seconds of one more, as last fitted
 
     def add(self, x: float, seconds: float) -> None:
-        """A machine does other things as well: what took much longer than it should is not taken at its word."""
-        if self._weight >= KNOWN:
+        """Add a point. Other work on the machine causes outliers: what took far longer than usual is cut to OUTLIER."""
+        if self._weight >= KNOWN_STEPS:
             seconds = min(
                 seconds, OUTLIER * (self._y + (self.slope or 0.0) * (x * self._weight - self._x)) / self._weight
             )
@@ -47,15 +47,15 @@ class Line:
 
     @property
     def share(self) -> float:
-        """Seconds of one on average; 0 before anything is known."""
+        """Average seconds of one; 0 before anything is known."""
         return self._y / self._x if self._x else 0.0
 
 
 class CostModel:
     def __init__(self) -> None:
         self._passes = Line()
-        self._drafting: defaultdict[str, Line] = defaultdict(Line)  # by drafter; seconds by depth
-        self._breadth: dict[str, float] = {}  # by drafter: tokens a level
+        self._drafting: defaultdict[str, Line] = defaultdict(Line)  # drafter → seconds over the depth of a draft
+        self._breadth: dict[str, float] = {}  # drafter → tokens per level of a draft
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
 
     def observe(
@@ -68,7 +68,7 @@ class CostModel:
         step_seconds: float,
         draft_seconds: float = 0.0,
     ) -> None:
-        """A step in which every sequence was decoding."""
+        """Learn from a step in which every sequence was decoding."""
         self._passes.add(rows, pass_seconds)
         self._rows = DECAY * self._rows + rows
         self._tokens = DECAY * self._tokens + tokens
@@ -77,12 +77,13 @@ class CostModel:
         self._draft_seconds = DECAY * self._draft_seconds + draft_seconds
 
     def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
+        """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences."""
         self._drafting[drafter].add(max(depth, 1), seconds)
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
     def price(self, drafter: str) -> float:
-        """The probability of being right from which on one more drafted token pays, a level of its own."""
+        """Probability of being right from which one more drafted token pays, if it is a level of its own."""
         drafting, row = self._drafting.get(drafter), self.row_price
         if drafting is None or not row:
             return row
@@ -90,12 +91,12 @@ class CostModel:
 
     @property
     def row_price(self) -> float:
-        """The same of a token beside others."""
+        """Probability of being right from which one more token of a level that is drafted anyway pays."""
         row = self._passes.slope
         return 0.0 if row is None or not self._step_seconds else row * self._tokens / self._step_seconds
 
     def entry(self, drafter: str) -> float:
-        """The same where nothing is drafted yet."""
+        """Probability of being right from which drafting pays at all, against plain decoding."""
         row, drafting = self._passes.slope, self._drafting.get(drafter)
         if row is None:
             return 0.0

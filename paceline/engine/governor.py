@@ -1,9 +1,9 @@
-"""Decides who drafts how long in a step, and says why where nobody does.
+"""The governor decides which sequence drafts how many tokens in a step, and says why where one drafts none.
 
 Three things limit a draft: what the user set, the sequence's own pace, and what a drafted token costs on this machine
-(`engine.cost`) against how likely it is right. Where a device knows how long its rounds take, that decides instead of
-the last: the length from which all together get the most tokens a second, which may be none. The scheduler only asks
-`draft_lengths`; the engine only reports, drafts to `learn` and times to `cost`.
+(`engine.cost`) against how likely it is right. Where a device knows how long its rounds take, these times replace the
+cost model: the draft length is the one with which the batch makes the most tokens per second, which may be 0. The
+scheduler asks for `draft_lengths`; the engine reports drafts to `learn` and times to `cost`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds
 from paceline.types import Off, OffKind
 
-# What drafters that end their drafts themselves are told until it is measured, about that of a small model on a CPU.
-# With nothing to go by all drafts would be as long as may be, and drafts of one length teach nothing of a row's cost.
+# Prices that drafters with `ends_drafts` are told until some are measured: about those of SmolLM2 on two cores. Without
+# them the first drafts would all have the same length, which teaches nothing about the cost of a row.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 
 
@@ -36,8 +36,8 @@ class Governor:
         self._rounds = rounds
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
-        """Longest draft worth asking for, one a sequence, of at most `rows` tokens in all; leaves the reason in
-        `off` where it is 0."""
+        """The longest draft worth asking for, for each sequence, with at most `rows` tokens in all. Where it is 0, the
+        sequence's `off` says why."""
         seconds = self._round_seconds(sequences)
         wishes = [self._wish(sequence, running, by_cost=sequence.drafter not in seconds) for sequence in sequences]
         for drafter, known in seconds.items():
@@ -51,16 +51,16 @@ class Governor:
         return lengths
 
     def price(self, drafter: str) -> float:
-        """How likely one more token must be right to be worth drafting; 0 where nobody asks what it costs."""
-        return (self.cost.price(drafter) or PRIOR_PRICE) if self._asks_what_it_costs else 0.0
+        """Probability of being right from which one more token is worth drafting; 0 if cost is not to be measured."""
+        return (self.cost.price(drafter) or PRIOR_PRICE) if self._weighs_cost else 0.0
 
     @property
     def row_price(self) -> float:
-        """The same where only verifying it costs anything."""
-        return (self.cost.row_price or PRIOR_ROW_PRICE) if self._asks_what_it_costs else 0.0
+        """Probability of being right from which one more row is worth verifying, if drafting it costs nothing."""
+        return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
     @property
-    def _asks_what_it_costs(self) -> bool:
+    def _weighs_cost(self) -> bool:
         return self._config.measure_cost and not self._config.fixed_draft
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
@@ -83,7 +83,7 @@ class Governor:
         return limit if self._config.fixed_draft else self._sensible(sequence, limit, by_cost=by_cost)
 
     def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
-        """At most `limit`: what the sequence's pace allows and what pays, where the drafter does not see to it."""
+        """Cut `limit` to what the sequence's pace allows and to what pays, unless the drafter itself ends drafts."""
         guard, pace = self._drafters.get(sequence.drafter or ""), sequence.pace
         ends_drafts = guard is not None and guard.ends_drafts
         if not ends_drafts:
@@ -92,16 +92,16 @@ class Governor:
         return limit if affordable is None or (affordable and ends_drafts) else min(limit, affordable)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
-        """How many tokens the grammar leaves no choice of: they need no drafter, and no proof that they pay."""
+        """Number of next tokens that the grammar leaves no choice of: they need no drafter, and always pay."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
         if grammar is None or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
         return len(grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful)))
 
     def _useful(self, sequence: Sequence) -> int:
-        """The longest draft that could matter: a round gives one token more than it accepts, so the last token allowed
-        never needs a draft. With steps in flight, one that matters if they bring as little as they can, and that
-        stays inside the lane, which has room for a draft beyond the context, if they bring all."""
+        """The longest draft that could matter. A round gives one token more than it accepts, so the last token allowed
+        never needs a draft. With steps in flight the draft must matter if they bring the least, and must stay inside
+        the lane, which has room for one draft beyond the context, if they bring the most."""
         needed = sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
@@ -112,7 +112,7 @@ class Governor:
         return self._rounds.max_draft if guard is None else min(guard.max_draft, self._rounds.max_draft)
 
     def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
-        """By drafter: seconds of its rounds for drafts of 0, 1, … tokens. None of a drafter with nothing to go by."""
+        """Drafter → seconds of its rounds with drafts of 0, 1, … tokens. A drafter of unknown times is left out."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
             return {}
         drafters = dict.fromkeys(sequence.drafter for sequence in sequences if sequence.drafter is not None)
@@ -122,7 +122,8 @@ class Governor:
         return {drafter: table for drafter, table in tables.items() if table}
 
     def _table(self, drafter: str, *, batch: int) -> list[float]:
-        """Where not measured, on a line; empty: too little is known for one."""
+        """Seconds of rounds with drafts of 0, 1, … tokens: measured, or on a line through what was measured. Empty if
+        fewer than two lengths were measured."""
         assert self._rounds is not None
         lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
         measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
@@ -136,9 +137,9 @@ class Governor:
     def _within_a_round(
         self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: Seq[float]
     ) -> list[int]:
-        """Cut the wishes of those whom `drafter` serves to the length with the most tokens a second; in its rounds the
-        others go plain. Where that is none they pause, and probe after it, one draft at a time, unless not even right
-        drafts would pay."""
+        """Cap the drafts of `drafter` at the length that maximises tokens per second of the batch, in which sequences
+        of other drafters decode plainly. If that length is 0, these sequences pause; afterwards each probes with one
+        draft, unless even perfect drafts would not pay."""
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
         drafts = [(sequence.pace.rate, wish) for sequence, wish in zip(sequences, own, strict=True)]
         best = _best_length(drafts, seconds)
@@ -157,7 +158,7 @@ class Governor:
         return cut
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
-        """The longest draft that pays; where none does the sequence pauses, and says why."""
+        """The longest draft that pays; None: no limit. If none pays the sequence pauses, and says why."""
         drafter = sequence.drafter or ""
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
@@ -186,8 +187,8 @@ class Governor:
 
 
 def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
-    """The draft length with the most tokens a second, where nobody drafts more; `drafts`: (how likely a token is right,
-    longest draft) of each sequence."""
+    """The cap on draft lengths with which the batch makes the most tokens per second. `drafts` has a pair for each
+    sequence: the probability that a drafted token is right, and its longest draft."""
 
     def tokens(length: int) -> float:
         return sum(sum(rate**i for i in range(min(wish, length) + 1)) for rate, wish in drafts)
@@ -196,7 +197,7 @@ def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:
-    """Give each what it wishes as far as `total` goes; where it does not, nobody gets more than a bigger wisher."""
+    """Share `total` among wishes. If it does not suffice, small wishes are met first and the rest is split evenly."""
     if sum(wishes) <= total:
         return list(wishes)
     shares = [0] * len(wishes)

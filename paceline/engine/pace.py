@@ -1,7 +1,7 @@
-"""How one sequence paces its drafting: longer while drafts are right, shorter after a miss, a pause where it is no use.
+"""Pace: how long one sequence drafts: longer while drafts are accepted, shorter after a rejection, paused if useless.
 
 Every sequence has its own pace, because acceptance differs more between texts than between drafters. After a pause one
-draft is made to see whether things have changed; pauses double while they have not.
+draft probes whether acceptance has changed; pauses double while it has not.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from dataclasses import dataclass
 from paceline.config import EngineConfig
 from paceline.types import Off, OffKind
 
-FIRST_DRAFT = 4  # a draft's length before anything is known
-MEMORY = 0.8  # weight of the past, a round
-PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # what is believed of a drafted token before any is judged, and how firmly
+FIRST_DRAFT = 4  # tokens of a draft before anything is known
+DECAY = 0.8  # weight of the past at each round
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # acceptance assumed before any round, and how many tokens it counts as
 
 
 @dataclass(slots=True)
 class Pace:
-    length: int = FIRST_DRAFT  # of the next draft
+    length: int = FIRST_DRAFT  # tokens of the next draft
     pauses: int = 0
     reason: Off | None = None  # of the last pause
-    _drafted: int = 0  # in the window that is being judged
-    _accepted: int = 0
-    _resume_at: int = 0  # output tokens
-    _strikes: int = 0  # pauses without anything good between them
+    _drafted: int = 0  # drafted tokens in the current acceptance window
+    _accepted: int = 0  # accepted tokens in that window
+    _resume_at: int = 0  # output tokens at which the pause ends
+    _strikes: int = 0  # pauses since acceptance was last good
     _probing: bool = False
-    _right: float = 0.0  # tokens judged lately that were right, and all that were judged
-    _judged: float = 0.0
+    _right: float = 0.0  # recently judged tokens that were right, decayed
+    _judged: float = 0.0  # all recently judged tokens, decayed
 
     @property
     def rate(self) -> float:
-        """How likely a drafted token is right, given that those before it are."""
+        """Probability that a drafted token is right, given that those before it are."""
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
 
     @property
     def probing(self) -> bool:
-        """A pause is over: the next draft is made whatever it costs, to see whether things have changed."""
+        """True after a pause: the next draft is made whatever it costs, to see whether acceptance has changed."""
         return self._probing
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
 
     def affordable(self, *, entry: float, price: float) -> int | None:
-        """The longest draft whose last token is right with probability `price`, at least one token where the first
-        reaches `entry`; None: no limit."""
+        """The longest draft whose last token is right with at least probability `price`. It has at least one token if
+        `rate` reaches `entry`, else none. None: no limit."""
         if self._probing or not self._judged or price <= 0:
             return None
         if self.rate < entry:
@@ -53,7 +53,7 @@ class Pace:
         return max(1, int(math.log(min(price, 1.0)) / math.log(self.rate))) if self.rate < 1 else None
 
     def pause(self, reason: Off, *, output_tokens: int, tokens: int) -> None:
-        """For so many tokens, doubled by each pause since something good happened."""
+        """Pause for `tokens` output tokens, doubled for each pause since acceptance was last good."""
         self._resume_at = output_tokens + tokens * 2**self._strikes
         self._strikes += 1
         self.pauses += 1
@@ -66,8 +66,8 @@ class Pace:
         self._probing = False
         if 2 * accepted > drafted:
             self._strikes = 0
-        self._right = MEMORY * self._right + accepted
-        self._judged = MEMORY * self._judged + accepted + (accepted < drafted)
+        self._right = DECAY * self._right + accepted
+        self._judged = DECAY * self._judged + accepted + (accepted < drafted)
         self._drafted += drafted
         self._accepted += accepted
         if self._drafted >= config.acceptance_window:

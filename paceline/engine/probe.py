@@ -1,7 +1,7 @@
-"""What the target thinks after some tokens, computed anew: the judge of two answers that differ.
+"""Probes: the target's logits after given tokens, computed anew, to judge two answers that differ.
 
-For audits and measurements. A probe shares no page with anybody, remembers none, and runs only while no sequence does;
-the prompt is read in chunks as any prompt is, and nothing is ever drafted.
+For audits and measurements. A probe shares no page with a sequence or another probe, and runs only while no sequence
+does. It reads the prompt in chunks, as the engine reads any prompt, and never drafts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Probe:
     sampler: Sampler  # as if `output` had been committed
     logits: Tensor  # float32 [vocab], before any sampling parameter
     position: int  # of the token that comes here
-    token: int  # which one that is
+    token: int  # the target's token there
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Probes:
         return Probe(sampler=sampler, logits=logits, position=len(tokens), token=int(token[0]))
 
     def logits_after(self, tokens: Seq[int], *, chunk: int | None = None) -> Tensor:
-        """float32 [vocab]. `chunk`: rows of a pass; the engine's own limit where it is not said."""
+        """Logits float32 [vocab] after the tokens. `chunk`: rows of a pass; None: the engine's own limit."""
         with self.seated(tokens) as lane:
             return self.read(lane, len(tokens), chunk=chunk)
 
     def read(self, lane: int, count: int, *, chunk: int | None = None) -> Tensor:
-        """Compute the first `count` tokens of a seated lane; float32 [vocab] after the last."""
+        """Compute the first `count` tokens of a seated lane; returns logits float32 [vocab] after the last."""
         rows = chunk or self.max_step_tokens
         for start in range(0, count, rows):
             share = Share(lane=lane, start=start, count=min(rows, count - start), outs=1)
@@ -68,7 +68,7 @@ class Probes:
 
     @contextmanager
     def seated(self, tokens: Seq[int], *, room: int = 0) -> Iterator[int]:
-        """A lane with these tokens, none of them computed yet, and pages for them and `room` more."""
+        """Take a lane with these tokens, none of them computed yet, and pages for them and `room` more."""
         lanes, cache, count = self.lanes, self.cache, len(tokens)
         assert lanes.free == len(lanes.lengths), "a probe needs the engine to be idle"
         if count + room > self.admission.max_context:

@@ -1,4 +1,4 @@
-"""The engine's memory of one answer in the making, from submission to its last event."""
+"""A sequence: the engine's state of one answer, from submission to its last event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.types import Finish, Logprob, Off, OffKind, Request, SequenceStats
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One of the n answers to a request. It runs while it has a lane and a span, and waits or has ended otherwise.
+    """One of the n answers to a request. It runs while it has a lane and a span; otherwise it waits, or has ended.
 
     tokens     0 .... prompt .... output ....│
     computed   0 ........ span.committed     │  `todo` tokens still need a row; 1 when decoding
@@ -31,13 +31,13 @@ class Sequence:
     tokens: list[int]
     max_length: int  # prompt and output together
     stop_ids: frozenset[int]
-    drafters: tuple[str, ...]  # who may draft for it, in order of preference
-    drafter: str | None  # who does now; None: plain
+    drafters: tuple[str, ...]  # drafters it may use, in order of preference
+    drafter: str | None  # the one in use now; None: plain
     off: Off | None  # why it does not draft
     deadline: float | None  # on the engine's clock
     counters: Counters
-    trail: Trail | None = None  # through the request's prediction
-    paces: dict[str | None, Pace] = field(default_factory=dict)  # with each drafter
+    trail: Trail | None = None  # where it is in the request's prediction
+    paces: dict[str | None, Pace] = field(default_factory=dict)  # one for each drafter
     lane: int = -1
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
@@ -79,14 +79,14 @@ class Sequence:
         return self.paces[drafter]
 
     def extend(self, tokens: list[int]) -> None:
-        """These tokens were committed."""
+        """Append tokens that were committed."""
         self.tokens += tokens
         self.sampler.advance(tokens)
         if self.trail is not None:
             self.trail.advance(tokens)
 
     def choose_drafter(self) -> None:
-        """The prediction drafts where it has something to say, the other drafter where it has not."""
+        """Draft from the prediction while the answer follows it, and with the other drafter where it does not."""
         if self.trail is None:
             return
         paused = self.pace_with(PREDICTION).paused(len(self.tokens) - self.prompt_length)

@@ -1,4 +1,4 @@
-"""Counting: what speculation did for a sequence while it ran, and for the engine as a whole."""
+"""Statistics: what speculation did for one sequence while it ran, and for the engine as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counters:
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     preemptions: int = 0
-    admitted: float | None = None  # for the first time
+    admitted: float | None = None  # time of the first admission
     first_token: float | None = None
     time_draft: float = 0.0
     time_verify: float = 0.0
@@ -89,12 +89,12 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The engine between two steps."""
+    """The engine's state between two steps."""
 
     engine: EngineStats = field(default_factory=EngineStats)  # a copy
     running: int = 0
     waiting: int = 0
     pages_held: int = 0
     pages_total: int = 0
-    drafters: Mapping[str, str | None] = field(default_factory=dict)  # why one is out; None: it is in use
-    off_reasons: Mapping[str, int] = field(default_factory=dict)  # of running sequences that do not draft now
+    drafters: Mapping[str, str | None] = field(default_factory=dict)  # drafter → why it is out of use; None: in use
+    off_reasons: Mapping[str, int] = field(default_factory=dict)  # reason → running sequences that do not draft
