@@ -35,10 +35,9 @@ class _Copies:
         self.rest = 2**self.strikes
 
 
-class CopyingDrafter:
+class CopyingDrafter(FeatureDrafter):
     """`inner`, and copies where the last `after` tokens have been seen together. Whatever else it is, `inner` is."""
 
-    inline = True
     ends_drafts = True
 
     def __init__(self, inner: FeatureDrafter, *, after: int, longest: int) -> None:

@@ -12,6 +12,7 @@ after a fully accepted draft. Every further pass reads one drafted token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +21,23 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask
+from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.draft_in_progress import Drawing, belief
-from paceline.errors import InvalidRequest
+from paceline.drafters.options import parse_options
+from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.errors import InvalidRequest, VocabularyMismatch
 from paceline.kernels.base import Forward, Output
 from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
+from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds.protocol import DraftingRound
+from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
+from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -39,14 +46,13 @@ class _State:
     ahead: int = 0  # drafted positions that it has computed beyond them
 
 
-class ModelDrafter:
-    inline = True
+class ModelDrafter(Drafter):
+    name = "model"
 
     def __init__(
         self,
         forward: Forward,
         *,
-        name: str,
         lanes: Lanes,
         pool: PagePool,
         vocab_size: int,
@@ -58,7 +64,6 @@ class ModelDrafter:
         request says instead."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
-        self.name = name
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self.forward = forward
@@ -167,3 +172,66 @@ class ModelOnDevice:
         for turn in range(round.longest):
             rows = 2 if turn == 0 and self.reader is not None else 1
             round.append(round.logits(self.forward, turn, rows=rows), turn)
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    name, _, rest = options.partition(",")
+    given = parse_options(ModelDrafter.name, rest, {"format": str, "max_draft": int, "min_confidence": float})
+    ready = _read(name, target, given.pop("format", _default_format(target)), progress)
+    _check_vocabulary(ready, target)
+    if given.get("min_confidence") and target.decoder is not None:
+        logger.warning(
+            "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together; it holds "
+            "only in steps that run on the host",
+            name,
+        )
+
+    def build(context: BuildContext) -> Drafter:
+        forward = ready.forward(
+            num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
+        )
+        return ModelDrafter(
+            forward,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            chunk=context.max_step_tokens,
+            **given,
+        )
+
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
+        assert isinstance(built, ModelDrafter)
+        return ModelOnDevice(built.forward)
+
+    return Recipe(
+        name=ModelDrafter.name,
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        model=ready,
+        on_device=on_device,
+        profile=ready.profile,
+    )
+
+
+def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:
+    """Read the model; `shape:NAME` has random weights."""
+    if name.startswith("shape:"):
+        return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
+    return read_model(name, format=format, device=target.device, kv_format=target.kv_format, progress=progress)
+
+
+def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
+    if drafter.tokenizer is None or target.tokenizer is None:
+        return  # random weights
+    difference = target.tokenizer.same_vocabulary(drafter.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatch(
+            f"{drafter.name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
+        )
+
+
+def _default_format(target: ReadyModel) -> Format:
+    """Choose four bits where there are kernels for them: a draft need not be exact, and they are the fastest."""
+    return "int4-all" if target.compiled else "auto"

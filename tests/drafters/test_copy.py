@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.draft import Draft
-from paceline.drafters.base import Ask, Seen
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.copy import FIRST, CopyingDrafter
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
@@ -18,8 +18,8 @@ SAMPLER = Sampler(SamplingParams(), seed=0, vocab_size=10, eos_ids=())
 LOOP = [1, 2, 3, 4, 5] * 4
 
 
-class Inner:
-    name, taps, max_draft, prompt = "inner", (3,), 4, True
+class Inner(FeatureDrafter):
+    name, taps, max_draft = "inner", (3,), 4
 
     def __init__(self) -> None:
         self.asked: list[Ask] = []

@@ -51,7 +51,6 @@ class Lookout:
         self.forward = Watched(num_pages=context.pool.num_pages, **self.options)
         self.drafter = ModelDrafter(
             self.forward,
-            name="model",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -187,9 +186,7 @@ def alone(*, min_confidence: float = 0, **options: Any) -> tuple[ModelDrafter, L
     for lane in range(2):
         lanes.pages_np[lane, :3] = pool.take(3)
     forward = ToyForward(num_pages=10, **options)
-    drafter = ModelDrafter(
-        forward, name="model", lanes=lanes, pool=pool, vocab_size=97, chunk=64, min_confidence=min_confidence
-    )
+    drafter = ModelDrafter(forward, lanes=lanes, pool=pool, vocab_size=97, chunk=64, min_confidence=min_confidence)
     for key in range(2):
         drafter.start(key, key, lanes.tokens_np[key, :20])
     return drafter, lanes, forward

@@ -20,7 +20,7 @@ cache have no hidden states; their pages still hold the head's keys and values, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,16 +29,22 @@ import torch
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Seen
+from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
+from paceline.drafters.copy import CopyingDrafter
 from paceline.drafters.draft_in_progress import Drawing, belief, chance
 from paceline.drafters.eagle.hidden_states import HeldStates
+from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
+from paceline.models.weights import Progress
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.heads.protocol import HeadForward, Tree, Wanted
+from paceline.runner.heads.protocol import HeadForward, TreeHead, Wanted
 from paceline.runner.lanes import Lanes
+from paceline.runner.loading.heads import read_eagle
+from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 from paceline.types import Off, OffKind
 
@@ -49,6 +55,8 @@ MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
 WORTH = 96  # rows that are read for each token that one sequence alone may still draft
 MEMORY = 256 << 20  # bytes of hidden states
+COPY_AFTER = 5  # tokens that must have been seen together before, for their continuation to be copied
+MAX_COPY = 16  # tokens of a copy
 
 
 @dataclass(slots=True)
@@ -72,8 +80,8 @@ class _State:
         return Share(lane=self.lane, start=self.known, count=count, outs=outs)
 
 
-class EagleDrafter:
-    inline = True
+class EagleDrafter(FeatureDrafter):
+    name = "eagle"
     ends_drafts = True
 
     def __init__(
@@ -82,7 +90,6 @@ class EagleDrafter:
         *,
         taps: Sequence[int],
         width: int,
-        name: str,
         lanes: Lanes,
         pool: PagePool,
         vocab_size: int,
@@ -101,13 +108,12 @@ class EagleDrafter:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= MOST_BRANCHES:
             raise InvalidRequest(f"branches {branches} must be 1, for chains, to {MOST_BRANCHES}")
-        self.name = name
         self.taps = taps
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self._branches = branches
         self._head = head
-        self._draft: Callable[..., list[Tree]] | None = getattr(head, "draft", None)
+        self._tree_head = head if isinstance(head, TreeHead) else None
         self._ids = head.ids.tolist()
         self._lanes = lanes
         self._pool = pool
@@ -133,9 +139,6 @@ class EagleDrafter:
     def stop(self, key: int) -> None:
         del self._states[key]
         self._held.expect_room()
-
-    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        pass  # what counts is what it is fed
 
     # ── reading ──
 
@@ -227,7 +230,7 @@ class EagleDrafter:
         ready = [ask for ask in in_step if 0 < self._states[ask.key].count <= HOLD]
         drafts: dict[int, Draft] = {}
         if ready:
-            at_once = self._draft is not None and all(map(_is_simple, ready))
+            at_once = self._tree_head is not None and all(map(_is_simple, ready))
             drafts = self._draft_at_once(ready) if at_once else self._draft_by_steps(ready)
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
@@ -267,13 +270,13 @@ class EagleDrafter:
         return (ask.row_price, (ask.price - ask.row_price) / NET) if own is None else (own, own)
 
     def _draft_at_once(self, asks: Sequence[Ask]) -> dict[int, Draft]:
-        assert self._draft is not None
+        assert self._tree_head is not None
         shares, features = self._first_rows(asks)
         for share, ask in zip(shares, asks, strict=True):
             share.seed, share.inverse_temperature = ask.sampler.seed, ask.sampler.inverse_temperature
         wanted = [_wanted(ask, *self._floors(ask)) for ask in asks]
         batch = build_batch(self._lanes, shares, ahead=1, beyond=max(each.limit for each in wanted))
-        trees = self._draft(batch, features, wanted, width=self._branches)
+        trees = self._tree_head.draft(batch, features, wanted, width=self._branches)
         return {
             ask.key: Draft(tuple(tokens), _branching(parents))
             for ask, (tokens, parents) in zip(asks, trees, strict=True)
@@ -339,3 +342,39 @@ def _branching(parents: list[int]) -> tuple[int, ...]:
 def _next_row(drawing: Drawing) -> Share:
     """The row of the position before the token drawn last."""
     return Share(lane=drawing.ask.lane, start=drawing.position - 2, count=1)
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    directory, format, given = head_options(EagleDrafter.name, options, {"copy": int, "branches": int})
+    after = given.pop("copy", COPY_AFTER)
+    ready = read_eagle(directory, target, format=format)
+    config = ready.head.config
+
+    def build(context: BuildContext) -> Drafter:
+        head = ready.forward(
+            context.target,
+            num_pages=context.pool.num_pages,
+            max_context=context.max_context,
+            threads=context.threads,
+        )
+        drafter = EagleDrafter(
+            head,
+            taps=config.taps,
+            width=3 * config.target_hidden_size,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            pick=context.target.pick,
+            chunk=context.max_step_tokens,
+            **{"max_draft": context.target.cheap_rows - 1, **given},
+        )
+        return CopyingDrafter(drafter, after=after, longest=MAX_COPY) if after else drafter
+
+    return Recipe(
+        name=EagleDrafter.name,
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        taps=config.taps,
+    )

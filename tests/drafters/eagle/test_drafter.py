@@ -113,7 +113,6 @@ class Seeing:
             self.head,
             taps=TAPS,
             width=3 * HIDDEN,
-            name="seeing",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -269,7 +268,7 @@ def test_where_nothing_more_can_be_held_a_crowd_is_given_up() -> None:
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
     reasons = [told[str(i), 0].stats.off_reason for i in range(1, 8)]
-    assert "no room for more than 144 hidden states for drafter seeing" in reasons
+    assert "no room for more than 144 hidden states for drafter eagle" in reasons
     drafted = [told[str(i), 0].stats.drafted > 0 for i in range(1, 8)]
     assert drafted == [reason is None for reason in reasons]
     assert any(drafted)
