@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.copy import CopyingDrafter
+from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter
@@ -99,7 +99,7 @@ class EagleMade:
             pick=context.target.pick,
             min_confidence=self.min_confidence,
         )
-        return CopyingDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
+        return CopyDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
     def forward(self, head: EagleHead, context: BuildContext, backend: str) -> HeadForward:
         pages = context.pool.num_pages

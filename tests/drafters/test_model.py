@@ -241,12 +241,12 @@ def test_a_draft_ends_where_its_drafter_stops_believing_in_it() -> None:
     """The threshold lies between what it believes of the first token and of the first two: the third is not drawn."""
     drafter, lanes, forward = alone()
     full = drafter.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
-    beliefs, tokens = [], lanes.tokens_np[0, :20].tolist()
+    probabilities, tokens = [], lanes.tokens_np[0, :20].tolist()
     for token in full.tokens:
         logits = torch.from_numpy(forward.logits_after(np.array(tokens)))
-        beliefs.append(float(torch.softmax(logits, dim=0)[token]))
+        probabilities.append(float(torch.softmax(logits, dim=0)[token]))
         tokens.append(token)
-    hesitant, lanes, _ = alone(min_confidence=(beliefs[0] + beliefs[0] * beliefs[1]) / 2)
+    hesitant, lanes, _ = alone(min_confidence=(probabilities[0] + probabilities[0] * probabilities[1]) / 2)
     draft = hesitant.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
     assert len(full) == 3
     assert draft.tokens == full.tokens[:2]

@@ -52,7 +52,7 @@ def test_a_name_and_propose_are_enough() -> None:
     least.observe(0, tokens, 1)
     least.stop(0)
     assert (least.inline, least.ends_drafts, least.needs_prediction, least.taps) == (True, False, False, ())
-    with pytest.raises(TypeError, match="abstract method .?propose"):
+    with pytest.raises(TypeError, match=r"abstract method .?propose"):
         Drafter()  # type: ignore[abstract]
     with pytest.raises(TypeError, match="feed"):
         type("Half", (FeatureDrafter,), {"propose": Least.propose})()
