@@ -1,8 +1,8 @@
 """Plug-ins: drafters and acceptance rules of other installed packages, found by their entry points.
 
 A package offers them in the groups `paceline.drafters` and `paceline.rules`. A plug-in is loaded when its name is asked
-for, or when a list of names is wanted with what they are. One that cannot be loaded is named in a warning and skipped:
-it never keeps Paceline from starting.
+for, or when a list of usable names is wanted. One that cannot be loaded is named in a warning and skipped: it keeps
+Paceline from starting only where a user asks for it by name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,24 @@ def load(group: str, name: str) -> Any | None:
     try:
         return point.load()
     except Exception as error:  # another package's code, at import
-        logger.warning("the plug-in %s (%s) cannot be loaded and is skipped: %r", name, point.value, error)
+        logger.warning("the plug-in %s cannot be loaded and is skipped: %s", name, _why(point, error))
         return None
+
+
+def problem(group: str, name: str) -> str | None:
+    """Say where the plug-in `name` comes from and why it cannot be loaded; None: it can, or there is none."""
+    point = _found(group).get(name)
+    if point is None:
+        return None
+    try:
+        point.load()
+    except Exception as error:  # the same code, whose error `load` has only logged
+        return _why(point, error)
+    return None
+
+
+def _why(point: EntryPoint, error: Exception) -> str:
+    return f"{point.value} raised {type(error).__name__}: {error}"
 
 
 def _found(group: str) -> dict[str, EntryPoint]:

@@ -12,20 +12,19 @@ import numpy as np
 import torch
 
 from paceline.draft import Draft
-from paceline.drafters.base import Ask
+from paceline.drafters.base import Ask, Drafter
 from paceline.runner.rounds.protocol import DraftingRound
 from tests.tiny_models import VOCAB
 
 
-class Scripted:
+class Scripted(Drafter):
     """Knows what plain decoding says and proposes it, each token wrong with probability `wrong`.
 
     A chain, or a tree of the right tokens among wrong siblings that have children of their own. With `probs` it says
     that it was certain, which only the rejection rule may believe.
     """
 
-    max_draft = 16
-    inline = True
+    name = "scripted"
 
     def __init__(
         self,
@@ -37,7 +36,6 @@ class Scripted:
         vocab_size: int = VOCAB,
         seed: int = 0,
     ) -> None:
-        self.name = "scripted"
         self._scripts = [np.asarray(script) for script in scripts]
         self._wrong = wrong
         self._tree = tree
@@ -45,17 +43,8 @@ class Scripted:
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(seed)
 
-    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        pass
-
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(self._next(ask.tokens), ask.max_draft) for ask in asks]
-
-    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        pass
-
-    def stop(self, key: int) -> None:
-        pass
 
     def _next(self, tokens: np.ndarray) -> list[int]:
         for script in self._scripts:
@@ -92,24 +81,13 @@ class Scripted:
         return Draft(tokens=tuple(tokens), parents=tuple(parents))
 
 
-class Silent:
+class Silent(Drafter):
     """Does nothing, properly; the others go wrong in one method."""
 
     name = "odd"
-    max_draft = 16
-    inline = True
-
-    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        pass
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [Draft(tokens=(1,) * ask.max_draft) for ask in asks]
-
-    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        pass
-
-    def stop(self, key: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)

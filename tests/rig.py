@@ -8,14 +8,14 @@ from typing import Any
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
-from paceline.drafters.copy import CopyingDrafter
+from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.guard import Guard
 from paceline.drafters.medusa import MedusaDrafter
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
-from paceline.drafters.registry import BuildContext
+from paceline.drafters.recipe import BuildContext
 from paceline.engine.engine import Engine
 from paceline.kernels.base import Forward
 from paceline.kv.cache import KVCache
@@ -51,7 +51,6 @@ def model_drafter(model: Model, *, min_confidence: float = 0.0) -> Made:
     def make(context: BuildContext, backend: str) -> Drafter:
         return ModelDrafter(
             model.forward(backend, num_pages=context.pool.num_pages),
-            name="model",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -74,7 +73,7 @@ class MedusaMade:
         made: MedusaForward = TorchMedusa(heads)
         if backend == "compiled":
             made = CompiledMedusa([head.in_format("int8") for head in heads], threads=1)
-        return MedusaDrafter(made, tap=self.taps[0], name="medusa", min_confidence=self.min_confidence)
+        return MedusaDrafter(made, tap=self.taps[0], min_confidence=self.min_confidence)
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,13 @@ class EagleMade:
             self.forward(head, context, backend),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
-            name="eagle",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
             pick=context.target.pick,
             min_confidence=self.min_confidence,
         )
-        return CopyingDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
+        return CopyDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
     def forward(self, head: EagleHead, context: BuildContext, backend: str) -> HeadForward:
         pages = context.pool.num_pages

@@ -30,7 +30,7 @@ import torch
 
 from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.config import EngineConfig
-from paceline.drafters.registry import REGISTRY
+from paceline.drafters.registry import find
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats
@@ -184,7 +184,7 @@ def _ready(name: str, setup: Setup) -> ReadyModel:
 def drafter_words(setup: Setup) -> str:
     """The drafter as the registry wants it named; words of its own go there as they are."""
     name = setup.drafter or ""
-    if name.partition(":")[0] in REGISTRY:
+    if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
         return name

@@ -1,14 +1,19 @@
-"""What a drafter is: something that is told when a sequence starts, is asked for drafts, and sees what became of them.
+"""The interface of a drafter: it is told when a sequence starts, is asked for drafts, and sees which were accepted.
 
 A drafter may be wrong, slow or broken: that costs speed, never text (law 8; `drafters.guard` sees to it). It knows
 nothing of queues, and it never sees a token before the target has committed it.
+
+The calls for one sequence come in this order, all on one thread:
+
+    start   propose (observe)   propose (observe)   …   stop
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -22,20 +27,22 @@ from paceline.types import Off, Rule
 class Ask:
     """One sequence that wants a draft of at most `max_draft` tokens after its committed `tokens`."""
 
-    key: int  # the sequence, from start to stop
-    lane: int
-    tokens: np.ndarray  # int32 [committed], a view: do not keep it
-    max_draft: int
-    sampler: Sampler
-    rule: Rule = Rule.COUPLED
-    p_min: float | None = None  # end the draft once you believe in all of it with less; None: your own limit
-    price: float = 0.0  # how likely one more token must be right to be worth drafting and verifying
-    row_price: float = 0.0  # the part of it that verifying costs: all that a token costs beside others of its level
+    key: int  # names the sequence from start to stop
+    lane: int  # row of the sequence in the engine's tables; only drafters with KV memory of their own need it
+    tokens: np.ndarray  # int32 [committed], a read-only view that is valid during the call: do not keep it
+    max_draft: int  # tokens, at least 1
+    sampler: Sampler  # the request's sampling: temperature, filters, seed, penalties, grammar
+    rule: Rule = Rule.COUPLED  # acceptance rule; where `rule.wants_probs`, drafts that are sampled carry `probs`
+    p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
+    price: float = 0.0  # probability of acceptance at which one more drafted token pays for itself; 0: not measured
+    row_price: float = 0.0  # part of `price` that verification costs: the price of a token beside others of its level
     left: int = 1 << 30  # tokens that the answer may still have, at most
-    predicted: tuple[int, ...] = ()  # what the request's prediction goes on with
+    predicted: tuple[int, ...] = ()  # continuation by the request's prediction, as long as `max_draft` at most
 
     def within(self, most: int) -> Ask:
-        """The same of at most so many tokens. Every step asks: `dataclasses.replace` takes several times as long."""
+        """Return this ask with `max_draft` at most `most`.
+
+        Every step calls it: `dataclasses.replace` takes several times as long."""
         if self.max_draft <= most:
             return self
         rest = self.sampler, self.rule, self.p_min, self.price, self.row_price, self.left, self.predicted
@@ -43,47 +50,61 @@ class Ask:
 
 
 class Seen(NamedTuple):
-    """What the target computed of a sequence in a step and committed: positions `start` …"""
+    """The positions of one sequence that the target computed in a step and committed, from `start` on."""
 
     key: int
     start: int
-    rows: Sequence[int]  # of the step's hidden states, one a position
+    rows: Sequence[int]  # rows of the step's hidden states, one a position
 
 
-class Drafter(Protocol):
-    name: str
-    max_draft: int  # a longer draft never pays with this drafter
-    inline: bool  # True: returns in bounded time, so that it may run on the engine's own thread
-    # ends_drafts: bool, where a drafter has it: True, it ends drafts by the `price` of an ask; else the engine says how
-    # long they are
+class Drafter(ABC):
+    """A drafter that runs on the host. Derive from it, give it a `name`, and write `propose`."""
+
+    name: str  # used by requests, statistics and messages
+    max_draft: int = 16  # tokens; the engine never asks for more
+    inline: bool = True  # every call returns in bounded time; False: run on a thread of its own, with a time limit
+    ends_drafts: bool = False  # decides by `Ask.price` how long drafts are; False: the engine does, by past acceptance
+    needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
+    taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        """A sequence with these committed tokens begins, or comes back after a preemption."""
+        """Begin a sequence with these committed tokens, or take it up again after a preemption."""
+        return
 
+    @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """One draft for each ask, in order; an empty one where there is nothing to say."""
+        """Return one draft for each ask, in order; `EMPTY` where there is nothing to say."""
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        """Of this drafter's last draft `accepted` tokens, from its beginning, are now committed; `tokens` are all
-        committed ones."""
+        """Learn how many tokens of the last draft were accepted; `tokens` are all committed ones.
+
+        Called after the step that verified a draft of this drafter, unless the draft was empty or the sequence ended
+        with it. Tokens that were committed otherwise (plain steps, another drafter's drafts, a grammar that left no
+        choice) are not announced: the next ask shows them."""
+        return
 
     def stop(self, key: int) -> None:
-        """The sequence ended or was preempted."""
+        """Forget a sequence: it ended, or it was preempted."""
+        return
 
 
-class FeatureDrafter(Drafter, Protocol):
-    """A drafter that reads the target's hidden states. It is fed all that are computed while it drafts for a sequence;
-    positions that came from the prefix cache have none and are left out."""
+class FeatureDrafter(Drafter):
+    """A drafter that reads the target's hidden states at its `taps`.
 
-    taps: Sequence[int]  # where they are taken, see `kernels.base`
+    It is fed the states of every position that is computed while it drafts for a sequence. Positions that came from the
+    prefix cache are not computed: they have no states and are left out."""
 
+    @abstractmethod
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
-        """After a step, once what it brought is committed: at least one more token than positions seen. The hidden
-        states, float32 [rows, taps * hidden] in the order of the drafter's taps, are of all rows of the step; they are
-        gone when the next one begins. `crowded`: so many sequences run that nobody drafts; it should cost nothing.
+        """Take the hidden states of a step, float32 [rows, taps * hidden] in the order of `taps`.
 
-        Returns the sequences that it can no longer draft for, and why; it is fed no more of these."""
+        Called once the step's tokens are committed: at least one more than positions seen. `features` has all rows of
+        the step and is valid during the call. `crowded`: too many sequences run for any to draft; cost nothing then.
 
+        Return the sequences that it can no longer draft for, with reasons; it is fed no more of these."""
+
+    @abstractmethod
     def knows(self, page: int) -> bool:
-        """Whether it can do without the hidden states of a page of KV memory whose content is known: if not, the target
-        computes it again."""
+        """Tell whether it can do without the hidden states of a page from the prefix cache.
+
+        If not, the target computes the page again."""

@@ -1,7 +1,8 @@
-"""A drafter with a memory: where the last tokens stood before, what followed them then is the draft, else it drafts.
+"""A drafter that copies: where the last tokens were seen before, their continuation is the draft; else an inner drafter
+computes one.
 
-Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any draft that is
-computed, and costs nothing. How long a copy may be follows from how the last ones of the sequence fared; after one that
+Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any computed draft,
+and costs nothing. The length of a copy follows from the acceptance of the last ones of the sequence. After a copy that
 was mostly wrong there is none for a while, twice as long each time in a row.
 """
 
@@ -18,27 +19,30 @@ from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.ngram import NgramDrafter
 from paceline.types import Off
 
-FIRST = 8  # tokens of a sequence's first copy
-STRIKES = 6  # after so many there are 63 drafts without a copy
+FIRST_COPY_TOKENS = 8  # length of a sequence's first copy
+MAX_STRIKES = 6  # wrong copies in a row that are counted; after as many, 63 drafts go without a copy
 
 
 @dataclass(slots=True)
 class _Copies:
-    length: int = FIRST  # of the next one
-    last: int = 0  # of the one that is being judged; 0: it was no copy
-    rest: int = 0  # drafts until the next one is due
-    strikes: int = 0  # in a row that were mostly wrong
+    """The copies of one sequence."""
+
+    length: int = FIRST_COPY_TOKENS  # tokens of the next copy
+    last: int = 0  # tokens of the copy that is being verified; 0: that draft is no copy
+    rest: int = 0  # drafts until the next copy is due
+    strikes: int = 0  # copies in a row that were mostly wrong
 
     def learn(self, accepted: int, *, longest: int) -> None:
         self.length = min(2 * self.length, longest) if accepted == self.last else accepted + 2
-        self.strikes = 0 if 2 * accepted >= self.last else min(self.strikes + 1, STRIKES)
+        self.strikes = 0 if 2 * accepted >= self.last else min(self.strikes + 1, MAX_STRIKES)
         self.rest = 2**self.strikes
 
 
-class CopyingDrafter:
-    """`inner`, and copies where the last `after` tokens have been seen together. Whatever else it is, `inner` is."""
+class CopyDrafter(FeatureDrafter):
+    """Copies where the last `after` tokens have been seen together before, and else asks `inner`.
 
-    inline = True
+    Everything but copies is `inner`'s: name, taps, hidden states."""
+
     ends_drafts = True
 
     def __init__(self, inner: FeatureDrafter, *, after: int, longest: int) -> None:
@@ -63,7 +67,7 @@ class CopyingDrafter:
         return [draft if draft.tokens else next(computed) for draft in drafts]
 
     def _copy(self, ask: Ask) -> Draft:
-        """Empty where none is due, or there is nothing to copy."""
+        """Draft a copy; empty where none is due, or there is nothing to copy."""
         copies = self._copies[ask.key]
         copies.rest -= copies.rest > 0
         draft = EMPTY

@@ -1,4 +1,4 @@
-"""A draft in the making, token by token, as drafters that compute distributions draw it."""
+"""A draft in the making, token by token, for drafters that compute distributions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from paceline.sampling.sampler import Pick, Stream
 
 
 @dataclass(slots=True)
-class Drawing:
+class DraftInProgress:
+    """The tokens drafted so far for one ask, and the drafter's confidence in them."""
+
     ask: Ask
-    floor: float  # of the confidence, below which it ends
+    min_confidence: float  # the draft ends below this
     tokens: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
-    confidence: float = 1.0  # the drafter's own, that all tokens so far are right
+    probs: list[Tensor] = field(default_factory=list)  # [vocab] each, for rules that ask for distributions
+    confidence: float = 1.0  # the drafter's own estimate that all tokens so far are right
 
     @property
     def complete(self) -> bool:
@@ -28,20 +30,20 @@ class Drawing:
 
     @property
     def over(self) -> bool:
-        return self.complete or self.confidence < self.floor
+        return self.complete or self.confidence < self.min_confidence
 
     @property
     def position(self) -> int:
-        """Of the token to be drawn next."""
+        """Position of the token that is drawn next."""
         return len(self.ask.tokens) + len(self.tokens)
 
     @property
     def free(self) -> bool:
-        """True: drawn with noise of the drafter's own, because the rule asks for distributions."""
+        """True where tokens are drawn with noise of the drafter's own, because the rule asks for distributions."""
         return self.ask.rule.wants_probs and not self.ask.sampler.greedy
 
     def draw_freely(self, logits: Tensor, pick: Pick) -> int:
-        """From logits [1, vocab] of the target's vocabulary; the distribution is kept for the rule."""
+        """Draw a token from logits [1, vocab] in the target's vocabulary; keep the distribution for the rule."""
         sampler = self.ask.sampler
         edited = sampler.edit(logits, [self.tokens])
         self.probs.append(sampler.probs(edited)[0])
@@ -54,14 +56,15 @@ class Drawing:
         return Draft(tokens=tuple(self.tokens), probs=torch.stack(self.probs) if self.probs else None)
 
 
-def belief(logits: Tensor, token: int) -> float:
-    """The probability of a token by logits [vocab]."""
+def probability_of(token: int, logits: Tensor) -> float:
+    """Return the probability of a token by logits [vocab]."""
     return float(torch.exp(logits[token] - torch.logsumexp(logits, dim=0)))
 
 
-def chance(probability: float, *, drawn: bool) -> float:
-    """How often a token that a head gives this probability is the target's own, as measured (docs/experiments.md).
+def head_confidence(probability: float, *, drawn: bool) -> float:
+    """Estimate how often a token that a head gives this probability is the target's own.
 
-    The best token is right more often than its probability says, for the target goes for its best one, too. Where both
-    draw with the same noise, even an unlikely token is right as often as the two distributions overlap there."""
+    The best token is right more often than its probability says, because the target takes its best token, too. Where
+    both draw with the same noise, even an unlikely token is right as often as the two distributions overlap there.
+    Fitted to SmolLM2's head: docs/experiments.md, "How sure a head is of its tokens"."""
     return 0.22 + 0.65 * math.sqrt(probability) if drawn else 2.5 * probability / (1 + 1.5 * probability)

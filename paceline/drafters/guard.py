@@ -1,8 +1,8 @@
 """Keeps the engine safe from drafters: one that raises, hangs or returns nonsense costs speed and nothing else.
 
-The guard stands between the engine and every drafter. It turns a failure into an empty draft and a reason; after
-`FAILURES` in a row, or a single hang, the drafter is out for good. A drafter that does not promise to be prompt runs
-on a thread of its own and is waited for no longer than `timeout` seconds.
+The guard stands between the engine and every drafter. It turns a failure into an empty draft and a reason. After
+`FAILURES` in a row, or a single hang, the drafter is out for good. A drafter that is not `inline` runs on a thread of
+its own, and the engine waits for it no longer than `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.types import Off
 
 logger = logging.getLogger(__name__)
 
-FAILURES = 3
+FAILURES = 3  # in a row, after which a drafter is out
 
 
 class Guard:
@@ -34,8 +34,9 @@ class Guard:
         self._vocab_size = vocab_size
         self._failures = 0
         self._thread = None if drafter.inline else _Thread(timeout)
-        self.taps: Sequence[int] = getattr(drafter, "taps", ())
-        self.ends_drafts: bool = getattr(drafter, "ends_drafts", False)
+        self.taps = drafter.taps
+        self.ends_drafts = drafter.ends_drafts
+        self.needs_prediction = drafter.needs_prediction
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
         self._call(lambda: self._drafter.start(key, lane, tokens))
@@ -60,7 +61,7 @@ class Guard:
         return lost if isinstance(lost, dict) else {}
 
     def knows(self, page: int) -> bool:
-        """False: hidden states of this page must be computed again; a drafter that is out needs none."""
+        """Return False where hidden states of this page must be computed again; a drafter that is out needs none."""
         drafter = cast(FeatureDrafter, self._drafter)
         return self._call(lambda: drafter.knows(page)) is not False
 

@@ -1,8 +1,8 @@
 """Medusa heads that draft: each guesses one position further on, from the target's last hidden state alone.
 
-No head knows what the one before it chose, so their guesses are combined to a tree: out of all paths those that are
-most likely if the heads are independent, the best first, as many as are asked for. Penalties, masks and filters are
-left to the target: what they forbid is rejected like any wrong guess.
+No head knows the choice of the one before it, so their guesses are combined to a tree. It has the paths that are most
+likely if the heads are independent, the best first, as many as are asked for. Penalties, masks and filters are left to
+the target: guesses that they forbid are rejected like any wrong one.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ import torch
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask, Seen
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
 from paceline.drafters.eagle.hidden_states import take_rows
+from paceline.drafters.recipe import Recipe
+from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
+from paceline.models.weights import Progress
 from paceline.runner.heads.medusa import MedusaForward
+from paceline.runner.loading.heads import read_medusa
+from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Off
 
-WIDTH = 8  # guesses of a head that a tree may branch into
+MAX_BRANCHES = 8  # guesses of one head that a tree may branch into
 
 
-class MedusaDrafter:
-    inline = True
+class MedusaDrafter(FeatureDrafter):
+    name = "medusa"
 
     def __init__(
         self,
         heads: MedusaForward,
         *,
         tap: int,
-        name: str,
         max_draft: int = 16,
         min_confidence: float = 0.05,
     ) -> None:
-        """`tap`: the target's last. A guess is left out where the heads believe in the path to it with less than
-        `min_confidence`, or what the request says instead."""
+        """`tap`: the target's last one. Guesses whose path has less probability than `min_confidence` are left out;
+        a request's `p_min` replaces it."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
-        self.name = name
         self.taps = (tap,)
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self._heads = heads
-        # By sequence: positions seen, and the last one's place in the last hidden states of a step [sequences, hidden].
+        # By sequence: positions seen, hidden states of a step [sequences, hidden], and the row of its last position.
         self._states: dict[int, tuple[int, Tensor, int]] = {}
-
-    def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        pass  # the first hidden state is yet to come
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         last = take_rows(features, [each.rows[-1] for each in seen]).to(self._heads.device)
@@ -61,9 +61,6 @@ class MedusaDrafter:
 
     def knows(self, page: int) -> bool:
         return True  # only the last hidden state counts, and the last token is always computed
-
-    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        pass
 
     def stop(self, key: int) -> None:
         self._states.pop(key, None)
@@ -77,35 +74,37 @@ class MedusaDrafter:
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
     def _last(self, key: int) -> Tensor:
-        """The last hidden state [hidden] of a sequence."""
+        """Return the last hidden state [hidden] of a sequence."""
         _, last, place = self._states[key]
         return last[place]
 
     def _draft(self, ask: Ask, logits: Tensor) -> Draft:
-        """The most likely tree by logits [heads, vocab]."""
+        """Draft the most likely tree by logits [heads, vocab]."""
         sampler, first = ask.sampler, len(ask.tokens)
         if not sampler.greedy:
             keys = noise_keys(sampler.seed, np.arange(first, first + len(logits)), Stream.TOKEN)
             noise = gumbel_noise(torch.from_numpy(keys), logits.shape[1])
             logits = logits / sampler.params.temperature + noise
-        best = torch.topk(logits, min(WIDTH, logits.shape[1]), dim=1)
-        beliefs = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp()
+        best = torch.topk(logits, min(MAX_BRANCHES, logits.shape[1]), dim=1)
+        probabilities = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp()
         floor = self._min_confidence if ask.p_min is None else ask.p_min
-        return best_tree(best.indices.tolist(), beliefs.tolist(), count=ask.max_draft, floor=floor)
+        return best_tree(best.indices.tolist(), probabilities.tolist(), count=ask.max_draft, floor=floor)
 
 
 def best_tree(
-    tokens: Sequence[Sequence[int]], beliefs: Sequence[Sequence[float]], *, count: int, floor: float
+    tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]], *, count: int, floor: float
 ) -> Draft:
-    """At most `count` nodes, the most likely first: a node's probability is the product of those on the path to it, so
-    that a parent comes before its children. `tokens` and `beliefs` by depth, each from the most to the least likely."""
+    """Draft at most `count` nodes, the most likely first.
+
+    A node's probability is the product of those on the path to it, so a parent comes before its children. `tokens` and
+    `probabilities` are by depth, each from the most to the least likely."""
     chosen: list[int] = []
     parents: list[int] = []
     waiting: list[tuple[float, int, int, int]] = []  # (-probability, depth, rank, parent)
 
     def offer(depth: int, rank: int, parent: int, above: float) -> None:
-        if depth < len(tokens) and rank < len(tokens[depth]) and above * beliefs[depth][rank] >= floor:
-            heapq.heappush(waiting, (-above * beliefs[depth][rank], depth, rank, parent))
+        if depth < len(tokens) and rank < len(tokens[depth]) and above * probabilities[depth][rank] >= floor:
+            heapq.heappush(waiting, (-above * probabilities[depth][rank], depth, rank, parent))
 
     offer(0, 0, -1, 1.0)
     while waiting and len(chosen) < count:
@@ -113,5 +112,18 @@ def best_tree(
         chosen.append(tokens[depth][rank])
         parents.append(parent)
         offer(depth + 1, 0, len(chosen) - 1, -probability)
-        offer(depth, rank + 1, parent, -probability / max(beliefs[depth][rank], 1e-30))
+        offer(depth, rank + 1, parent, -probability / max(probabilities[depth][rank], 1e-30))
     return Draft(tokens=tuple(chosen), parents=tuple(parents))
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    directory, format, given = head_options(MedusaDrafter.name, options, {})
+    ready = read_medusa(directory, target, format=format)
+    tap = target.model.config.num_layers
+    return Recipe(
+        name=MedusaDrafter.name,
+        build=lambda context: MedusaDrafter(ready.forward(threads=context.threads), tap=tap, **given),
+        how=ready.why,
+        pass_bytes=ready.pass_bytes,
+        taps=(tap,),
+    )

@@ -12,6 +12,7 @@ after a fully accepted draft. Every further pass reads one drafted token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +21,23 @@ import numpy as np
 from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask
-from paceline.drafters.draft_in_progress import Drawing, belief
-from paceline.errors import InvalidRequest
+from paceline.drafters.base import Ask, Drafter
+from paceline.drafters.draft_in_progress import DraftInProgress, probability_of
+from paceline.drafters.options import parse_options
+from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.errors import InvalidRequest, VocabularyMismatch
 from paceline.kernels.base import Forward, Output
 from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
+from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
-from paceline.runner.rounds.protocol import DraftingRound
+from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
+from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -39,14 +46,13 @@ class _State:
     ahead: int = 0  # drafted positions that it has computed beyond them
 
 
-class ModelDrafter:
-    inline = True
+class ModelDrafter(Drafter):
+    name = "model"
 
     def __init__(
         self,
         forward: Forward,
         *,
-        name: str,
         lanes: Lanes,
         pool: PagePool,
         vocab_size: int,
@@ -54,17 +60,16 @@ class ModelDrafter:
         max_draft: int = 8,
         min_confidence: float = 0.6,
     ) -> None:
-        """A draft ends early once the drafter believes in all of it with less than `min_confidence`, or than what the
-        request says instead."""
+        """`chunk`: rows of the first pass of a round, at most. A draft ends early once the probability that all of it
+        is right falls below `min_confidence`; a request's `p_min` replaces it."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
-        self.name = name
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self.forward = forward
         self._lanes = lanes
         self._vocab_size = vocab_size  # the target's
-        self._chunk = chunk  # rows of the first pass
+        self._chunk = chunk
         self._states: dict[int, _State] = {}
         self._reader = Reader(pool)
 
@@ -73,17 +78,17 @@ class ModelDrafter:
         self._states[key] = _State(self._reader.start(pages, len(tokens) - 1))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        drawings, output = self._first_pass(asks)
-        drawing = drawings
-        while drawing:
-            self._draw(drawing, output)
-            drawing = [d for d in drawing if not d.over]
-            if drawing:
-                shares = [Share(lane=d.ask.lane, start=d.position - 1, count=1) for d in drawing]
+        started, output = self._first_pass(asks)
+        going = started
+        while going:
+            self._draw(going, output)
+            going = [one for one in going if not one.over]
+            if going:
+                shares = [Share(lane=one.ask.lane, start=one.position - 1, count=1) for one in going]
                 output = self._compute(shares)
-        for d in drawings:
-            self._states[d.ask.key].ahead = len(d.tokens) - 1
-        drafts = {d.ask.key: d.finished() for d in drawings}
+        for one in started:
+            self._states[one.ask.key].ahead = len(one.tokens) - 1
+        drafts = {one.ask.key: one.finished() for one in started}
         return [drafts.get(ask.key, EMPTY) for ask in asks]
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
@@ -94,10 +99,10 @@ class ModelDrafter:
     def stop(self, key: int) -> None:
         del self._states[key]
 
-    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[Drawing], Output]:
-        """Read what is missing of each sequence, as far as the chunk goes; those that are complete can draw."""
+    def _first_pass(self, asks: Sequence[Ask]) -> tuple[list[DraftInProgress], Output]:
+        """Read the missing tokens of each sequence, as far as the chunk goes; start drafts for complete ones."""
         room = self._chunk
-        shares, drawings, read = [], [], []
+        shares, started, read = [], [], []
         for ask in asks:
             follower = self._states[ask.key].follower
             missing = follower.missing(len(ask.tokens))
@@ -105,43 +110,43 @@ class ModelDrafter:
             if count:
                 complete = count == len(missing)
                 shares.append(Share(lane=ask.lane, start=missing.start, count=count, outs=int(complete)))
-                drawings += [self._begun(ask)] if complete else []
+                started += [self._start_draft(ask)] if complete else []
                 read.append((follower, missing.start + count))
                 room -= count
         output = self._compute(shares)
         for follower, position in read:
             follower.reach(position)
-        return drawings, output
+        return started, output
 
-    def _begun(self, ask: Ask) -> Drawing:
-        return Drawing(ask, floor=self._min_confidence if ask.p_min is None else ask.p_min)
+    def _start_draft(self, ask: Ask) -> DraftInProgress:
+        return DraftInProgress(ask, min_confidence=self._min_confidence if ask.p_min is None else ask.p_min)
 
     def _compute(self, shares: Sequence[Share]) -> Output:
         """Run the draft model over shares of the lanes."""
         batch = build_batch(self._lanes, shares)
         return self.forward(fit_tokens(batch, vocab_size=self._vocab_size, model_vocab_size=self.forward.vocab_size))
 
-    def _draw(self, drawings: Sequence[Drawing], output: Output) -> None:
-        """One more token for each draft, into the draft and behind the committed tokens of its lane."""
+    def _draw(self, drafts: Sequence[DraftInProgress], output: Output) -> None:
+        """Draw one more token for each draft, and put it behind the committed tokens of its lane."""
         logits, argmax = self._in_target_vocabulary(output)
         groups = [
-            RowGroup(d.ask.sampler, slice(i, i + 1), np.array([d.position]), [d.tokens])
-            for i, d in enumerate(drawings)
-            if not d.free
+            RowGroup(one.ask.sampler, slice(i, i + 1), np.array([one.position]), [one.tokens])
+            for i, one in enumerate(drafts)
+            if not one.free
         ]
         tokens = sample(logits, argmax, groups, self.forward.pick).tolist()
-        for i, d in enumerate(drawings):
-            token = d.draw_freely(logits[i : i + 1], self.forward.pick) if d.free else tokens[i]
-            self._lanes.tokens_np[d.ask.lane, d.position] = token
-            if d.floor and not d.complete:
-                d.confidence *= self._belief(d, logits[i], token)
-            d.tokens.append(token)
+        for i, one in enumerate(drafts):
+            token = one.draw_freely(logits[i : i + 1], self.forward.pick) if one.free else tokens[i]
+            self._lanes.tokens_np[one.ask.lane, one.position] = token
+            if one.min_confidence and not one.complete:
+                one.confidence *= self._confidence(one, logits[i], token)
+            one.tokens.append(token)
 
-    def _belief(self, d: Drawing, logits: Tensor, token: int) -> float:
-        """In `token`, among those that a grammar allows."""
-        if d.ask.sampler.grammar is not None:
-            [logits] = d.ask.sampler.edit(logits[None], [d.tokens])
-        return belief(logits, token)
+    def _confidence(self, draft: DraftInProgress, logits: Tensor, token: int) -> float:
+        """Return the probability of `token` among those that a grammar allows."""
+        if draft.ask.sampler.grammar is not None:
+            [logits] = draft.ask.sampler.edit(logits[None], [draft.tokens])
+        return probability_of(token, logits)
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
         """Return logits and argmax, neither beyond the target's vocabulary."""
@@ -167,3 +172,66 @@ class ModelOnDevice:
         for turn in range(round.longest):
             rows = 2 if turn == 0 and self.reader is not None else 1
             round.append(round.logits(self.forward, turn, rows=rows), turn)
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    name, _, rest = options.partition(",")
+    given = parse_options(ModelDrafter.name, rest, {"format": str, "max_draft": int, "min_confidence": float})
+    ready = _read(name, target, given.pop("format", _default_format(target)), progress)
+    _check_vocabulary(ready, target)
+    if given.get("min_confidence") and target.decoder is not None:
+        logger.warning(
+            "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together; it holds "
+            "only in steps that run on the host",
+            name,
+        )
+
+    def build(context: BuildContext) -> Drafter:
+        forward = ready.forward(
+            num_pages=context.pool.num_pages, threads=context.threads, max_context=context.max_context
+        )
+        return ModelDrafter(
+            forward,
+            lanes=context.lanes,
+            pool=context.pool,
+            vocab_size=context.vocab_size,
+            chunk=context.max_step_tokens,
+            **given,
+        )
+
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
+        assert isinstance(built, ModelDrafter)
+        return ModelOnDevice(built.forward)
+
+    return Recipe(
+        name=ModelDrafter.name,
+        build=build,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        model=ready,
+        on_device=on_device,
+        profile=ready.profile,
+    )
+
+
+def _read(name: str, target: ReadyModel, format: Format, progress: Progress | None) -> ReadyModel:
+    """Read the model; `shape:NAME` has random weights."""
+    if name.startswith("shape:"):
+        return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
+    return read_model(name, format=format, device=target.device, kv_format=target.kv_format, progress=progress)
+
+
+def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
+    if drafter.tokenizer is None or target.tokenizer is None:
+        return  # random weights
+    difference = target.tokenizer.same_vocabulary(drafter.tokenizer)
+    if difference is not None:
+        raise VocabularyMismatch(
+            f"{drafter.name} cannot draft for {target.name}: {difference}; take a drafter of the target's own family"
+        )
+
+
+def _default_format(target: ReadyModel) -> Format:
+    """Choose four bits where there are kernels for them: a draft need not be exact, and they are the fastest."""
+    return "int4-all" if target.compiled else "auto"

@@ -1,7 +1,7 @@
-"""Lookup drafting: what followed the last time these tokens were seen, in the prompt or in the output.
+"""Lookup drafting: the tokens that followed when the last tokens were seen before, in the prompt or in the output.
 
 For each length n from `max_ngram` down to `min_ngram`, the last n tokens are looked up among all earlier n-grams of
-the sequence; the most recent place wins and the tokens after it are the draft. A copy that runs into the end of the
+the sequence. The most recent place wins, and the tokens after it are the draft. A copy that runs into the end of the
 sequence goes on from its own beginning, so that a loop is drafted as a loop.
 """
 
@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.draft import EMPTY, Draft
-from paceline.drafters.base import Ask
+from paceline.drafters.base import Ask, Drafter
+from paceline.drafters.options import parse_options
+from paceline.drafters.recipe import Recipe
 from paceline.errors import InvalidRequest
+from paceline.models.weights import Progress
+from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DraftingRound
 
 
@@ -25,10 +29,9 @@ class _History:
     indexed: int = 0  # n-grams that end before this index are in `ends`
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     name = "ngram"
     max_draft = 16
-    inline = True
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = 6) -> None:
         if not 1 <= min_ngram <= max_ngram <= 64:
@@ -42,14 +45,11 @@ class NgramDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self.continuation(ask.key, ask.tokens, ask.max_draft) for ask in asks]
 
-    def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        pass  # `propose` takes up what is new
-
     def stop(self, key: int) -> None:
         del self._histories[key]
 
     def continuation(self, key: int, committed: np.ndarray, count: int) -> Draft:
-        """The next `count` tokens after those that are committed."""
+        """Draft `count` tokens after the committed ones, or none; what is new among those is indexed first."""
         history = self._histories[key]
         tokens = history.tokens
         tokens += committed[len(tokens) :].tolist()
@@ -61,7 +61,7 @@ class NgramDrafter:
         return EMPTY
 
     def _index(self, history: _History) -> None:
-        """Enter all n-grams but the ones that end with the last token: nothing follows those yet."""
+        """Index all n-grams but those that end with the last token: nothing follows them yet."""
         tokens, ends = history.tokens, history.ends
         for end in range(history.indexed + 1, len(tokens)):
             for size in self._sizes:
@@ -83,7 +83,19 @@ class LookupOnDevice:
         round.look_up(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
 
 
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    given = parse_options(NgramDrafter.name, options, {"min_ngram": int, "max_ngram": int})
+    drafter = NgramDrafter(**given)
+    return Recipe(
+        name=NgramDrafter.name,
+        build=lambda context: drafter,
+        how="looks up tokens, computes nothing",
+        on_device=lambda built, to: LookupOnDevice(**given),
+    )
+
+
 def _copy(tokens: list[int], start: int, count: int) -> list[int]:
+    """Return `count` tokens from `start` on; at the end of the text the copy goes on from its own beginning."""
     copied = tokens[start : start + count]
     period = len(tokens) - start
     while len(copied) < count:

@@ -10,8 +10,9 @@ from pathlib import Path
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.guard import Guard
-from paceline.drafters.prediction import PREDICTION, PredictionDrafter
-from paceline.drafters.registry import BuildContext, Recipe, recipe
+from paceline.drafters.prediction import PredictionDrafter
+from paceline.drafters.recipe import BuildContext, Recipe
+from paceline.drafters.registry import check_device, recipe
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Forward
@@ -66,6 +67,8 @@ def assemble(
     config: EngineConfig,
     progress: Progress | None = None,
 ) -> Parts:
+    for words in drafters:
+        check_device(words, device if isinstance(target, str) else target.device)
     ready = target
     if isinstance(ready, str):
         ready = read_target(ready, format=format, device=device, config=config, progress=progress)
@@ -89,8 +92,8 @@ def assemble(
         threads=threads,
         target=forward,
     )
-    built = {name: made.build(context) for name, made in recipes.items()}
-    built.setdefault(PREDICTION, PredictionDrafter())  # costs nothing until a request brings a text
+    built = {name: _built(made, context) for name, made in recipes.items()}
+    built.setdefault(PredictionDrafter.name, PredictionDrafter())  # costs nothing until a request brings a text
     guards = {
         name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, drafter in built.items()
@@ -144,12 +147,22 @@ def _rounds(
     )
 
 
+def _built(made: Recipe, context: BuildContext) -> Drafter | None:
+    drafter = made.build(context)
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise InvalidRequest(
+            f"drafter {made.name!r} was built as {type(drafter).__name__!r}, which is no paceline.drafters.Drafter: "
+            "derive the class from it"
+        )
+    return drafter
+
+
 def _checked(name: str, drafter: object) -> DeviceDrafter:
     """Check that a recipe gave the device a drafter that rounds can run."""
     if not isinstance(drafter, DeviceDrafter):
         lacking = [member for member in ("reader", "finds_fewer", "draft") if not hasattr(drafter, member)]
         raise InvalidRequest(
-            f"drafter {name!r} gave the device a {type(drafter).__name__}, which is no "
+            f"drafter {name!r} gave the device {type(drafter).__name__!r}, which is no "
             f"paceline.drafters.DeviceDrafter: it lacks {', '.join(lacking)}"
         )
     return drafter

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.draft import Draft
-from paceline.drafters.base import Ask, Seen
-from paceline.drafters.copy import FIRST, CopyingDrafter
+from paceline.drafters.base import Ask, FeatureDrafter, Seen
+from paceline.drafters.copy import FIRST_COPY_TOKENS, CopyDrafter
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 
@@ -18,8 +18,8 @@ SAMPLER = Sampler(SamplingParams(), seed=0, vocab_size=10, eos_ids=())
 LOOP = [1, 2, 3, 4, 5] * 4
 
 
-class Inner:
-    name, taps, max_draft, prompt = "inner", (3,), 4, True
+class Inner(FeatureDrafter):
+    name, taps, max_draft = "inner", (3,), 4
 
     def __init__(self) -> None:
         self.asked: list[Ask] = []
@@ -56,32 +56,32 @@ def inner() -> Inner:
 
 
 @pytest.fixture
-def drafter(inner: Inner) -> CopyingDrafter:
-    drafter = CopyingDrafter(inner, after=3, longest=12)
+def drafter(inner: Inner) -> CopyDrafter:
+    drafter = CopyDrafter(inner, after=3, longest=12)
     for key in (0, 1):
         drafter.start(key, 0, np.array([1], dtype=np.int32))
     return drafter
 
 
-def test_copies_where_it_can_and_computes_where_not(drafter: CopyingDrafter, inner: Inner) -> None:
+def test_copies_where_it_can_and_computes_where_not(drafter: CopyDrafter, inner: Inner) -> None:
     copied, computed = drafter.propose([ask(LOOP), ask([1, 2, 3, 4], key=1)])
-    assert copied.tokens == tuple((LOOP * 2)[:FIRST])
+    assert copied.tokens == tuple((LOOP * 2)[:FIRST_COPY_TOKENS])
     assert computed.tokens == (9,) * 4
     assert [(one.key, one.max_draft) for one in inner.asked] == [(1, 4)]
 
 
-def test_a_limit_holds_for_both(drafter: CopyingDrafter) -> None:
+def test_a_limit_holds_for_both(drafter: CopyDrafter) -> None:
     assert [len(draft) for draft in drafter.propose([ask(LOOP, longest=2), ask([1, 2], key=1, longest=3)])] == [2, 3]
 
 
-@pytest.mark.parametrize(("accepted", "then"), [(FIRST, 12), (5, 7), (4, 6)])
-def test_copies_are_as_long_as_the_last_ones_were_right(drafter: CopyingDrafter, accepted: int, then: int) -> None:
+@pytest.mark.parametrize(("accepted", "then"), [(FIRST_COPY_TOKENS, 12), (5, 7), (4, 6)])
+def test_copies_are_as_long_as_the_last_ones_were_right(drafter: CopyDrafter, accepted: int, then: int) -> None:
     drafter.propose([ask(LOOP)])
     drafter.observe(0, np.array(LOOP), accepted)
     assert len(drafter.propose([ask(LOOP)])[0]) == then
 
 
-def test_after_copies_that_were_wrong_the_next_one_waits(drafter: CopyingDrafter, inner: Inner) -> None:
+def test_after_copies_that_were_wrong_the_next_one_waits(drafter: CopyDrafter, inner: Inner) -> None:
     waited = []
     for accepted in (0, 1, 0, 2, 0):
         before = len(inner.asked)
@@ -92,7 +92,7 @@ def test_after_copies_that_were_wrong_the_next_one_waits(drafter: CopyingDrafter
     assert waited == [0, 1, 0, 1, 0]  # the second and fourth copies were of two tokens, and half of them right
 
 
-def test_the_inner_one_hears_of_its_own_drafts_alone(drafter: CopyingDrafter, inner: Inner) -> None:
+def test_the_inner_one_hears_of_its_own_drafts_alone(drafter: CopyDrafter, inner: Inner) -> None:
     drafter.propose([ask(LOOP), ask([1, 2], key=1)])
     inner.told.clear()
     drafter.observe(0, np.array(LOOP), 5)
@@ -100,7 +100,7 @@ def test_the_inner_one_hears_of_its_own_drafts_alone(drafter: CopyingDrafter, in
     assert inner.told == [("observe", 2)]
 
 
-def test_all_else_is_the_inner_ones(drafter: CopyingDrafter, inner: Inner) -> None:
+def test_all_else_is_the_inner_ones(drafter: CopyDrafter, inner: Inner) -> None:
     inner.told.clear()
     drafter.feed(torch.zeros(1, 4), [Seen(0, 0, [0])], crowded=False)
     drafter.stop(1)

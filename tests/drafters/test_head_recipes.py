@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from paceline.cli.main import build_parsers
 from paceline.cli.options import drafters_of
-from paceline.drafters import registry
+from paceline.drafters import registry, shipped
 from paceline.errors import ModelFileError, ModelNotFound, UnknownOption, UnsupportedModel
 from paceline.llm import LLM
 from paceline.models.load import open_model
@@ -74,7 +74,7 @@ def test_a_target_that_comes_with_a_head(
     folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drafts where nobody says otherwise; on a GPU the device does better alone."""
-    monkeypatch.setattr(registry, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     monkeypatch.setitem(KNOWN, "some", lambda: Path(folders["target"]))
     args = build_parsers()[0].parse_args(["generate", "some", "p", "--device", "cpu"])
     assert registry.shipped_drafters("some", device="cpu") == []
@@ -90,7 +90,7 @@ def test_a_target_that_comes_with_a_head(
 
 
 def test_the_head_that_is_shipped() -> None:
-    folder = registry.SHIPPED / "smollm2"
+    folder = shipped.SHIPPED / "smollm2"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 16_100_000
     assert (folder / "model.safetensors").stat().st_size <= 16_000_000
     shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -51,7 +51,6 @@ class Lookout:
         self.forward = Watched(num_pages=context.pool.num_pages, **self.options)
         self.drafter = ModelDrafter(
             self.forward,
-            name="model",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -187,9 +186,7 @@ def alone(*, min_confidence: float = 0, **options: Any) -> tuple[ModelDrafter, L
     for lane in range(2):
         lanes.pages_np[lane, :3] = pool.take(3)
     forward = ToyForward(num_pages=10, **options)
-    drafter = ModelDrafter(
-        forward, name="model", lanes=lanes, pool=pool, vocab_size=97, chunk=64, min_confidence=min_confidence
-    )
+    drafter = ModelDrafter(forward, lanes=lanes, pool=pool, vocab_size=97, chunk=64, min_confidence=min_confidence)
     for key in range(2):
         drafter.start(key, key, lanes.tokens_np[key, :20])
     return drafter, lanes, forward
@@ -244,12 +241,12 @@ def test_a_draft_ends_where_its_drafter_stops_believing_in_it() -> None:
     """The threshold lies between what it believes of the first token and of the first two: the third is not drawn."""
     drafter, lanes, forward = alone()
     full = drafter.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
-    beliefs, tokens = [], lanes.tokens_np[0, :20].tolist()
+    probabilities, tokens = [], lanes.tokens_np[0, :20].tolist()
     for token in full.tokens:
         logits = torch.from_numpy(forward.logits_after(np.array(tokens)))
-        beliefs.append(float(torch.softmax(logits, dim=0)[token]))
+        probabilities.append(float(torch.softmax(logits, dim=0)[token]))
         tokens.append(token)
-    hesitant, lanes, _ = alone(min_confidence=(beliefs[0] + beliefs[0] * beliefs[1]) / 2)
+    hesitant, lanes, _ = alone(min_confidence=(probabilities[0] + probabilities[0] * probabilities[1]) / 2)
     draft = hesitant.propose([ask(lanes, Rule.COUPLED, temperature=0)])[0]
     assert len(full) == 3
     assert draft.tokens == full.tokens[:2]

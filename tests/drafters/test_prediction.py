@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from paceline.drafters.prediction import FAR_MATCH, NEAR, Prediction, Trail
+from paceline.drafters.prediction import FAR_MATCH_TOKENS, NEAR_TOKENS, Prediction, Trail
 from paceline.types import Origin, Request, SamplingParams, Speculation
 from tests.rig import FLOWN, RIGS, build
 from tests.runs import plain, prompt, run, tokens_of
@@ -56,10 +56,10 @@ def test_where_the_answer_goes_its_own_way_it_is_silent() -> None:
 
 
 def test_far_away_a_single_token_says_too_little() -> None:
-    far = 3 + NEAR + 5
-    for length in range(1, FAR_MATCH + 1):
+    far = 3 + NEAR_TOKENS + 5
+    for length in range(1, FAR_MATCH_TOKENS + 1):
         answer = [*TEXT[:3], 1, *TEXT[far : far + length]]
-        assert after(answer, count=1) == ((TEXT[far + length],) if length >= FAR_MATCH else ())
+        assert after(answer, count=1) == ((TEXT[far + length],) if length >= FAR_MATCH_TOKENS else ())
 
 
 def test_of_several_places_the_longer_match_counts_then_the_nearer() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.registry import REGISTRY, Recipe, recipe, register
+from paceline.drafters.registry import REGISTRY, Recipe, check_device, recipe, register
 from paceline.errors import InvalidRequest
+
+CPU: Any = SimpleNamespace(device="cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +24,33 @@ def registry() -> Iterator[None]:
 
 
 def mine(options: str, target: Any, progress: Any) -> Recipe:
-    return Recipe(name=f"mine-{options}", build=lambda setting: NgramDrafter())
+    return Recipe(name=f"mine-{options}", build=lambda context: NgramDrafter())
 
 
 def test_a_registered_kind_gets_what_stands_after_the_colon() -> None:
     register("mine", mine)
-    assert recipe("mine:a:b", None).name == "mine-a:b"
-    assert recipe("mine", None).name == "mine-"
+    assert recipe("mine:a:b", CPU).name == "mine-a:b"
+    assert recipe("mine", CPU).name == "mine-"
+
+
+def test_a_kind_that_knows_only_the_host_is_refused_on_a_gpu() -> None:
+    """By its name alone: there is no target yet."""
+    register("mine", mine)
+    register("beside", mine, on_gpu="host")
+    register("inside", mine, on_gpu="device")
+    with pytest.raises(InvalidRequest, match=r"'mine' runs on a CPU only: it has no paceline.drafters.DeviceDrafter"):
+        check_device("mine:a", "cuda")
+    for words, device in (("mine:a", "cpu"), ("beside", "cuda"), ("inside", "cuda"), ("some/model", "cuda")):
+        check_device(words, device)
+    for name in REGISTRY.keys() - {"mine"}:
+        check_device(name, "cuda")
+
+
+def test_a_kind_for_the_device_must_have_a_drafter_for_it() -> None:
+    register("inside", mine, on_gpu="device")
+    assert recipe("inside", CPU).name == "mine-"
+    with pytest.raises(InvalidRequest, match="its recipe has no on_device that returns a paceline"):
+        recipe("inside", SimpleNamespace(device="cuda:0"))
 
 
 @pytest.mark.parametrize("name", ["ngram", "model"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.drafters import registry
+from paceline.drafters import model, ngram, registry
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, OutOfMemory, UnknownOption, VocabularyMismatch
 from tests.odd_drafters import Silent
@@ -54,7 +54,7 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, **_: Any) -> Any:
         raise ModelNotFound(name)
 
-    monkeypatch.setattr(registry, "read_model", missing)
+    monkeypatch.setattr(model, "read_model", missing)
     with pytest.raises(UnknownOption, match="unknown drafter 'ngrm'; did you mean 'ngram'"):
         registry.recipe("ngrm", TARGET)
     with pytest.raises(ModelNotFound):
@@ -63,7 +63,7 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
-    monkeypatch.setattr(registry, "read_model", lambda name, **_: SimpleNamespace(name=name, tokenizer=tokenizer))
+    monkeypatch.setattr(model, "read_model", lambda name, **_: SimpleNamespace(name=name, tokenizer=tokenizer))
     target = a_target(tokenizer)
     with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
         registry.recipe("model:small", target)
@@ -74,9 +74,9 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register("mine", lambda words, target, progress: registry.Recipe(name=words, build=lambda _: Silent()))
     assert registry.recipe("mine:with words", TARGET).name == "with words"
     with pytest.raises(InvalidRequest, match="already a kind of drafter named 'mine'"):
-        registry.register("mine", registry.REGISTRY["ngram"])
+        registry.register("mine", ngram.recipe)
     with pytest.raises(InvalidRequest, match="named with letters, digits and underscores, not 'my:kind'"):
-        registry.register("my:kind", registry.REGISTRY["ngram"])
+        registry.register("my:kind", ngram.recipe)
 
 
 def a_model() -> Any:
@@ -88,7 +88,7 @@ def a_model() -> Any:
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = a_model()
     read = []
-    monkeypatch.setattr(registry, "read_model", lambda name, format, **_: read.append((name, format)) or ready)
+    monkeypatch.setattr(model, "read_model", lambda name, format, **_: read.append((name, format)) or ready)
     for words in ("small", "model:small", "model:small,format=native,max_draft=3"):
         recipe = registry.recipe(words, TARGET)
         assert (recipe.name, recipe.page_bytes, recipe.model) == ("model", 77, ready)
@@ -116,7 +116,7 @@ def test_the_target_itself_needs_a_gpu() -> None:
 def test_a_confidence_that_a_device_ignores(
     words: str, decoder: Any, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "read_model", lambda name, **_: a_model())
+    monkeypatch.setattr(model, "read_model", lambda name, **_: a_model())
     registry.recipe(words, a_target(tiny_tokenizer(), decoder=decoder))
     said = ["min_confidence of small ends no draft on a GPU" in record.getMessage() for record in caplog.records]
     assert said == [True] * warns

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig
+from paceline.drafters import model as model_drafter
 from paceline.drafters import registry
 from paceline.engine import assemble as module
 from paceline.engine.assemble import assemble, share_memory
@@ -35,7 +36,7 @@ def ready(name: str, *, model: Model | None = None, **_: Any) -> ReadyModel:
 @pytest.fixture(autouse=True)
 def _models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "read_model", ready)
-    monkeypatch.setattr(registry, "read_model", ready)
+    monkeypatch.setattr(model_drafter, "read_model", ready)
 
 
 def config(**options: Any) -> EngineConfig:
@@ -97,10 +98,28 @@ def test_kv_formats_are_for_a_gpu() -> None:
 
 def test_what_the_device_cannot_run_is_an_error() -> None:
     assert module._checked("again", AgainOnDevice())
-    with pytest.raises(InvalidRequest, match=r"'odd' gave the device a Silent, which is no paceline.drafters.DeviceDr"):
+    with pytest.raises(InvalidRequest, match=r"'odd' gave the device 'Silent', which is no paceline.drafters.DeviceDr"):
         module._checked("odd", Silent())
     with pytest.raises(InvalidRequest, match="it lacks reader, finds_fewer, draft"):
         module._checked("odd", None)
+
+
+def test_a_drafter_that_cannot_run_on_the_device_is_refused_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+    monkeypatch.setattr(module, "read_model", lambda *_, **__: pytest.fail("weights were read"))
+    registry.register("mine", lambda options, target, progress: pytest.fail("a recipe was made"))
+    with pytest.raises(InvalidRequest, match="'mine' runs on a CPU only"):
+        assemble("target", drafters=["ngram", "mine:x"], device="cuda", config=config())
+
+
+def test_a_drafter_must_derive_from_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
+    made = registry.Recipe(name="mine", build=lambda context: object())  # type: ignore[arg-type, return-value]
+    registry.register("mine", lambda options, target, progress: made)
+    with pytest.raises(InvalidRequest, match=r"'mine' was built as 'object', which is no paceline.drafters.Drafter"):
+        assemble("target", drafters=["mine"], threads=1, config=config())
 
 
 def test_two_of_a_kind() -> None:

@@ -321,6 +321,7 @@ class CudaForward:
     """Implements Forward: batches come from the host and outputs go there. Rounds call the decoder themselves."""
 
     pick = staticmethod(pick)
+    cheap_rows = 8  # as of the compiled Forward; a GPU has many more, which host drafts do not use
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
         on_gpu = decoder.device.type == "cuda"

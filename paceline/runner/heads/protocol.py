@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ class Wanted:
     top_k: int = 0
 
 
+@runtime_checkable
 class TreeHead(HeadForward, Protocol):
     """A head that drafts several tokens without the host between them."""
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import Ask
-from paceline.drafters.eagle import drafter as eagle
-from paceline.drafters.eagle.drafter import EagleDrafter
-from paceline.drafters.eagle.hidden_states import HeldStates
+from paceline.drafters.eagle import EagleDrafter, reading
+from paceline.drafters.eagle.drafting import NET_GAIN_PER_LEVEL
+from paceline.drafters.eagle.hidden_states import HiddenStateStore
 from paceline.drafters.registry import BuildContext
 from paceline.engine.cost import CostModel
 from paceline.engine.governor import Governor
@@ -113,7 +113,6 @@ class Seeing:
             self.head,
             taps=TAPS,
             width=3 * HIDDEN,
-            name="seeing",
             lanes=context.lanes,
             pool=context.pool,
             vocab_size=context.vocab_size,
@@ -230,15 +229,15 @@ def test_drafts_before_which_much_was_read_say_nothing_of_the_cost(monkeypatch: 
 
 def test_states_that_were_read_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[int] = []
-    drop = HeldStates.drop
-    monkeypatch.setattr(HeldStates, "drop", lambda self, pages: (dropped.extend(pages), drop(self, pages))[1])
+    drop = HiddenStateStore.drop
+    monkeypatch.setattr(HiddenStateStore, "drop", lambda self, pages: (dropped.extend(pages), drop(self, pages))[1])
     finished(build("toy", {"seeing": Seeing()}), [Request("x", prompt(40, seed=1), replace(GREEDY, max_tokens=60))])
     assert len(dropped) == len(set(dropped)) >= 90 // PAGE_SIZE  # the last draft begins near the end
 
 
 @pytest.mark.parametrize(("left", "reads"), [(12, True), (2, False)])
 def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle, "WORTH", 32)
+    monkeypatch.setattr(reading, "MAX_ROWS_PER_TOKEN", 32)
     monkeypatch.setattr(Governor, "price", lambda self, drafter: 0.01)
     seeing = Seeing()
     rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
@@ -252,8 +251,8 @@ def test_who_is_nearly_at_the_end_is_not_read_any_more(left: int, reads: bool, m
 
 def test_a_step_is_held_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    write = HeldStates.write
-    monkeypatch.setattr(HeldStates, "write", lambda self, *of: (rows.append(len(of[1])), write(self, *of))[1])
+    write = HiddenStateStore.write
+    monkeypatch.setattr(HiddenStateStore, "write", lambda self, *of: (rows.append(len(of[1])), write(self, *of))[1])
     rig = build("toy", {"seeing": Seeing()}, max_draft_batch=0)
     finished(rig, requests(8))
     assert len(rows) < rig.engine.stats.steps  # in the last one all end
@@ -262,14 +261,14 @@ def test_a_step_is_held_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_nothing_more_can_be_held_a_crowd_is_given_up() -> None:
     """It costs their drafts, and they say so."""
-    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "state_bytes": 1})
     rig = build("toy", {"seeing": seeing}, max_draft_batch=7)
     asked = [replace(one, prompt=prompt(40, seed=int(one.id))) for one in requests(8)]
     asked[0] = replace(asked[0], sampling=replace(GREEDY, max_tokens=3))
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(run(build(), plain(asked)))
     reasons = [told[str(i), 0].stats.off_reason for i in range(1, 8)]
-    assert "no room for more than 144 hidden states for drafter seeing" in reasons
+    assert "no room for more than 144 hidden states for drafter eagle" in reasons
     drafted = [told[str(i), 0].stats.drafted > 0 for i in range(1, 8)]
     assert drafted == [reason is None for reason in reasons]
     assert any(drafted)
@@ -277,7 +276,7 @@ def test_where_nothing_more_can_be_held_a_crowd_is_given_up() -> None:
 
 
 def test_where_nothing_more_can_be_held_the_others_are_read() -> None:
-    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "state_bytes": 1})
     rig = build("toy", {"seeing": seeing}, max_draft_context=10)
     asked = requests(9, replace(GREEDY, max_tokens=60))
     told = run(rig, asked)
@@ -324,7 +323,7 @@ def test_a_prefix_that_is_only_held_is_found_again() -> None:
 
 
 def test_a_prefix_is_not_computed_again_where_nothing_can_be_held() -> None:
-    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "memory": 1})
+    seeing = Seeing(options={"min_confidence": 0.0, "chunk": 16, "state_bytes": 1})
     rig = build("toy", {"seeing": seeing}, max_draft_batch=1)
     going = Run(rig)
     whole = prompt(70, seed=1)
@@ -460,7 +459,7 @@ def test_a_tree_leaves_out_what_does_not_pay(price: float, row_price: float, mon
     monkeypatch.setattr(Governor, "row_price", row_price)
     rig = build("compiled", {"eagle": EagleMade(min_confidence=None)})
     run(rig, requests(2, replace(GREEDY, max_tokens=12)))
-    assert {(each.worth, each.least) for each in wanted} == {(row_price, (price - row_price) / eagle.NET)}
+    assert {(each.worth, each.least) for each in wanted} == {(row_price, (price - row_price) / NET_GAIN_PER_LEVEL)}
 
 
 def test_what_it_was_not_fed_it_does_not_guess() -> None:

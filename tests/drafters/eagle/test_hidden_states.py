@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from paceline.drafters.eagle.hidden_states import HeldStates
+from paceline.drafters.eagle.hidden_states import HiddenStateStore
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PagePool
 
 WIDTH = 3
 
 
-def memory(places: int, *, pages: int = 8) -> tuple[PagePool, HeldStates]:
+def memory(places: int, *, pages: int = 8) -> tuple[PagePool, HiddenStateStore]:
     pool = PagePool(pages)
-    return pool, HeldStates(pool, rows=places * PAGE_SIZE, width=WIDTH, device="cpu")
+    return pool, HiddenStateStore(pool, rows=places * PAGE_SIZE, width=WIDTH, device="cpu")
 
 
-def placed(held: HeldStates, pages: list[int]) -> list[int | None]:
+def placed(held: HiddenStateStore, pages: list[int]) -> list[int | None]:
     return [held.place(page) for page in pages]
 
 

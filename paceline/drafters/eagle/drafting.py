@@ -1,0 +1,149 @@
+"""Drafting of an EAGLE-3 head, from the rows that it has yet to read: trees in one call, or chains token by token.
+
+    the head    ...... known-1 │ held ... L-2 │       first pass: the held rows; the last gives token L
+    draft                             │ L-1  L …      further passes, on the head's own output: one level of a tree
+                                                      each, or one token of a chain
+
+A head that is a `TreeHead` drafts a whole tree without the host. Where the host must act between two tokens (penalties,
+a grammar, rules that ask for distributions), and for other heads, a draft is a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.draft import Draft
+from paceline.drafters.base import Ask
+from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence, probability_of
+from paceline.runner.batch import Share, build_batch
+from paceline.runner.heads.protocol import HeadForward, TreeHead, Wanted
+from paceline.runner.lanes import Lanes
+from paceline.sampling.sampler import Pick
+
+# Estimated probability that the next token of a chain is right, given that the draft so far is in doubt. Not measured
+# on its own; the tree in tree.c has an estimate of its own for the best of several tokens.
+DOUBTFUL_CONFIDENCE = 0.5
+# Expected accepted tokens of a further level of a tree per unit of confidence in its nodes, less the cost of its rows.
+# Halving or doubling it changed nothing beyond noise: docs/experiments.md, "Trees of a head".
+NET_GAIN_PER_LEVEL = 0.25
+NO_TOP_K = 1 << 30  # larger than any vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Confidence below which tokens are not worth drafting.
+
+    A request's `p_min` decides, else the drafter's `min_confidence`, else the price of one more token."""
+
+    min_confidence: float | None
+
+    def of_chain(self, ask: Ask) -> float:
+        """Confidence in a whole chain, below which it ends."""
+        own = self._given(ask)
+        return ask.price / DOUBTFUL_CONFIDENCE if own is None else own
+
+    def of_tree(self, ask: Ask) -> tuple[float, float]:
+        """Minimum confidence of one node, and minimum summed confidence of a level before another is computed."""
+        own = self._given(ask)
+        return (ask.row_price, (ask.price - ask.row_price) / NET_GAIN_PER_LEVEL) if own is None else (own, own)
+
+    def _given(self, ask: Ask) -> float | None:
+        return self.min_confidence if ask.p_min is None else ask.p_min
+
+
+class TreeDrafting:
+    """Drafts trees in one call of the head."""
+
+    def __init__(self, head: TreeHead, *, lanes: Lanes, thresholds: Thresholds, branches: int) -> None:
+        self._head = head
+        self._lanes = lanes
+        self._thresholds = thresholds
+        self._branches = branches
+
+    def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
+        """Draft after the held rows `shares`, one of each ask, with their hidden states."""
+        for share, ask in zip(shares, asks, strict=True):
+            share.seed, share.inverse_temperature = ask.sampler.seed, ask.sampler.inverse_temperature
+        wanted = [_wanted(ask, *self._thresholds.of_tree(ask)) for ask in asks]
+        batch = build_batch(self._lanes, shares, ahead=1, beyond=max(each.limit for each in wanted))
+        trees = self._head.draft(batch, features, wanted, width=self._branches)
+        return [Draft(tuple(tokens), _branching(parents)) for tokens, parents in trees]
+
+
+class ChainDrafting:
+    """Drafts chains, one pass a token, with the host in between."""
+
+    def __init__(self, head: HeadForward, *, lanes: Lanes, thresholds: Thresholds, vocab_size: int, pick: Pick) -> None:
+        """`vocab_size` and `pick`: of the target."""
+        self._head = head
+        self._ids = head.ids.tolist()
+        self._lanes = lanes
+        self._thresholds = thresholds
+        self._vocab_size = vocab_size
+        self._pick = pick
+
+    def draft(self, asks: Sequence[Ask], shares: Sequence[Share], features: Tensor) -> list[Draft]:
+        """Draft after the held rows `shares`, one of each ask, with their hidden states."""
+        drafts = [DraftInProgress(ask, min_confidence=self._thresholds.of_chain(ask)) for ask in asks]
+        ends = np.cumsum([share.rows for share in shares]).tolist()
+        going = [(draft, end - 1) for draft, end in zip(drafts, ends, strict=True)]  # each with its row of the pass
+        output = self._head(build_batch(self._lanes, shares, ahead=1), features=features)
+        while True:
+            for i, (draft, _) in enumerate(going):
+                self._draw(draft, output.logits[i : i + 1], int(output.argmax[i]))
+            going = [(draft, row) for draft, row in going if not draft.over]
+            if not going:
+                return [draft.finished() for draft in drafts]
+            batch = build_batch(self._lanes, [_next_row(draft) for draft, _ in going], ahead=1)
+            output = self._head(batch, carry=[row for _, row in going])
+            going = [(draft, row) for row, (draft, _) in enumerate(going)]
+
+    def _draw(self, draft: DraftInProgress, logits: Tensor, best: int) -> None:
+        """Draw one more token from logits [1, draft vocabulary], and put it behind the committed tokens of its lane."""
+        sampler, position = draft.ask.sampler, np.array([draft.position])
+        if draft.free:
+            logits = self._spread(logits)
+            token = place = draft.draw_freely(logits, self._pick)
+        elif sampler.params.edits_logits:
+            logits = sampler.edit(self._spread(logits), [draft.tokens])
+            token = place = int(sampler.draw(logits, position, self._pick)[0])
+        else:
+            place = best if sampler.greedy else int(sampler.draw(logits, position, self._head.pick)[0])
+            token = self._ids[place]
+        self._lanes.tokens_np[draft.ask.lane, draft.position] = token
+        draft.tokens.append(token)
+        if draft.min_confidence and not draft.complete:
+            draft.confidence *= head_confidence(probability_of(place, logits[0]), drawn=not sampler.greedy)
+
+    def _spread(self, logits: Tensor) -> Tensor:
+        """Spread logits over the target's vocabulary; tokens that the head cannot say are impossible."""
+        whole = torch.full((len(logits), self._vocab_size), -torch.inf)
+        whole[:, self._head.ids.long()] = logits
+        return whole
+
+
+def is_simple(ask: Ask) -> bool:
+    """Tell whether a head can draft without the host: only the best token, or a temperature and filters, is asked."""
+    return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
+
+
+def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
+    params = ask.sampler.params
+    if ask.sampler.greedy or not params.filters:
+        return Wanted(ask.max_draft, worth, least)
+    return Wanted(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, NO_TOP_K))
+
+
+def _branching(parents: list[int]) -> tuple[int, ...]:
+    """Return the parents of a tree, or nothing where it is a chain."""
+    return () if parents == [*range(-1, len(parents) - 1)] else tuple(parents)
+
+
+def _next_row(draft: DraftInProgress) -> Share:
+    """The row of the position before the token drawn last."""
+    return Share(lane=draft.ask.lane, start=draft.position - 2, count=1)

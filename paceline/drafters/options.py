@@ -1,0 +1,23 @@
+"""Options of a drafter: the text after the colon of its name, such as `min_ngram=2,max_ngram=4`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.errors import InvalidRequest, UnknownOption
+
+
+def parse_options(drafter: str, options: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """Read `name=value` pairs between commas; `known` has the type of each option. Errors name the `drafter`."""
+    values = {}
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        if name not in known:
+            raise UnknownOption(f"option of the {drafter} drafter", name, known)
+        try:
+            values[name] = known[name](value)
+        except ValueError:
+            wanted = "a whole number" if known[name] is int else "a number"
+            raise InvalidRequest(f"{drafter}:{name} must be {wanted}, not {value!r}") from None
+    return values

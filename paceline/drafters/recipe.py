@@ -1,0 +1,71 @@
+"""Recipes: what a drafter will cost, and how to build it into an engine.
+
+A drafter is made in two steps, because KV memory is divided only once all models are known. First its kind reads
+options and weights and returns a `Recipe`, which says what a page of KV memory costs it. Then the engine divides the
+memory and calls `build` with its `BuildContext`. A drafter without KV memory may be made in the first step already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.drafters.base import Drafter
+from paceline.kernels.base import Forward
+from paceline.kv.pages import PagePool
+from paceline.models.weights import Progress
+from paceline.runner.lanes import Lanes
+from paceline.runner.loading.models import ReadyModel
+from paceline.runner.rounds.protocol import DeviceDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """The engine that a drafter is built into."""
+
+    lanes: Lanes  # tokens and page table of the running sequences
+    pool: PagePool
+    vocab_size: int  # of the target
+    max_context: int  # tokens
+    max_step_tokens: int  # rows of a pass, at most
+    threads: int | None
+    target: Forward
+
+
+OnDevice = Callable[[Drafter | None, Forward], DeviceDrafter]
+"""(the drafter that `build` returned, the target) → the drafter that runs inside rounds on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A drafter that can be built: its name, its costs and its parts."""
+
+    name: str  # used by requests and statistics
+    build: Callable[[BuildContext], Drafter | None]  # returns None where only a device can run it
+    how: str = "runs on the host"  # how it drafts, in words
+    page_bytes: int = 0  # bytes of its own KV memory for one page
+    pass_bytes: int = 0  # bytes of weights that one draft pass reads
+    taps: Sequence[int] = ()  # places of the target whose hidden states it reads
+    model: ReadyModel | None = None
+    on_device: OnDevice | None = None  # None: only the host can run it
+    profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
+
+
+MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]
+"""(options, the target, callback for loading progress) → a recipe. Options are the text after the name's colon."""
+
+
+OnGpu = Literal["device", "host", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """A kind of drafter that a name stands for, and where it can run.
+
+    `on_gpu` says what happens where the target runs on a GPU: "device", the recipe has `on_device`, which returns a
+    `DeviceDrafter`; "host", it drafts on the host, and the whole batch takes host steps while it does; "refused", it is
+    an error, before any weights are read."""
+
+    make: MakeRecipe
+    on_gpu: OnGpu = "refused"

@@ -1,0 +1,58 @@
+"""The target as its own drafter, on a GPU: a copy of it in fewer bits that shares its KV memory.
+
+`self`, `self:fp8`, `self:int8` or `self:int4`. The copy reads the target's keys and values and writes those of its
+guesses into the same slots; verification writes over all of them (docs/adr/0011). So it needs no pages and reads no
+prompt. Only a device runs it: on the host there is nothing to build.
+"""
+
+from __future__ import annotations
+
+from paceline.drafters.base import Drafter
+from paceline.drafters.model import ModelOnDevice
+from paceline.drafters.recipe import Recipe
+from paceline.errors import InvalidRequest, UnknownOption
+from paceline.kernels.base import Forward
+from paceline.models.weights import Progress
+from paceline.runner.loading.models import ReadyModel, memory_for
+from paceline.runner.rounds.protocol import DeviceDrafter
+
+NAME = "self"
+FORMATS = ("fp8", "int8", "int4")
+
+
+def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+    format = options or FORMATS[0]
+    if format not in FORMATS:
+        raise UnknownOption(f"format of the {NAME} drafter", format, FORMATS)
+    decoder = target.decoder
+    if decoder is None:
+        raise InvalidRequest(
+            f"the self drafter shares the target's KV memory, which needs a GPU; on a CPU take model:{target.name}"
+        )
+    with memory_for(f"a copy of {target.name} in {format}", "take a smaller one such as self:int4, or another drafter"):
+        copy = decoder.quantised(format)
+    if all(mine is own for mine, own in zip(copy.matrices(), decoder.matrices(), strict=True)):
+        raise InvalidRequest(
+            f"no matrix of {target.name} can lose bits: as loaded all have 8 or fewer already, and a drafter as slow "
+            "as the target can only lose; take another one, or load the target in bf16"
+        )
+
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
+        from paceline.runner.forwards.cuda import CudaForward
+
+        assert isinstance(to, CudaForward)
+        return ModelOnDevice(CudaForward(copy, to.kv), shares_kv=True)
+
+    def profile(rows: int, outs: int) -> None:
+        what = f"a pass of {rows} tokens of the copy of {target.name}"
+        with memory_for(what, "lower max_step_tokens or max_sequences"):
+            copy.profile(rows, outs)
+
+    return Recipe(
+        name=NAME,
+        build=lambda context: None,
+        how=f"the target in {format}, on its KV memory",
+        pass_bytes=copy.weight_bytes,
+        on_device=on_device,
+        profile=profile,
+    )

@@ -1,0 +1,49 @@
+"""Heads that come with the package, one folder for each target, and how a user names a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.options import parse_options
+from paceline.errors import ModelNotFound, UnknownOption
+from paceline.models.names import resolve
+from paceline.runner.loading.heads import FORMATS
+
+SHIPPED = Path(__file__).parent
+DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weights that it reads
+
+
+def shipped_drafters(target: str, *, device: str) -> list[str]:
+    """Name the drafters of a target that comes with a head, for users who ask for none.
+
+    There are none on a GPU: heads draft with the host in between there, which costs a small target more than they
+    bring."""
+    return [f"eagle:{target}"] if device == "cpu" and _is_shipped(target) else []
+
+
+def head_directory(name: str) -> Path:
+    """Find the head that a user names: a directory, a hub id, or the name of a shipped one."""
+    if _is_shipped(name):
+        return SHIPPED / name
+    path = resolve(name)
+    if not path.is_dir():
+        raise ModelNotFound(f"{name!r:.200} is a model's file, not a directory with a head")
+    return path
+
+
+def head_options(
+    drafter: str, options: str, more: Mapping[str, Callable[[str], Any]]
+) -> tuple[Path, str, dict[str, Any]]:
+    """Read `NAME,option=value,…` of a drafter with a head: its directory, the format of its weights, other options."""
+    name, _, rest = options.partition(",")
+    given = parse_options(drafter, rest, {"format": str, "max_draft": int, "min_confidence": float, **more})
+    format = given.pop("format", DEFAULT_FORMAT)
+    if format not in FORMATS:
+        raise UnknownOption(f"format of the {drafter} drafter", format, FORMATS)
+    return head_directory(name), format, given
+
+
+def _is_shipped(name: str) -> bool:
+    return name.isidentifier() and (SHIPPED / name / "config.json").is_file()
