@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.drafters.prediction import PREDICTION
 from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.stats import EngineStats
@@ -70,7 +69,7 @@ class Accounting:
         self._stats.accepted += accepted
         if drafted and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
-        if work.drafter == PREDICTION and not work.forced:
+        if work.drafter in sequence.predictors and not work.forced:
             sequence.counters.prediction_accepted += min(accepted, kept)
             sequence.counters.prediction_rejected += drafted - accepted
 

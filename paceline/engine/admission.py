@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from paceline.drafters.prediction import PREDICTION, Prediction, Trail
+from paceline.drafters.prediction import Prediction, Trail
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -24,6 +24,7 @@ class Admission:
     max_context: int
     eos_ids: frozenset[int]
     drafters: Collection[str]
+    predictors: Collection[str]  # those of them that need a request's prediction
     default_drafter: str | None
     tokenizer: Tokenizer | None
     grammars: Grammars | None  # None where there is no tokenizer
@@ -34,7 +35,7 @@ class Admission:
         self.check(request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         drafters = self._drafters_of(request)
-        prediction = Prediction(request.prediction) if PREDICTION in drafters else None
+        prediction = Prediction(request.prediction) if self._predicting(drafters) else None
         seeds = [sample_seed(seed, i) for i in range(request.sampling.n)]
         return [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
 
@@ -67,6 +68,7 @@ class Admission:
             deadline=None if request.deadline is None else now + request.deadline,
             counters=Counters(submitted=now),
             trail=None if prediction is None else Trail(prediction),
+            predictors=self._predicting(drafters),
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
@@ -74,14 +76,17 @@ class Admission:
         if not request.speculation.enabled:
             return ()
         other = request.speculation.drafter or self.default_drafter
-        predicted = bool(request.prediction) and PREDICTION in self.drafters
-        return (*([PREDICTION] if predicted else []), *([other] if other not in (None, PREDICTION) else []))
+        first = self.predictors if request.prediction else ()
+        return (*first, *([other] if other is not None and other not in self.predictors else []))
+
+    def _predicting(self, drafters: Iterable[str]) -> list[str]:
+        return [name for name in drafters if name in self.predictors]
 
     def _reason_for_none(self, request: Request) -> Off:
         if not request.speculation.enabled:
             return Off(OffKind.REQUEST, "off by request")
         asked = request.speculation.drafter or self.default_drafter
-        if asked == PREDICTION:
+        if asked in self.predictors:
             return Off(OffKind.NO_PREDICTION, "the request has no prediction")
         return Off(OffKind.NO_DRAFTER, "no drafter")
 

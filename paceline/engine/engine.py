@@ -70,6 +70,7 @@ class Engine:
             max_context=max_context,
             eos_ids=frozenset(eos_ids),
             drafters={*self.drafters, *(rounds.drafters if rounds else ())},
+            predictors=[name for name, guard in self.drafters.items() if guard.needs_prediction],
             default_drafter=default_drafter,
             tokenizer=tokenizer,
             grammars=grammars_of(tokenizer, vocab_size=forward.vocab_size, eos_ids=eos_ids) if tokenizer else None,

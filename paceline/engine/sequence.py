@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from paceline.drafters.prediction import PREDICTION, Trail
+from paceline.drafters.prediction import Trail
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
 from paceline.engine.stats import Counters
@@ -37,6 +38,7 @@ class Sequence:
     deadline: float | None  # on the engine's clock
     counters: Counters
     trail: Trail | None = None  # where it is in the request's prediction
+    predictors: Collection[str] = ()  # those of its drafters that need the prediction
     paces: dict[str | None, Pace] = field(default_factory=dict)  # one for each drafter
     lane: int = -1
     span: Span | None = None
@@ -89,8 +91,8 @@ class Sequence:
         """Draft from the prediction while the answer follows it, and with the other drafter where it does not."""
         if self.trail is None:
             return
-        paused = self.pace_with(PREDICTION).paused(len(self.tokens) - self.prompt_length)
-        silent = {PREDICTION} if paused or not self.trail.ahead(1) else set()
+        output, lost = len(self.tokens) - self.prompt_length, not self.trail.ahead(1)
+        silent = {name for name in self.predictors if lost or self.pace_with(name).paused(output)}
         self.drafter = next((name for name in self.drafters if name not in silent), None)
         if self.drafter is None:
             self.off = Off(OffKind.NOTHING_PREDICTED, "the prediction has nothing to say here")
