@@ -32,7 +32,7 @@ from paceline.drafters.prediction import PREDICTION, PredictionDrafter
 from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption, VocabularyMismatch
 from paceline.kernels.base import Forward
 from paceline.kv.pages import PagePool
-from paceline.models.names import resolve
+from paceline.models.resolve import resolve
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.heads import FORMATS, read_eagle, read_medusa

@@ -63,6 +63,11 @@ class Float8:
 Weight = Tensor | Quantised | Float8
 
 
+def values_of(weight: Weight) -> Tensor:
+    """Return the tensor with one element for each weight: the weight itself, or the `q` of a quantised one."""
+    return weight if isinstance(weight, Tensor) else weight.q
+
+
 def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quantised:
     """The nearest quantised matrix to weight [n, k]: by output channel (8 bits), or in groups of 32 inputs."""
     assert (bits, group) in ((8, None), (8, GROUP), (4, GROUP)), f"no kernel for {bits} bits in groups of {group}"
