@@ -23,7 +23,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
-from paceline.kernels.cuda.formats import Matrix, pack, requantise
+from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
@@ -56,14 +56,14 @@ class Pass:
 @dataclass(frozen=True, slots=True)
 class Layer:
     attn_norm: Tensor
-    qkv: Matrix
+    qkv: CudaMatrix
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Matrix
+    o: CudaMatrix
     post_attn_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    gate_up: CudaMatrix
+    down: CudaMatrix
     post_mlp_norm: Tensor | None
     window: int
     cos: Tensor  # float32 [positions, head_dim / 2]
@@ -130,7 +130,7 @@ class CudaDecoder:
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
         torch.cuda.synchronize(self.device)
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[CudaMatrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return [*inner, self.head]
 
@@ -240,7 +240,7 @@ class CudaDecoder:
     def _branch(
         self,
         source: Tensor,
-        matrix: Matrix,
+        matrix: CudaMatrix,
         x: Tensor,
         y: Tensor,
         post: Tensor | None,
@@ -303,7 +303,7 @@ class CudaDecoder:
             sin=sin,
         )
 
-    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> Matrix:
+    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> CudaMatrix:
         biases = [self._vector(weights, f"{name}.bias") for name in names if f"{name}.bias" in weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
         taken = [weights.pop(name) for name in names]

@@ -87,7 +87,7 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
 
 
 def test_prompts_beside_a_full_batch(device: torch.device) -> None:
-    """Nine seats sit in a bucket of ten, and the tenth is the dummy's."""
+    """Nine seats take a bucket of ten; the tenth seat is of the dummy lane."""
     made = pair(device)
     for rounds in made:
         for lane in range(LANES):
@@ -101,7 +101,7 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
 
 
 def test_seconds_are_of_a_drafter(device: torch.device) -> None:
-    """And of a plain round whoever asks."""
+    """Times of a plain round count for every drafter."""
     rounds, _ = pair(device, "ngram")
     seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
@@ -118,7 +118,7 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
 
 
 def test_the_longest_unused_graph_goes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a round that was dropped is made anew when it is wanted again, with the same outcome."""
+    """A round that was dropped is captured again when it is needed, with the same outcome."""
     monkeypatch.setattr(cuda_rounds, "MOST_GRAPHS", 2)
     monkeypatch.setattr(buckets, "PATIENCE", 0)
     made = pair(device)
@@ -167,7 +167,7 @@ def test_parts_of_a_step() -> None:
 
 
 def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> None:
-    """Limits differ, and all that they allow is drafted: there must be room for it the next time, too."""
+    """If all that the limits of seats allow was drafted, the next bucket has room for as much."""
     rounds, _ = pair(device, "ngram")
     seats = [Seat(0, 8), *(Seat(lane, 2) for lane in (1, 2, 3))]
     before = rounds._bucket(seats, "ngram", 30)
