@@ -19,7 +19,7 @@ from paceline.drafters.base import Ask, Seen
 from paceline.drafters.eagle.hidden_states import take_rows
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
-from paceline.runner.heads.medusa import MedusaForward
+from paceline.runner.heads.protocol import MedusaForward
 from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Off
 

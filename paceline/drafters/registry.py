@@ -36,7 +36,8 @@ from paceline.models.resolve import resolve
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.heads import FORMATS, read_eagle, read_medusa
-from paceline.runner.loading.models import ReadyModel, memory_for, read_model, ready_shape
+from paceline.runner.loading.memory import memory_for
+from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
 from paceline.runner.rounds.protocol import Lookup
 
 logger = logging.getLogger(__name__)

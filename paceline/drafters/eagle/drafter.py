@@ -35,7 +35,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.heads.protocol import HeadForward, Tree, Wanted
+from paceline.runner.heads.protocol import HeadForward, Tree, TreeRequest
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Pick
 from paceline.types import Off, OffKind
@@ -331,11 +331,11 @@ def _is_simple(ask: Ask) -> bool:
     return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
-def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
+def _wanted(ask: Ask, worth: float, least: float) -> TreeRequest:
     params = ask.sampler.params
     if ask.sampler.greedy or not params.filters:
-        return Wanted(ask.max_draft, worth, least)
-    return Wanted(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, MANY))
+        return TreeRequest(ask.max_draft, worth, least)
+    return TreeRequest(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, MANY))
 
 
 def _branching(parents: list[int]) -> tuple[int, ...]:
