@@ -23,8 +23,8 @@ from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.compiled import CompiledHead
-from paceline.runner.heads.medusa import CompiledMedusa, MedusaForward, TorchMedusa
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
+from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter

@@ -13,7 +13,7 @@ import torch
 from paceline.kernels.base import Forward
 from paceline.kernels.quant import quantise
 from paceline.models.config import ModelConfig
-from paceline.models.naming import expected_shapes
+from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
 from paceline.text.tokenizer import Tokenizer

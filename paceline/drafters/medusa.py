@@ -22,7 +22,7 @@ from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
 from paceline.models.weights import Progress
-from paceline.runner.heads.medusa import MedusaForward
+from paceline.runner.heads.protocol import MedusaForward
 from paceline.runner.loading.heads import read_medusa
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Stream, noise_keys

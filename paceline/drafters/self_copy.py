@@ -13,7 +13,8 @@ from paceline.drafters.recipe import Recipe
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.kernels.base import Forward
 from paceline.models.weights import Progress
-from paceline.runner.loading.models import ReadyModel, memory_for
+from paceline.runner.loading.memory import memory_for
+from paceline.runner.loading.models import ReadyModel
 from paceline.runner.rounds.protocol import DeviceDrafter
 
 NAME = "self"

@@ -1,1 +1,1 @@
-"""Arithmetic on tensors: the plain-torch oracle, and the fast paths tested against it."""
+"""Arithmetic on tensors: the oracle in plain torch, and the faster kernels that are tested against it."""

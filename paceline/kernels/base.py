@@ -1,4 +1,4 @@
-"""What a forward pass takes and gives, and what any implementation of it must offer.
+"""The contract of a forward pass: its input, its output, and what every implementation offers.
 
 The words of one pass: a *row* is one token to be computed; the rows of a sequence are adjacent. Row r of sequence s
 holds `tokens[r]` at `positions[r]` and its key and value go to KV slot `slots[r]` (= page * PAGE_SIZE + offset).
@@ -6,7 +6,7 @@ holds `tokens[r]` at `positions[r]` and its key and value go to KV slot `slots[r
     rows        0 1 2 │ 3 │ 4 5 6 7        row_starts = [0, 3, 4, 8]
     sequence    prefill│dec│ verification
 
-What row r attends to, always in the order of positions:
+Row r attends to these slots, in the order of positions:
 - without `tails` (every draft is a chain): positions 0 … positions[r], found through its sequence's page table;
 - with `tails`: positions below `bases[s]` through the page table, then the slots `tails[r, 0 … positions[r]-bases[s]]`,
   its ancestors in the draft tree and itself (so that a node never sees its siblings). A row below its base, such as a
@@ -41,23 +41,23 @@ class Batch:
     positions: Tensor  # [rows]
     slots: Tensor  # [rows]
     row_starts: Tensor  # [seqs + 1]
-    bases: Tensor  # [seqs] first position that `tails` speak of; past the last row where there is no tree
+    bases: Tensor  # [seqs] first position that is found in `tails`; past the last row of a sequence without a tree
     page_table: Tensor  # [seqs, pages] page ids; entries past the end of a sequence are arbitrary
-    logit_rows: Tensor  # [outs] rows whose logits are wanted, ascending
+    logit_rows: Tensor  # [outs] rows to compute logits for, ascending
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
-    features: bool = True  # False: hidden states are not wanted, though the Forward may have taps
-    seeds: Tensor | None = None  # int64 [seqs] of the noise that the next tokens are drawn with; see `Output.drawn`
-    inverse_temperatures: Tensor | None = None  # float32 [seqs] their inverse temperature; 0: without noise
-    roots: Tensor | None = None  # [seqs] rows of the last committed tokens, after which drafts come; None: no drafts
+    features: bool = True  # False: keep no hidden states, though the Forward may have taps
+    seeds: Tensor | None = None  # int64 [seqs] seeds of the noise that draws the next tokens, see `Output.drawn`
+    inverse_temperatures: Tensor | None = None  # float32 [seqs]; 0: no noise, the best token is drawn
+    roots: Tensor | None = None  # [seqs] row of the last committed token, which the draft follows; None: no drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a pass gives for `Batch.logit_rows`. The memory is reused by the next pass of the same Forward."""
+    """The result of a pass, for `Batch.logit_rows`. The next pass of the same Forward reuses its memory."""
 
     logits: Tensor  # float32 [outs, vocab]
-    argmax: Tensor  # int32 [outs]; the lowest index among equals
-    features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: no taps, or not wanted
+    argmax: Tensor  # int32 [outs]; of equal logits the lowest index
+    features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: none kept
     # [outs] tokens drawn with the batch's seeds and inverse temperatures; None: this Forward draws none. Meaningful
     # only along the path that the target itself drew: entries below a rejected token are arbitrary.
     drawn: Iterable[int] | None = None
@@ -69,10 +69,10 @@ class KVMemory(Protocol):
     num_pages: int
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy slots `source` onto slots `target` in every layer. Reads all before it writes any."""
+        """Copy slots `source` onto slots `target` in every layer; all are read before any is written."""
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as float32 [layers, n, kv_heads, head_dim]; for tests and audits, not for speed."""
+        """Read keys and values as float32 [layers, n, kv_heads, head_dim]; slow, for tests and audits."""
 
 
 class Backend(Protocol):
@@ -88,10 +88,10 @@ class Backend(Protocol):
         """Write the keys and values [rows, kv_heads, head_dim] of the batch into its slots."""
 
     def attend(self, layer: int, queries: Tensor, *, window: int, scale: float) -> Tensor:
-        """Attention of queries [rows, heads, head_dim] as Batch describes it, of the same shape; window 0: none."""
+        """Compute attention of queries [rows, heads, head_dim], in the same shape, as Batch says; window 0: none."""
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """x [rows, k] times weight [n, k] transposed, plus bias [n]."""
+        """Compute x [rows, k] times weight [n, k] transposed, plus bias [n]."""
 
 
 class Forward(Protocol):
@@ -99,7 +99,7 @@ class Forward(Protocol):
 
     vocab_size: int
     bitwise: bool  # True: a row's result never depends on which other rows ride along
-    taps: Sequence[int]  # ascending
+    taps: Sequence[int]  # ascending; see above
     cheap_rows: int  # rows up to which a pass costs hardly more than reading its weights
 
     @property
@@ -108,9 +108,9 @@ class Forward(Protocol):
     def __call__(self, batch: Batch) -> Output: ...
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The embeddings [n, hidden] of tokens int32 [n], without any scale, for heads that have none of their own."""
+        """Look up embeddings [n, hidden] of tokens int32 [n], unscaled, for heads without an embedding of their own."""
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        """argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].
+        """Draw argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].
 
         See `kernels.noise`."""

@@ -1,7 +1,7 @@
 """Gumbel noise from a counter, in plain torch: the same bits on every machine and in kernels/cpu/pick.c.
 
-The noise of token j is a hash of (keys, j), turned into a uniform number and that into -log(-log u). The logarithm is
-made of single additions and multiplications, each of which every machine rounds alike; torch's own is not.
+A hash of (keys, j) gives token j a uniform number u, and its noise is -log(-log u). The logarithm consists of single
+additions and multiplications, which every machine rounds alike; torch's own logarithm does not round alike everywhere.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK = 0xFFFFFFFF
-SQRT_HALF = 0x3F3504F3  # the bits of √½
-MANTISSA = 0x7FFFFF
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum; the first times an exponent is exact
-POLYNOMIAL = (  # (log(1 + t) - t + t²/2) / t³ for 1 + t in [√½, √2)
+from paceline.sampling.filters import LN2_HIGH as LN2_HIGH
+from paceline.sampling.filters import LN2_LOW as LN2_LOW
+
+MASK = 0xFFFFFFFF  # low 32 bits
+SQRT_HALF = 0x3F3504F3  # bits of the float32 √½
+MANTISSA = 0x7FFFFF  # mantissa bits of a float32
+POLYNOMIAL = (  # coefficients of (log(1 + t) - t + t²/2) / t³ for 1 + t in [√½, √2), highest power first
     0.07149753719568253,
     -0.115712009370327,
     0.11661510914564133,
@@ -27,26 +29,26 @@ POLYNOMIAL = (  # (log(1 + t) - t + t²/2) / t³ for 1 + t in [√½, √2)
 
 
 def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
-    """float32 [n, vocab] for the 32-bit key pairs int64 [n, 2]."""
+    """Compute noise float32 [n, vocab] for pairs of 32-bit keys int64 [n, 2]."""
     return noise_of(keys, torch.arange(vocab, device=keys.device))
 
 
 def noise_of(keys: Tensor, tokens: Tensor) -> Tensor:
-    """float32 [n, count] for the 32-bit key pairs int64 [n, 2] and some tokens of the vocabulary, int64 [count]."""
+    """Compute noise float32 [n, count] for pairs of 32-bit keys int64 [n, 2] and tokens int64 [count]."""
     return -_log(-_log(_uniform(keys, tokens)))
 
 
 def pick(logits: Tensor, inverse_temperatures: Tensor, keys: Tensor, *, ids: Tensor | None = None) -> Tensor:
-    """argmax(logits [n, vocab] * inverse_temperatures [n] + noise of keys [n, 2]) as int64 [n].
+    """Draw argmax(logits [n, vocab] * inverse_temperatures [n] + noise of keys [n, 2]) as int64 [n].
 
-    The lowest index wins among equals. Where the logits are of some tokens only, the noise is that of their `ids`."""
+    Of equal scores the lowest index wins. `ids` are the tokens of the logits if these are not the whole vocabulary."""
     tokens = torch.arange(logits.shape[1], device=logits.device) if ids is None else ids.long().to(logits.device)
     return (logits * inverse_temperatures[:, None] + noise_of(keys.to(logits.device), tokens)).argmax(dim=-1)
 
 
 def _uniform(keys: Tensor, token: Tensor) -> Tensor:
-    """float32 [n, count] in (0, 1): odd multiples of 2**-24."""
-    x = (token * 0x9E3779B9 + keys[:, :1]) & MASK  # products wrap at 2**64: their low 32 bits are right
+    """Hash keys and tokens to float32 [n, count] in (0, 1): odd multiples of 2**-24."""
+    x = (token * 0x9E3779B9 + keys[:, :1]) & MASK  # products wrap at 2**64, which leaves their low 32 bits right
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK
     x = ((x ^ (x >> 16) ^ keys[:, 1:]) * 0x27D4EB2F) & MASK
@@ -55,7 +57,7 @@ def _uniform(keys: Tensor, token: Tensor) -> Tensor:
 
 
 def _log(x: Tensor) -> Tensor:
-    """Natural logarithm of normal positive float32 numbers."""
+    """Compute the natural logarithm of normal positive float32 numbers."""
     shifted = x.view(torch.int32) - SQRT_HALF
     exponent = (shifted >> 23).to(torch.float32)
     t = ((shifted & MANTISSA) + SQRT_HALF).view(torch.float32) - 1.0

@@ -1,13 +1,13 @@
-"""Weight matrices in fewer bits: integers with scales, floats of 8 bits, and their products in plain torch.
+"""Quantised weight matrices: integers with scales, 8-bit floats, and their products in plain torch.
 
-`Quantised` is the one format behind 8-bit and 4-bit linear layers. A weight w[n, k] is `scale * q + minimum`, with q an
-unsigned integer and one (scale, minimum) pair either for each output channel or for each group of 32 inputs of a
-channel. 8-bit weights are symmetric: their minimum is -128 * scale. The scales and minimums of groups are numbers of
-fp16. A product quantises its input to int8 with one scale for each group of 32 inputs of a row, sums exactly in
-integers inside a group, and adds groups in order: a row's result never depends on other rows.
+`Quantised` is the one format of 8-bit and 4-bit linear layers. A weight w[n, k] is `scale * q + minimum`; q is an
+unsigned integer. Each output channel, or each group of 32 inputs of a channel, has one (scale, minimum) pair. 8-bit
+weights are symmetric: their minimum is -128 * scale. Scales and minimums of groups are representable in fp16.
+A product quantises its input to int8 with one scale for each group of 32 inputs of a row, sums exactly in integers
+inside a group, and adds groups in order: a row's result never depends on other rows.
 
-`Float8` is `scale * q` with q in e4m3 (4 bits of exponent, 3 of mantissa) and one scale for each output channel. Its
-products leave the input as it is.
+`Float8` is `scale * q`; q is e4m3 (4 bits of exponent, 3 of mantissa), and each output channel has one scale. Its
+products do not quantise their input.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GROUP = 32
-SHRINKS = (1.0, 0.95, 0.9, 0.85)  # 4 bits: how much of a group's range to cover; outliers may be worth clipping
-CACHED = 1 << 17  # weights quantised at a time, so that they stay in the cache
-LAUNCHED = 1 << 26  # the same on a GPU: enough to keep it busy, few enough to spare its memory
+GROUP = 32  # inputs that share a scale
+SHRINKS = (1.0, 0.95, 0.9, 0.85)  # 4 bits: fractions of a group's range that are tried; clipping can lower the error
+CPU_PIECE = 1 << 17  # weights quantised at a time on a CPU; few enough to stay in the cache
+GPU_PIECE = 1 << 26  # weights quantised at a time on a GPU; enough to keep it busy without much memory
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
+FP8_MAX = 448.0  # largest number of FP8
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A matrix [n, k] in `bits` bits, before it is packed for a kernel."""
+    """A matrix [n, k] of `bits`-bit integers, not yet packed for a kernel."""
 
     q: Tensor  # uint8 [n, k], values below 2**bits
     scale: Tensor  # float32 [n, groups]; groups == 1 (per channel) or k // GROUP
@@ -44,7 +44,7 @@ class Quantised:
         return bool((self.minimum == -(2 ** (self.bits - 1)) * self.scale).all())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Quantised:
-        """The same matrix with every part changed: moved, or some rows of it."""
+        """Apply `change` to every part, for example to move the matrix or to select rows of it."""
         return Quantised(change(self.q), change(self.scale), change(self.minimum), self.bits)
 
 
@@ -56,15 +56,20 @@ class Float8:
     scale: Tensor  # float32 [n, 1]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Float8:
-        """As of `Quantised`. `change` sees q as bytes, because few operations know floats of 8 bits."""
+        """Apply `change` to every part. It sees q as bytes, because torch has few operations for 8-bit floats."""
         return Float8(change(self.q.view(torch.uint8)).view(FP8), change(self.scale))
 
 
 Weight = Tensor | Quantised | Float8
 
 
+def values_of(weight: Weight) -> Tensor:
+    """Return the tensor with one element for each weight: the weight itself, or the `q` of a quantised one."""
+    return weight if isinstance(weight, Tensor) else weight.q
+
+
 def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quantised:
-    """The nearest quantised matrix to weight [n, k]: by output channel (8 bits), or in groups of 32 inputs."""
+    """Quantise weight [n, k] with one scale for each output channel (8 bits only), or for each group of 32 inputs."""
     assert (bits, group) in ((8, None), (8, GROUP), (4, GROUP)), f"no kernel for {bits} bits in groups of {group}"
     assert group is None or weight.shape[1] % GROUP == 0, f"{weight.shape[1]} inputs are not a multiple of {GROUP}"
     n, k = weight.shape
@@ -79,26 +84,26 @@ def quantise(weight: Tensor, *, bits: int = 8, group: int | None = None) -> Quan
 
 
 def quantise_fp8(weight: Tensor) -> Float8:
-    """The nearest matrix of 8-bit floats to weight [n, k], the largest of each row at the top of their range."""
+    """Round weight [n, k] to 8-bit floats. The scale of a row maps its largest number to the largest of FP8."""
     pieces = [_float8(piece.float()) for piece in torch.split(weight, _rows_at_a_time(weight))]
     q, scale = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Float8(q=q.view(FP8), scale=scale)
 
 
 def _float8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [n, k] as bytes of e4m3, and their scales."""
+    """Convert rows [n, k] to bytes of e4m3, and return their scales [n, 1], too."""
     scale = rows.abs().amax(dim=-1, keepdim=True) / FP8_MAX
-    q = (rows / _step(scale)[..., 0]).clamp_(-FP8_MAX, FP8_MAX)  # what is beyond would become NaN
+    q = (rows / _step(scale)[..., 0]).clamp_(-FP8_MAX, FP8_MAX)  # larger numbers would become NaN
     return q.to(FP8).view(torch.uint8), scale
 
 
 def _rows_at_a_time(weight: Tensor) -> int:
-    """Torch goes over them many times."""
-    return max(1, (LAUNCHED if weight.is_cuda else CACHED) // weight.shape[1])
+    """Return the rows of a piece. Quantisation makes many passes over a piece, so that its size matters."""
+    return max(1, (GPU_PIECE if weight.is_cuda else CPU_PIECE) // weight.shape[1])
 
 
 def _symmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks [n, groups, size] in 8 bits: q, scale, minimum."""
+    """Quantise blocks [n, groups, size] to 8 bits; returns q, scale, minimum."""
     scale = blocks.abs().amax(dim=-1) / 127
     if half:
         scale = scale.half().float()
@@ -107,7 +112,7 @@ def _symmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _asymmetric(blocks: Tensor, *, half: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks in 4 bits, each with the part of its range that leaves the smallest squared error."""
+    """Quantise blocks [n, groups, size] to 4 bits, each with the shrunken range of the smallest squared error."""
     low, high = blocks.aminmax(dim=-1)
     middle, reach = (low + high) / 2, (high - low) / 2
     shrink = torch.full_like(low, SHRINKS[0])
@@ -127,21 +132,22 @@ def _in_16_steps(blocks: Tensor, middle: Tensor, reach: Tensor) -> tuple[Tensor,
 
 
 def _step(scale: Tensor) -> Tensor:
-    """What to divide by: a block of nothing but zeros has no scale."""
+    """Return the divisor of each block: its scale, or 1 if the block is all zeros."""
     return torch.where(scale > 0, scale, 1.0)[..., None]
 
 
 def pack_nibbles(q: Tensor) -> Tensor:
-    """Values below 16, uint8 [n, k], as two a byte [n, k / 2], the first of them in the lower half."""
+    """Pack values below 16, uint8 [n, k], two to a byte [n, k / 2]; the first of a pair is in the low half."""
     return q[:, ::2] | q[:, 1::2] << 4
 
 
 def unpack_nibbles(packed: Tensor) -> Tensor:
+    """Invert `pack_nibbles`."""
     return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
 
 
 def dequantise(weight: Quantised | Float8) -> Tensor:
-    """float32 [n, k]"""
+    """Convert to float32 [n, k]."""
     if isinstance(weight, Float8):
         return weight.q.float() * weight.scale
     blocks = weight.q.view(len(weight.q), weight.scale.shape[1], -1).float()
@@ -149,7 +155,7 @@ def dequantise(weight: Quantised | Float8) -> Tensor:
 
 
 def quantise_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [rows, k] as integers in ±127 (float32 [rows, groups, GROUP]) and their scales [rows, groups]."""
+    """Quantise inputs [rows, k] to integers in ±127, as float32 [rows, groups, GROUP], with scales [rows, groups]."""
     blocks = x.float().view(len(x), -1, GROUP)
     top = blocks.abs().amax(dim=-1)
     factor = torch.where(top > 0, 127.0 / top, 0.0)
@@ -157,7 +163,7 @@ def quantise_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantised_linear(x: Tensor, weight: Quantised, bias: Tensor | None = None) -> Tensor:
-    """x [rows, k] times weight [n, k] transposed, plus bias [n], as float32: what the kernels compute, in torch."""
+    """Compute x [rows, k] times weight [n, k] transposed, plus bias [n], as float32, as the kernels do."""
     q, scale = quantise_inputs(x)
     w = weight.q.view(len(weight.q), -1, GROUP)  # [n, groups, GROUP]
     scales, minimums = (part.expand(-1, w.shape[1]) for part in (weight.scale, weight.minimum))
@@ -170,6 +176,6 @@ def quantised_linear(x: Tensor, weight: Quantised, bias: Tensor | None = None) -
 
 
 def float8_linear(x: Tensor, weight: Float8, bias: Tensor | None = None) -> Tensor:
-    """x [rows, k] times weight [n, k] transposed, plus bias [n], as float32; channels are scaled after the sum."""
+    """Compute x [rows, k] times weight [n, k] transposed, plus bias [n], as float32; scales apply after the sum."""
     out = x.float() @ weight.q.float().T * weight.scale[:, 0]
     return out if bias is None else out + bias.float()

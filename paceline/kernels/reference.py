@@ -1,7 +1,8 @@
 """Every operation of a decoder in plain torch: the oracle that faster kernels are tested against.
 
-Runs on any device torch knows. It is written to be read against the definition of `Batch`, one sequence after the
-other; it is not fast, and its rows may round differently when other rows ride along.
+It runs on any device that torch supports, and computes one sequence after the other, so that it can be compared with
+the definition of `Batch` line by line. It is not fast, and not bitwise: other rows of a batch may change how a row is
+rounded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.kv_tensors import allocate, page_bytes
 from paceline.kernels.quant import Float8, Quantised, Weight, dequantise, float8_linear, quantised_linear
 
 
 class ReferenceKV:
-    """Keys and values as two tensors [layers, slots, kv_heads, head_dim]."""
+    """Implements KVMemory: keys and values are two tensors [layers, slots, kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -34,15 +35,8 @@ class ReferenceKV:
     ) -> None:
         self.num_pages = num_pages
         shape = (layers, num_pages * PAGE_SIZE, kv_heads, head_dim)
-        try:
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            size = 2 * layers * num_pages * PAGE_SIZE * kv_heads * head_dim * dtype.itemsize / 2**30
-            raise OutOfMemory(
-                f"no memory for a KV cache of {num_pages} pages ({size:.1f} GiB) on {device}; "
-                "ask for fewer pages or a shorter context"
-            ) from error
+        size = num_pages * page_bytes(layers, kv_heads, head_dim, dtype)
+        self.keys, self.values = allocate(shape, num_pages=num_pages, size=size, dtype=dtype, device=device)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         for memory in (self.keys, self.values):
@@ -54,16 +48,16 @@ class ReferenceKV:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the rows of one sequence look at: first the shared slots, then each row its own."""
+    """The slots that the rows of one sequence attend to: first those that all share, then each row's own."""
 
     rows: slice
-    shared: Tensor  # [length] slots of positions 0 … length - 1, found through the page table
-    own: Tensor | None  # [rows, depth] slots of the row's ancestors in a tree; unused entries point to the row
-    distance: Tensor  # [rows, length + depth] from the row back to each position; negative: ahead of it
+    shared: Tensor  # [length] slots of positions 0 … length - 1, from the page table
+    own: Tensor | None  # [rows, depth] slots of the row's ancestors in a tree; unused entries point to the row itself
+    distance: Tensor  # [rows, length + depth] positions back from the row to each slot; negative: not seen
 
 
 class ReferenceBackend:
-    """The `Backend` of plain torch."""
+    """Implements Backend in plain torch."""
 
     def __init__(self, kv: ReferenceKV) -> None:
         self.kv = kv
@@ -90,7 +84,7 @@ class ReferenceBackend:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, window: int) -> Tensor:
-    """Attention of one sequence's rows, float32 [rows, heads, head_dim], over the slots of their view."""
+    """Compute attention of one sequence's rows over the slots of their view, float32 [rows, heads, head_dim]."""
     q = queries.view(len(queries), keys.shape[1], -1, keys.shape[2])  # [rows, kv_heads, group, head_dim]
     scores = torch.einsum("rhgd,shd->rhgs", q, keys[view.shared].float())
     if view.own is not None:
@@ -105,6 +99,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, view: View, window: in
 
 
 def views_of(batch: Batch) -> list[View]:
+    """Make the view of every sequence of a batch."""
     positions, bases = batch.positions.tolist(), batch.bases.tolist()
     views = []
     for sequence, (start, stop) in enumerate(pairwise(batch.row_starts.tolist())):
@@ -116,6 +111,7 @@ def views_of(batch: Batch) -> list[View]:
 
 
 def view_of(batch: Batch, sequence: int, rows: slice, length: int) -> View:
+    """Make the view of one sequence's rows, with the first `length` positions as shared slots."""
     row = batch.positions[rows, None]
     seen = torch.arange(length, device=row.device)
     shared = batch.page_table[sequence].long()[seen // PAGE_SIZE] * PAGE_SIZE + seen % PAGE_SIZE
@@ -133,7 +129,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [rows, heads, head_dim] by the angles whose cosines and sines are [rows, head_dim / 2]."""
+    """Rotate x [rows, heads, head_dim] by angles with the cosines and sines [rows, head_dim / 2]."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
@@ -148,7 +144,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
 
 
 def embed(tokens: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-    """Rows of the embedding [vocab, hidden] for tokens [rows]."""
+    """Look up the rows of the embedding [vocab, hidden] for tokens [rows]."""
     index = tokens.long()
     if isinstance(weight, Tensor):
         return weight[index].to(dtype)

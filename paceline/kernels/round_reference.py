@@ -1,15 +1,15 @@
-"""The steps of a round between forward passes, in plain torch: the oracle of kernels/cuda, and what a CPU runs.
+"""The operations of a round between forward passes, in plain torch: the oracle of kernels/cuda, and what a CPU runs.
 
-    layout   rows of a pass from the committed tokens and the draft behind them
-    draw     logits → tokens, as sampling/sampler.py means it
-    push     a drafted token behind the committed ones
-    lookup   the n-gram draft behind the committed tokens, as drafters/ngram.py means it
-    accept   how much of the draft the target agrees with; new tokens, new lengths
+    layout   make the rows of a pass from the committed tokens and the draft behind them
+    draw     draw tokens from logits, as sampling/sampler.py defines it
+    push     write a drafted token behind the committed ones
+    lookup   write an n-gram draft behind the committed tokens, as drafters/ngram.py defines it
+    accept   commit the part of the draft that the target agrees with: new tokens, new lengths
 
-A *seat* is one sequence of the batch and `seats` holds the lane of each; several seats may pad the batch from the dummy
-lane. Everything is written into tensors that the caller gives, and no value is ever looked at by the host. A row's or a
-seat's result never depends on the others. Sums of probabilities are taken in integers, so that no order of addition
-can change which tokens a filter keeps: `filter_floor` is what filters.py means, in its plainest form.
+A *seat* is one sequence of the batch, and `seats` has the lane of each; seats of the dummy lane pad the batch. Results
+go into tensors of the caller, and the host reads no value. The result of a row or a seat never depends on the others.
+Probabilities are summed as integers, so that no order of addition can change which tokens a filter keeps:
+`filter_floor` is the definition of sampling/filters.py in its plainest form.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from paceline.sampling.filters import MASS_BITS as MASS_BITS
 from paceline.sampling.filters import mass as host_mass
 from paceline.sampling.sampler import Stream
 
-SIZE_SHIFT = 24  # of the length of an n-gram above the place where it ends
+SIZE_SHIFT = 24  # bits; a found n-gram is (its length << SIZE_SHIFT) + the position where it ends
 
 
-class Lanes(Protocol):
-    """The running sequences on a device (runner/rounds/device_state.py). All but `dummy` are tensors [lanes + 1, …]."""
+class DeviceLanes(Protocol):
+    """The lanes of a device, see runner/rounds/device_state.py. All but `dummy` are tensors [lanes + 1, …]."""
 
-    dummy: int
+    dummy: int  # lane of seats that pad a batch
     tokens: Tensor  # int32 [lanes + 1, width]
-    lengths: Tensor  # int32
+    lengths: Tensor  # int32; committed tokens
     pages: Tensor  # int32 [lanes + 1, pages]
     inverse_temperature: Tensor  # float32; 0: greedy
     top_k: Tensor  # int32; 0: off
@@ -50,7 +50,7 @@ class Lanes(Protocol):
 
 def draw(
     logits: Tensor,
-    state: Lanes,
+    state: DeviceLanes,
     *,
     lanes: Tensor,
     out: Tensor,
@@ -60,10 +60,10 @@ def draw(
     filters: bool = True,
     pdl: bool = False,
 ) -> None:
-    """Tokens int32 `out` [rows] from logits [rows, vocab], one for each of the sequences in `lanes` [rows].
+    """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
-    It is the token at position `positions[row] + offset`; without `positions` at the lane's length + offset. With
-    `push` it is also written there. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
+    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p.
     """
     lane = lanes.long()
     at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
@@ -78,8 +78,8 @@ def draw(
         write_tokens(state, lane, at, out)
 
 
-def filter_floor(scaled: Tensor, state: Lanes, lane: Tensor) -> Tensor:
-    """The smallest value [rows, 1] of scaled logits [rows, vocab] that min-p, top-k and top-p leave."""
+def filter_floor(scaled: Tensor, state: DeviceLanes, lane: Tensor) -> Tensor:
+    """Find the smallest of the scaled logits [rows, vocab] that min-p, top-k and top-p leave, as [rows, 1]."""
     vocab = scaled.shape[1]
     ordered = scaled.sort(dim=-1, descending=True).values
     best = ordered[:, :1]
@@ -97,17 +97,18 @@ def filter_floor(scaled: Tensor, state: Lanes, lane: Tensor) -> Tensor:
 
 
 def mass(below: Tensor) -> Tensor:
-    """`filters.mass` of tensors."""
+    """Compute `filters.mass` for a tensor."""
     return torch.from_numpy(host_mass(below.cpu().numpy())).to(below.device)
 
 
 def mix(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
-    """`sampler.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64."""
+    """Compute `sampler.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64 [n]."""
     counter = positions.long() * len(Stream) + int(stream)
     return _finalise(seeds ^ _finalise(counter * _signed(0x9E3779B97F4A7C15) + _signed(0xD1B54A32D192ED03)))
 
 
 def noise_keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """Compute pairs of 32-bit keys, int64 [n, 2], for `gumbel_noise`."""
     bits = mix(seeds, positions, stream)
     return torch.stack((_shift(bits, 32), bits & 0xFFFFFFFF), dim=1)
 
@@ -130,7 +131,7 @@ def _signed(value: int) -> int:
 
 
 def layout(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     counts: Tensor,
@@ -142,13 +143,13 @@ def layout(
     row_starts: Tensor,
     pdl: bool = False,
 ) -> None:
-    """The rows of a pass: of seat b the `counts[b]` tokens from its length + `first` on (never before position 0).
+    """Make the rows of a pass: seat b gets `counts[b]` tokens from its length + `first` on, never before position 0.
 
         rows     │ seat 0 │ seat 1      │ padding │        row_starts [seats + 1] = 0, …, rows in use
         tokens, positions, slots, owners (lanes): [rows]
 
-    All rows together are no more than there is room for: `counts` (at least 1 each, and no more seats than rows) is cut
-    to what fits, earlier seats first. Padding is token 0 at position 0 of the dummy lane, on the scratch page.
+    If there are too few rows, `counts` is cut, later seats first; every seat keeps one row, and there are no more seats
+    than rows. Padding is token 0 at position 0 of the dummy lane, on the scratch page.
     """
     lane, rows = seats.long(), len(tokens)
     extra = (counts - 1).clamp(min=0)
@@ -173,7 +174,7 @@ def layout(
 
 
 def accept(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     targets: Tensor,
@@ -183,16 +184,16 @@ def accept(
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
-    """Commit what the target agrees with, and its own token after that.
+    """Commit the drafted tokens that the target agrees with, and the target's own token after them.
 
-    `targets` int32 [rows] is what the target draws after each row. Rows `row_starts[b] … row_starts[b + 1]` are seat
-    b's: the last committed token and its draft. Where there is no draft (the end of a prompt), `roots[b]` is the
-    seat's one row instead. Seats of the dummy lane change nothing. For a longest draft of k, `out` int32
-    [seats, 2 + 2 * (k + 1)] says what became of it, 0 where there is nothing to say:
+    `targets` int32 [rows] are the tokens that the target draws after each row. Rows `row_starts[b] … row_starts[b + 1]`
+    of seat b are the last committed token and its draft. At the end of a prompt there is no draft: then `roots[b]` is
+    the seat's only row. Seats of the dummy lane change nothing. For a longest draft of k, the outcome is `out` int32
+    [seats, 2 + 2 * (k + 1)], unused entries 0:
 
         accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length
 
-    `synthetic_acceptance` > 0 is for benchmarks of random weights: a coin decides about each drafted token.
+    `synthetic_acceptance` > 0 is for benchmarks with random weights: it is the probability that a token is accepted.
     """
     lane, longest = seats.long(), out.shape[1] // 2 - 2
     start, drafted = _rows_of(seats, row_starts, roots)
@@ -218,7 +219,7 @@ def accept(
 
 
 def _rows_of(seats: Tensor, row_starts: Tensor | None, roots: Tensor | None) -> tuple[Tensor, Tensor]:
-    """First row and number of drafted tokens, int64 [seats]."""
+    """Return the first row and the number of drafted tokens of each seat, int64 [seats]."""
     if roots is not None:
         return roots.long(), torch.zeros_like(roots, dtype=torch.int64)
     assert row_starts is not None, "either row_starts or roots must be given"
@@ -226,18 +227,18 @@ def _rows_of(seats: Tensor, row_starts: Tensor | None, roots: Tensor | None) -> 
 
 
 def coin(seeds: Tensor, positions: Tensor, probability: float) -> Tensor:
-    """True with the given probability, for each (seed, position)."""
+    """Draw True with the given probability for each (seed, position)."""
     return _shift(mix(seeds, positions, Stream.ACCEPT), 40) < int(probability * 2**24)
 
 
-def push(state: Lanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool = False) -> None:
+def push(state: DeviceLanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool = False) -> None:
     """Write tokens [seats] at `offset` behind the committed tokens."""
     lane = seats.long()
     write_tokens(state, lane, state.lengths[lane] + offset, tokens)
 
 
-def write_tokens(state: Lanes, lane: Tensor, at: Tensor, tokens: Tensor, where: Tensor | None = None) -> None:
-    """tokens [n] to positions `at` of their lanes; nothing where that is past the width."""
+def write_tokens(state: DeviceLanes, lane: Tensor, at: Tensor, tokens: Tensor, where: Tensor | None = None) -> None:
+    """Write tokens [n] to positions `at` [n] of their lanes; those past the width are dropped."""
     inside = at < state.tokens.shape[1]
     at = at.clamp(max=state.tokens.shape[1] - 1).long()
     wanted = inside if where is None else inside & where
@@ -248,7 +249,7 @@ def write_tokens(state: Lanes, lane: Tensor, at: Tensor, tokens: Tensor, where: 
 
 
 def lookup(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     limits: Tensor,
@@ -257,12 +258,12 @@ def lookup(
     found: Tensor,
     pdl: bool = False,
 ) -> None:
-    """Drafts of at most `limits` [seats] tokens behind the committed ones, and how many into `found` [seats]."""
+    """Write drafts of at most `limits` [seats] tokens behind the committed ones; `found` [seats] gets their lengths."""
     lane, width = seats.long(), state.tokens.shape[1]
     assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
     history = state.tokens[lane]  # [seats, width]
     length = state.lengths[lane].long()[:, None]
-    end = torch.arange(width, device=seats.device)  # an n-gram ends before it
+    end = torch.arange(width, device=seats.device)  # an n-gram is history[end - size : end]
     alive = (end >= 1) & (end < length)  # [seats, width]
     size = torch.zeros_like(history)
     for back in range(1, max_ngram + 1):

@@ -1,4 +1,4 @@
-"""What distinguishes one decoder from another: one frozen record whose fields are the variants."""
+"""The config of a decoder: one frozen record whose fields are all the ways in which architectures differ."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Literal
 from paceline.errors import ModelFileError
 
 SUPPORTED = "llama (also SmolLM2), mistral, qwen2, qwen3, gemma3 (text)"
+GEMMA_WINDOW_PERIOD = 6  # layers; Gemma 3's default: every sixth layer has no sliding window
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context."""
+    """The rule that stretches rotary frequencies beyond the trained context."""
 
     kind: Literal["linear", "llama3", "factors"]
     factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3 only, as are the next two
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    factors: tuple[float, ...] = ()  # "factors" only: what each of the head_dim / 2 frequencies is divided by
+    low_freq_factor: float = 1.0  # llama3 only
+    high_freq_factor: float = 4.0  # llama3 only
+    original_context: int = 8192  # llama3 only; positions of the trained context
+    factors: tuple[float, ...] = ()  # "factors" only; divisors of the head_dim / 2 frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder. Norm weights are stored ready to multiply (Gemma's +1 is applied at load)."""
+    """Sizes and variants of a decoder. Norm weights are ready to multiply: Gemma's +1 is added when they are loaded."""
 
     architecture: str  # "llama", "mistral", "qwen2", "qwen3", "gemma3"
     vocab_size: int
@@ -38,14 +39,14 @@ class ModelConfig:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
-    local_rope_theta: float | None = None  # layers with a window use this one (Gemma 3), unscaled
-    windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; () means none anywhere
+    local_rope_theta: float | None = None  # theta of layers with a window (Gemma 3); never scaled
+    windows: tuple[int, ...] = ()  # sliding window of each layer, in positions; 0: none; (): no layer has one
     attention_scale: float | None = None  # None: head_dim ** -0.5
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    post_norms: bool = False  # norms after attention and MLP as well (Gemma 3)
+    post_norms: bool = False  # further norms after attention and after the MLP (Gemma 3)
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embedding_scale: float = 1.0
     tied_head: bool = False
@@ -53,11 +54,16 @@ class ModelConfig:
     bos_id: int | None = None
 
     def checked(self, source: str) -> ModelConfig:
-        """Itself, if its numbers fit together; the parsers have checked each on its own."""
+        """Return the config itself, or raise if its numbers contradict each other. Parsers check each number alone."""
         problem = _problem(self)
         if problem:
             raise ModelFileError(f"{source}: {problem}")
         return self
+
+
+def has_window(layer: int, period: int) -> bool:
+    """Whether a layer has a sliding window in a model where every `period`-th layer has none."""
+    return (layer + 1) % period != 0
 
 
 def _problem(config: ModelConfig) -> str | None:

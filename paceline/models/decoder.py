@@ -1,7 +1,8 @@
-"""The one decoder. Llama, Mistral, Qwen, SmolLM2 and Gemma 3 differ in the fields of their ModelConfig, not in code.
+"""The one decoder of all architectures: they differ in the fields of their ModelConfig, not in code.
 
-It turns a batch into hidden states and hidden states into logits. What is not plain arithmetic on rows (attention over
-pages, the KV memory, products with possibly quantised weights) it leaves to a Backend.
+It computes hidden states from a batch and logits from hidden states. A Backend does what is more than arithmetic on
+rows: attention over pages, the KV memory, and products with weights that may be quantised. `forwards/compiled.py` and
+`forwards/cuda.py` write the same decoder for their kernels; docs/architecture.md lists which operation is where.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from torch.nn import functional
 from paceline.kernels.base import Backend, Batch
 from paceline.kernels.reference import embed, rms_norm, rope
 from paceline.models.config import ModelConfig, RopeScaling
-from paceline.models.naming import Weight
 from paceline.models.rope import layer_rope, rope_frequencies, turns
+from paceline.models.tensor_names import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """What one layer needs beside its weights."""
+class LayerSpec:
+    """One layer's settings beside its weights."""
 
-    prefix: str  # of its weights' names
-    window: int  # 0: none
-    frequencies: int  # which of the decoder's rotary frequencies it turns by
+    prefix: str  # first part of the names of its weights
+    window: int  # positions; 0: none
+    frequencies: int  # index into the decoder's list of rotary frequencies
 
 
 class Decoder:
-    """Weights by their canonical names (see `weights.py`), on one device; activations are of `dtype`."""
+    """A decoder with its weights, by canonical name (see `weights.py`), on one device; activations have `dtype`."""
 
     def __init__(
         self,
@@ -51,8 +52,9 @@ class Decoder:
     def forward(
         self, batch: Batch, backend: Backend, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None
     ) -> Tensor:
-        """Hidden states [rows, hidden] before the final norm; keys and values go to the backend's KV memory, what is
-        at the `taps` into `kept`."""
+        """Compute hidden states [rows, hidden] before the final norm.
+
+        Keys and values go to the backend's KV memory; the states at the `taps` are appended to `kept`."""
         backend.begin(batch)
         x = self.embed(batch.tokens)
         if self.config.embedding_scale != 1.0:
@@ -68,7 +70,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
-        """Float32 logits [n, vocab] for hidden states [n, hidden]."""
+        """Compute float32 logits [n, vocab] from hidden states [n, hidden]."""
         head = self.weights["embed" if self.config.tied_head else "head"]
         return backend.linear(self._norm("norm", hidden), head).float()
 
@@ -76,7 +78,7 @@ class Decoder:
         return embed(tokens, self.weights["embed"], self.dtype)
 
     def _attention(
-        self, index: int, layer: Layer, x: Tensor, angles: tuple[Tensor, Tensor], backend: Backend
+        self, index: int, layer: LayerSpec, x: Tensor, angles: tuple[Tensor, Tensor], backend: Backend
     ) -> Tensor:
         config, prefix = self.config, layer.prefix
         x = self._norm(f"{prefix}.attn_norm", x)
@@ -90,7 +92,7 @@ class Decoder:
         out = self._linear(f"{prefix}.o", out.flatten(1), backend)
         return self._norm(f"{prefix}.post_attn_norm", out) if config.post_norms else out
 
-    def _mlp(self, layer: Layer, x: Tensor, backend: Backend) -> Tensor:
+    def _mlp(self, layer: LayerSpec, x: Tensor, backend: Backend) -> Tensor:
         prefix = layer.prefix
         x = self._norm(f"{prefix}.mlp_norm", x)
         gate = activate(self._linear(f"{prefix}.gate", x, backend), self.config.activation)
@@ -112,16 +114,16 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
 
 
-def build_layers(config: ModelConfig, ropes: list[tuple[float, RopeScaling | None]]) -> tuple[Layer, ...]:
+def build_layers(config: ModelConfig, ropes: list[tuple[float, RopeScaling | None]]) -> tuple[LayerSpec, ...]:
     windows = config.windows or (0,) * config.num_layers
     return tuple(
-        Layer(prefix=f"layers.{index}", window=window, frequencies=ropes.index(layer_rope(config, index)))
+        LayerSpec(prefix=f"layers.{index}", window=window, frequencies=ropes.index(layer_rope(config, index)))
         for index, window in enumerate(windows)
     )
 
 
 def place(weight: Weight, *, dtype: torch.dtype, device: torch.device | str) -> Weight:
-    """Matrices in the dtype of the activations; vectors (norms and biases) stay float32; integers as they are."""
+    """Move a weight to `device`: a matrix as `dtype`, a vector (norm or bias) as float32, a quantised one unchanged."""
     if not isinstance(weight, Tensor):
         return weight.each(lambda part: part.to(device))
     return weight.to(device=device, dtype=dtype if weight.dim() > 1 else torch.float32)

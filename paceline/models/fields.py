@@ -1,6 +1,6 @@
-"""Reading values out of a file's mapping (config.json, GGUF metadata) without trusting it.
+"""Checked access to the values of an untrusted mapping: a config.json or the metadata of a GGUF file.
 
-Every getter says in its error which file, which field, what was found and what is allowed. null counts as absent.
+The error of every getter says which file, which field, what was found and what is allowed. null counts as absent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from paceline.errors import ModelFileError
 
 
 class Fields:
-    """A mapping of unknown quality; `source` names it in messages, `prefix` is put before every key."""
+    """An untrusted mapping. `source` names its file in messages; `prefix` is put before every key."""
 
     def __init__(self, values: Mapping[str, Any], *, source: str, prefix: str = "") -> None:
         self.values = values
@@ -30,7 +30,7 @@ class Fields:
 
     def number(self, key: str, default: float | None = None, *, low: float = 1e-12, high: float = 1e12) -> float:
         value = self._present(key, default, f"a number from {low:g} to {high:g}")
-        if type(value) not in (int, float) or not low <= value <= high:  # NaN is never
+        if type(value) not in (int, float) or not low <= value <= high:  # False for NaN
             raise self.error(key, f"is {value!r:.100}; allowed: a number from {low:g} to {high:g}")
         return float(value)
 
@@ -47,7 +47,7 @@ class Fields:
         return value
 
     def inner(self, key: str) -> Fields:
-        """A mapping within this one; empty where absent."""
+        """Return the mapping under `key`; an empty one if it is absent."""
         value = self._present(key, {}, "a mapping")
         if not isinstance(value, Mapping):
             raise self.error(key, f"is {value!r:.100}; allowed: a mapping")

@@ -1,10 +1,10 @@
-"""GGUF files, versions 2 and 3: header, metadata and tensor infos read strictly, tensor data mapped, not loaded.
+"""GGUF files of versions 2 and 3: header, metadata and tensor infos are read strictly, tensor data is memory-mapped.
 
     magic version counts │ metadata … │ tensor infos … │ padding │ tensor data …
 
-Nothing the file says is believed before it is checked against the size of the file: counts, lengths, offsets, types,
-overlaps. A file that lies raises ModelFileError; one that is only too new or too exotic, UnsupportedModel.
-What the tensors mean is not known here.
+Every count, length, offset, type and overlap is checked against the size of the file before it is used. A damaged or
+inconsistent file raises ModelFileError; a sound file that is too new or too unusual raises UnsupportedModel.
+This module does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from paceline.errors import ModelFileError, UnsupportedModel
 from paceline.kernels.quant import Quantised
 from paceline.models.gguf_blocks import float_rows, native_rows
 from paceline.models.gguf_values import MAX_NAME, Cursor, metadata_at
-from paceline.models.naming import GGUF, Dialect
+from paceline.models.tensor_names import GGUF, Dialect
 
 MAX_TENSORS = 1 << 16
-MAX_ALIGNMENT = 1 << 20
+MAX_ALIGNMENT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: shape is [out, in], the reverse of how the file spells it."""
+    """A tensor's place in the file. `shape` is [out, in], the reverse of the order in the file."""
 
     name: str
     shape: tuple[int, ...]
     type: GGMLQuantizationType
-    start: int  # in the file
+    start: int  # byte offset in the file
     size: int  # bytes
 
 
@@ -45,7 +45,7 @@ class GgufFile:
     """An open GGUF file: `metadata` by key, `tensors` by name, rows of a tensor on demand."""
 
     dialect: Dialect = GGUF
-    quantised: bool  # whether some matrix is
+    quantised: bool  # True: at least one tensor is quantised
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,11 +67,11 @@ class GgufFile:
         return self.tensors[name].size
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a tensor, dequantised; floating types keep their own."""
+        """Read rows [start, stop) of a tensor as floats: floats keep their type, quantised rows become float32."""
         return float_rows(self._rows(name, start, stop), self.tensors[name].type, self._where(name))
 
     def read_native(self, name: str, start: int, stop: int) -> Tensor | Quantised:
-        """Rows [start, stop) of a matrix in the bits nearest to the file's own."""
+        """Read rows [start, stop) of a matrix in the kernels' format that is nearest to the file's."""
         return native_rows(self._rows(name, start, stop), self.tensors[name].type, self._where(name))
 
     def _where(self, name: str) -> str:
@@ -83,11 +83,6 @@ class GgufFile:
         stride = info.size // rows
         flat = np.frombuffer(self._data, np.uint8, (stop - start) * stride, info.start + start * stride)
         return flat.reshape(stop - start, stride)
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file as plain Python values."""
-    return GgufFile(path).metadata
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -130,7 +125,7 @@ def _tensor_infos(cursor: Cursor, count: int, metadata: Mapping[str, Any]) -> di
 
 
 def _tensor_info(cursor: Cursor, alignment: int) -> tuple[str, Callable[[int], TensorInfo]]:
-    """A tensor's name, and its info once the start of the data is known."""
+    """Read a tensor's name and info. The info is a function of the offset at which all tensor data starts."""
     name = cursor.text("a tensor name", MAX_NAME)
     rank = cursor.u32(f"the rank of {name!r}")
     if not 1 <= rank <= 4:

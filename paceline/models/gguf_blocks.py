@@ -1,13 +1,13 @@
-"""From the blocks of GGUF's quantisations to tensors: exactly to float, or in (nearly) their own bits.
+"""Convert blocks of GGUF's quantisations to tensors: exactly to float, or to integers of (nearly) the same bits.
 
     Q4_0   d, 32 × 4 bits       w = d·q − 8d         kept
     Q4_1   d, m, 32 × 4 bits    w = d·q + m          kept
     Q5_0   d, 32 × 5 bits       w = d·(q − 16)       kept in 8 bits: q + 112
     Q8_0   d, 32 × 8 bits       w = d·q              kept: q + 128
     Q4_K   8 groups of 32       w = d·s·q − e·m      kept, the products d·s and e·m rounded to fp16
-    others                                           dequantised, then quantised anew to 8 bits in groups of 32
+    others                                           dequantised, then quantised again to 8 bits in groups of 32
 
-Data is uint8 [rows, bytes of a row] as it lies in the file.
+Data is uint8 [rows, bytes of a row], copied from the file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from paceline.errors import UnsupportedModel
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Kind = GGMLQuantizationType
-FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+BlockType = GGMLQuantizationType
+FLOATS = {BlockType.F32: torch.float32, BlockType.F16: torch.float16, BlockType.BF16: torch.bfloat16}
 
 
-def float_rows(data: Bytes, kind: Kind, where: str) -> Tensor:
-    """[rows, k]; F16 and BF16 keep their dtype, everything else becomes float32."""
+def float_rows(data: Bytes, kind: BlockType, where: str) -> Tensor:
+    """Convert rows to floats [rows, k]: F16 and BF16 keep their dtype, everything else becomes float32."""
     if kind in FLOATS:
         return torch.from_numpy(data.copy()).view(FLOATS[kind])
     try:
-        with np.errstate(all="ignore"):  # whoever loads the weights looks for damaged scales
+        with np.errstate(all="ignore"):  # the loader checks that weights are finite
             values = dequantize(data, kind)
     except NotImplementedError as error:
         raise UnsupportedModel(f"{where} is {kind.name}, which the gguf package cannot dequantise") from error
     return torch.from_numpy(np.ascontiguousarray(values, np.float32))
 
 
-def native_rows(data: Bytes, kind: Kind, where: str) -> Tensor | Quantised:
-    """[rows, k] in the file's own bits where the kernels have them, else the nearest that they have."""
+def native_rows(data: Bytes, kind: BlockType, where: str) -> Tensor | Quantised:
+    """Convert rows [rows, k] to the kernels' own format that is nearest to the file's."""
     if kind in FLOATS:
         return float_rows(data, kind, where)
     if kind not in KEPT:
@@ -55,12 +55,12 @@ def _blocks(data: Bytes, size: int) -> Bytes:
 
 
 def _halves(blocks: Bytes, at: int) -> Tensor:
-    """The fp16 number at byte `at` of each block, as float32 [rows, blocks]."""
+    """Read the fp16 number at byte `at` of each block as float32 [rows, blocks]."""
     return torch.from_numpy(np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32))
 
 
 def _nibbles(packed: Bytes) -> Tensor:
-    """Low then high halves of each run of bytes [rows, runs, n] as uint8 [rows, runs * 2n]."""
+    """Unpack runs of bytes [rows, runs, n] to uint8 [rows, runs * 2n]: first the low, then the high halves of a run."""
     both = np.stack([packed & 0x0F, packed >> 4], axis=2)  # [rows, runs, 2, n]
     return torch.from_numpy(both.reshape(len(packed), -1))
 
@@ -79,7 +79,7 @@ def _q4_1(data: Bytes) -> Quantised:
 def _q5_0(data: Bytes) -> Quantised:
     blocks = _blocks(data, 22)
     scale = _halves(blocks, 0)
-    bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")  # the fifth of each, lowest byte first
+    bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")  # fifth bits, lowest byte first
     q = _nibbles(blocks[..., 6:]) | torch.from_numpy((bits << 4).reshape(len(data), -1))
     return Quantised(q=q + 112, scale=scale, minimum=-128 * scale, bits=8)
 
@@ -87,7 +87,7 @@ def _q5_0(data: Bytes) -> Quantised:
 def _q8_0(data: Bytes) -> Quantised:
     blocks = _blocks(data, 34)
     scale = _halves(blocks, 0)
-    q = (blocks[..., 2:] ^ 0x80).reshape(len(data), -1)  # flipping the sign bit adds 128
+    q = (blocks[..., 2:] ^ 0x80).reshape(len(data), -1)  # adds 128: the sign bit is flipped
     return Quantised(q=torch.from_numpy(q), scale=scale, minimum=-128 * scale, bits=8)
 
 
@@ -101,17 +101,20 @@ def _q4_k(data: Bytes) -> Quantised:
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of 6 bits in 12 bytes: four of each plain, the others' top bits above those."""
+    """Unpack eight scales and eight minima of 6 bits each from 12 bytes, as float32 [rows, blocks, 8].
+
+    Bytes 0-3 and 4-7 have four scales and four minima in their low 6 bits, and in their top 2 bits the top bits of the
+    other four; bytes 8-11 have the low 4 bits of those, scales in the low halves and minima in the high ones."""
     low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)
     return torch.from_numpy(scales.astype(np.float32)), torch.from_numpy(minima.astype(np.float32))
 
 
-KEPT: dict[Kind, Callable[[Bytes], Quantised]] = {
-    Kind.Q4_0: _q4_0,
-    Kind.Q4_1: _q4_1,
-    Kind.Q5_0: _q5_0,
-    Kind.Q8_0: _q8_0,
-    Kind.Q4_K: _q4_k,
+KEPT: dict[BlockType, Callable[[Bytes], Quantised]] = {
+    BlockType.Q4_0: _q4_0,
+    BlockType.Q4_1: _q4_1,
+    BlockType.Q5_0: _q5_0,
+    BlockType.Q8_0: _q8_0,
+    BlockType.Q4_K: _q4_k,
 }

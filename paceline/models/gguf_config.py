@@ -1,7 +1,7 @@
-"""From the metadata of a GGUF file to a ModelConfig.
+"""Read a ModelConfig from the metadata of a GGUF file.
 
-What the metadata leaves out (biases, a tied head, the vocabulary's size, Llama 3's rotary factors) is read off the
-tensors. A feature that the decoder lacks raises UnsupportedModel.
+The list of tensors supplies what the metadata leaves out: biases, a tied head, the vocabulary's size, Llama 3's rotary
+factors. A feature that the decoder lacks raises UnsupportedModel.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import UnsupportedModel
-from paceline.models.config import SUPPORTED, ModelConfig, RopeScaling
+from paceline.models.config import GEMMA_WINDOW_PERIOD, SUPPORTED, ModelConfig, RopeScaling, has_window
 from paceline.models.fields import Fields
 from paceline.models.gguf import GgufFile
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-REFUSED = {  # metadata that changes the arithmetic in ways the decoder does not know, unless it is 0
+REFUSED = {  # metadata that asks for arithmetic the decoder lacks, unless it is 0
     "expert_count": "mixture of experts",
     "attn_logit_softcapping": "attention soft-capping",
     "final_logit_softcapping": "logit soft-capping",
@@ -30,8 +30,7 @@ REFUSED = {  # metadata that changes the arithmetic in ways the decoder does not
     "attention.output_scale": "scaled attention outputs",
 }
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
-CONTROL = 3  # token type
-GEMMA_PATTERN = 6  # every sixth layer sees everything, unless the file says otherwise
+CONTROL = 3  # GGUF's token type of control tokens
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -136,15 +135,15 @@ def _windows(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
         return ()
     if architecture != "gemma3":
         return (window,) * layers
-    pattern: Any = fields.get("attention.sliding_window_pattern") or GEMMA_PATTERN
+    pattern: Any = fields.get("attention.sliding_window_pattern") or GEMMA_WINDOW_PERIOD
     if isinstance(pattern, list):
         return tuple(window if local else 0 for local in pattern)
-    every = fields.integer("attention.sliding_window_pattern", GEMMA_PATTERN)
-    return tuple(window if (index + 1) % every else 0 for index in range(layers))
+    period = fields.integer("attention.sliding_window_pattern", GEMMA_WINDOW_PERIOD)
+    return tuple(window if has_window(index, period) else 0 for index in range(layers))
 
 
 def _ends(general: Fields) -> Iterator[int]:
-    """Tokens that end a turn: those the file names, and control tokens known to."""
+    """Yield the tokens that end a turn: those that the file names, and its control tokens that are in `ENDS`."""
     for key in ("eos", "eot", "eom"):
         token = general.integer(f"tokenizer.ggml.{key}_token_id", -1, low=-1)
         if token >= 0:

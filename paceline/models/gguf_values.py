@@ -1,4 +1,4 @@
-"""The values in a GGUF file's head: numbers, texts and arrays, read by a cursor that believes nothing it is told."""
+"""The metadata values of a GGUF file: numbers, texts and arrays, each checked against the size of the file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.errors import ModelFileError
 MAX_KEYS = 1 << 16
 MAX_NAME = 1 << 12  # bytes of a key or a tensor's name
 MAX_ARRAY = 1 << 22  # elements; vocabularies have up to 2**18 tokens
-MAX_DEPTH = 4  # arrays in arrays
-STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {
+MAX_DEPTH = 4  # levels of arrays within arrays
+STRING, ARRAY, BOOL = 8, 9, 7  # GGUF's type numbers
+SCALARS = {  # numpy type by GGUF's type number
     0: "<u1",
     1: "<i1",
     2: "<u2",
@@ -31,7 +31,7 @@ SCALARS = {
 
 
 class Cursor:
-    """Walks over the file's bytes and never past their end."""
+    """A reading position in the file, which never passes its end."""
 
     def __init__(self, data: mmap.mmap, source: str) -> None:
         self.data = data
@@ -43,7 +43,7 @@ class Cursor:
         return ModelFileError(f"{self.source}: {what} (at byte {self.at} of {self.size}); fetch the file again")
 
     def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes; returns where they start."""
+        """Step over `count` bytes and return their start."""
         if count > self.size - self.at:
             raise self.fail(f"truncated: {what} needs {count} bytes")
         start = self.at
@@ -101,7 +101,7 @@ def _value(cursor: Cursor, kind: int, key: str, depth: int) -> Any:
 
 
 def _texts(cursor: Cursor, key: str, count: int) -> list[str]:
-    """What `cursor.text` would give `count` times, for vocabularies of some hundred thousand tokens."""
+    """Read `count` texts as `cursor.text` does, in one loop: a vocabulary has hundreds of thousands of tokens."""
     data, size, at, spans = cursor.data, cursor.size, cursor.at, []
     length_at = struct.Struct("<Q").unpack_from
     for _ in range(count):

@@ -1,15 +1,16 @@
-"""Heads that draft for one target and read its hidden states: EAGLE-3 and Medusa-1, as they are published.
+"""EAGLE-3 and Medusa-1 heads, read from the files in which they are published.
 
-An EAGLE-3 head is one decoder layer. For position i it takes the target's hidden states there, at three taps, or its
-own output of the step before, and the embedding of token i + 1, and says what token i + 2 might be:
+An EAGLE-3 head is one decoder layer. At position i it combines a state g with the embedding of token i + 1 and guesses
+token i + 2. The state comes from the target's hidden states at three taps, or is the head's own output one position
+before:
 
     g = fc(three hidden states), or the y of the position before
     x = g + attention(norm(embedding) │ norm(g))
     y = x + mlp(norm(x));   logits = head(norm(y)), over a draft vocabulary that `ids` translates
 
-Directories with `LlamaForCausalLMEagle3` and of the `speculators` library are read. A Medusa head says what comes
-one token further on than the head before it, from the target's last hidden state alone. Whatever does not fit the
-target is an error here, not a bad draft later.
+Two layouts are read: `LlamaForCausalLMEagle3` and that of the `speculators` library. Medusa heads read the target's
+last hidden state alone; each guesses the token one position after that of the head before it. A head that does not fit
+the target raises an error here; it is not left to draft badly.
 """
 
 from __future__ import annotations
@@ -23,52 +24,59 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, ModelFileError, UnsupportedModel, VocabularyMismatch
-from paceline.kernels.quant import GROUP, Float8, Quantised, Weight, dequantise, quantise
+from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise, quantise, values_of
 from paceline.models.config import ModelConfig
+from paceline.models.directory import member, read_json
 from paceline.models.fields import Fields
-from paceline.models.files import member, read_json
-from paceline.models.head_files import HeadFile
+from paceline.models.head_tensors import HeadTensors
 from paceline.models.hf_config import config_from_hf
 
 EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-NAMES = {"model.": "", "midlayer.": "layer.", "layers.0.": "layer."}
+EAGLE_NAMES = {"model.": "", "midlayer.": "layer.", "layers.0.": "layer."}  # prefixes, see HeadTensors
 MEDUSA_NAMES = {"medusa_head.": "", "medusa_heads.": ""}
 BITS = {"int8": 8, "int4": 4}
-SKETCH = "lm_head.sketch"
+SKETCH = "lm_head.sketch"  # the tensor of EagleHead.sketch
 
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    layer: ModelConfig  # of its one layer; `vocab_size` is the target's
+    """The config of an EAGLE-3 head."""
+
+    layer: ModelConfig  # config of its one layer; `vocab_size` is the target's
     draft_vocab_size: int
     target_hidden_size: int
-    taps: tuple[int, ...]  # of the target, in the order of fc's inputs
-    norm_first: bool  # the residual stream begins with norm(g) instead of g
+    taps: tuple[int, ...]  # layers of the target whose input it reads, in the order of fc's inputs
+    norm_first: bool  # True: the residual stream begins with norm(g), not with g
 
 
 @dataclass(frozen=True, slots=True)
 class EagleHead:
-    """Weights: fc  embed_norm hidden_norm  q k v o  mlp_norm  gate up down  norm  head, and embed where it has one."""
+    """An EAGLE-3 head.
+
+    weights: fc  embed_norm  hidden_norm  q  k  v  o  mlp_norm  gate  up  down  norm  head, and embed unless the head
+    uses the target's embedding
+    """
 
     config: EagleConfig
     weights: dict[str, Weight]
-    ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
-    sketch: Tensor | None = None  # int8 [r, hidden] basis of most inputs of the output layer: runner/heads/sketch.py
+    ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
+    # int8 [r, hidden]: basis of the subspace that contains most inputs of the output layer, see runner/heads/sketch.py
+    sketch: Tensor | None = None
 
     def in_format(self, format: str) -> EagleHead:
-        """fp32, int8 or int4, the integers in groups of 32. What reads hidden states stays as it is."""
+        """Convert matrices to fp32, int8 or int4 (integers in groups of 32); `fc` reads hidden states and is fp32."""
         changed = {name: _in_format(weight, format) for name, weight in self.weights.items() if name != "fc"}
         return replace(self, weights={**changed, "fc": _in_format(self.weights["fc"], "fp32")})
 
     @property
     def parameters(self) -> int:
-        return sum(_values(weight).numel() for weight in self.weights.values())
+        return sum(values_of(weight).numel() for weight in self.weights.values())
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
-    """One head: `blocks` of x + silu(W x + b), then a product over the target's vocabulary."""
+    """One Medusa head: `blocks` of x + silu(W x + b), then a product with `head` over the target's vocabulary."""
 
     blocks: tuple[tuple[Weight, Tensor], ...]
     head: Weight
@@ -81,7 +89,7 @@ class MedusaHead:
 def load_eagle(directory: Path, target: ModelConfig) -> EagleHead:
     path = member(directory, "config.json")
     config = eagle_config(read_json(path), target, source=str(path))
-    file = HeadFile(directory, prefixes=NAMES)
+    file = HeadTensors(directory, prefixes=EAGLE_NAMES)
     weights = _eagle_weights(file, config, target)
     ids, sketch = _ids(file, config), _sketch(file, config.layer.hidden_size)
     file.finish()
@@ -136,7 +144,7 @@ def _taps(fields: Fields, target: ModelConfig) -> tuple[int, ...]:
 
 
 def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None:
-    """The head was made for this target, as far as numbers can say."""
+    """Raise if sizes show that the head was trained for another target."""
     if config.target_hidden_size != target.hidden_size:
         raise InvalidRequest(
             f"{source}: a head for hidden states of size {config.target_hidden_size}, the target's have "
@@ -149,7 +157,7 @@ def _check_target(config: EagleConfig, target: ModelConfig, source: str) -> None
         )
 
 
-def _eagle_weights(file: HeadFile, config: EagleConfig, target: ModelConfig) -> dict[str, Weight]:
+def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) -> dict[str, Weight]:
     layer, hidden = config.layer, config.layer.hidden_size
     queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
     weights: dict[str, Weight] = {
@@ -177,8 +185,8 @@ def _eagle_weights(file: HeadFile, config: EagleConfig, target: ModelConfig) -> 
     return weights
 
 
-def _ids(file: HeadFile, config: EagleConfig) -> Tensor:
-    """The target's token of each output of the head."""
+def _ids(file: HeadTensors, config: EagleConfig) -> Tensor:
+    """Read the target's token for each output of the head, int32 [draft vocabulary]."""
     vocab, size = config.layer.vocab_size, config.draft_vocab_size
     ids = torch.arange(size)
     if "d2t" in file:
@@ -197,7 +205,7 @@ def _ids(file: HeadFile, config: EagleConfig) -> Tensor:
     return ids.to(torch.int32)
 
 
-def _sketch(file: HeadFile, hidden: int) -> Tensor | None:
+def _sketch(file: HeadTensors, hidden: int) -> Tensor | None:
     if SKETCH not in file:
         return None
     rank = file.shape(SKETCH)[0]
@@ -211,7 +219,7 @@ def _sketch(file: HeadFile, hidden: int) -> Tensor | None:
 
 
 def load_medusa(directory: Path, target: ModelConfig) -> list[MedusaHead]:
-    """Heads in the order of what they guess: the first one the token after the next."""
+    """Read Medusa heads in the order of the positions they guess: the first guesses the token after the next."""
     path = member(directory, "config.json")
     fields = Fields(read_json(path), source=str(path))
     count = fields.integer("medusa_num_heads", high=64)
@@ -223,14 +231,14 @@ def load_medusa(directory: Path, target: ModelConfig) -> list[MedusaHead]:
             f"{path}: heads for hidden size {hidden} and a vocabulary of {vocab}, the target has {target.hidden_size} "
             f"and {target.vocab_size}; take heads that were trained for this target"
         )
-    file = HeadFile(directory, prefixes=MEDUSA_NAMES)
+    file = HeadTensors(directory, prefixes=MEDUSA_NAMES)
     heads = [_medusa_head(file, index, layers, hidden, vocab) for index in range(count)]
-    file.leave(*(name for name in file.names() if name.split(".")[0].isdigit()))  # heads beyond the count asked for
+    file.leave(*(name for name in file.names() if name.split(".")[0].isdigit()))  # heads beyond medusa_num_heads
     file.finish()
     return heads
 
 
-def _medusa_head(file: HeadFile, index: int, layers: int, hidden: int, vocab: int) -> MedusaHead:
+def _medusa_head(file: HeadTensors, index: int, layers: int, hidden: int, vocab: int) -> MedusaHead:
     blocks = []
     for layer in range(layers):
         name = f"{index}.{layer}.linear"
@@ -239,13 +247,9 @@ def _medusa_head(file: HeadFile, index: int, layers: int, hidden: int, vocab: in
 
 
 def _in_format(weight: Weight, format: str) -> Weight:
-    if _values(weight).dim() == 1:
+    if values_of(weight).dim() == 1:
         return weight
     if isinstance(weight, Quantised) and weight.bits == BITS.get(format):
         return weight
     whole = weight.float() if isinstance(weight, Tensor) else dequantise(weight)
     return quantise(whole, bits=BITS[format], group=GROUP) if format in BITS else whole
-
-
-def _values(weight: Weight) -> Tensor:
-    return weight.q if isinstance(weight, (Quantised, Float8)) else weight

@@ -1,6 +1,6 @@
-"""From a Hugging Face config.json to a ModelConfig: one row of FAMILIES for each architecture.
+"""Read a ModelConfig from a Hugging Face config.json; `FAMILIES` has one row for each architecture.
 
-Both spellings of rotary parameters are read: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`.
+Rotary parameters are read in both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`.
 A feature that the decoder lacks raises UnsupportedModel.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import UnsupportedModel
-from paceline.models.config import SUPPORTED, ModelConfig, RopeScaling
+from paceline.models.config import GEMMA_WINDOW_PERIOD, SUPPORTED, ModelConfig, RopeScaling, has_window
 from paceline.models.fields import Fields
 
-REFUSED = {  # fields that change the arithmetic in ways the decoder does not know, unless they are null, 0 or false
+REFUSED = {  # fields that ask for arithmetic the decoder lacks, unless they are null, 0 or false
     "quantization_config": "weights quantised for another engine",
     "attn_logit_softcapping": "attention soft-capping",
     "final_logit_softcapping": "logit soft-capping",
@@ -28,23 +28,22 @@ ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-GEMMA_PATTERN = 6  # every sixth layer sees everything, unless the file says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture implies without saying it in config.json."""
+    """Facts of an architecture that its config.json does not state."""
 
     architecture: str
     model_type: str
-    qkv_bias: bool = False  # always there
-    optional_bias: bool = True  # `attention_bias` puts one on q, k, v and o
-    window: Literal["none", "all", "some", "pattern"] = "none"
+    qkv_bias: bool = False  # q, k and v always have one
+    optional_bias: bool = True  # `attention_bias` in config.json gives q, k, v and o one
+    window: Literal["none", "all", "some", "pattern"] = "none"  # which layers have a sliding window
     qk_norm: bool = False
     gemma: bool = False
     activation: str = "silu"
-    head_dim: int | None = None  # where config.json leaves it out; None: hidden size by heads
-    default_window: int | None = None
+    head_dim: int | None = None  # default if config.json has none; None: hidden size / heads
+    default_window: int | None = None  # positions; default if config.json has none
 
 
 FAMILIES = {
@@ -106,7 +105,7 @@ def config_from_hf(values: Mapping[str, Any], *, source: str) -> ModelConfig:
 
 
 def token_ids(fields: Fields, key: str) -> tuple[int, ...]:
-    """One token id, a list of them, or none."""
+    """Read a field that has one token id, a list of them, or none."""
     value = fields.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
@@ -160,12 +159,12 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
 
 def _is_local(fields: Fields, family: Family, index: int) -> bool:
     if family.window == "pattern":
-        return (index + 1) % fields.integer("sliding_window_pattern", GEMMA_PATTERN) != 0
+        return has_window(index, fields.integer("sliding_window_pattern", GEMMA_WINDOW_PERIOD))
     return family.window == "all" or index >= fields.integer("max_window_layers", 28, low=0)
 
 
 def _rope(fields: Fields, family: Family) -> tuple[float, RopeScaling | None, float | None]:
-    """Theta, its scaling, and the theta of layers with a window where it is another."""
+    """Read theta, its scaling, and a separate theta for layers with a window (None: they use the first)."""
     default = 1_000_000.0 if family.gemma else 10_000.0
     parameters = fields.inner("rope_parameters")
     old = fields.inner("rope_scaling")

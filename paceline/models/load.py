@@ -1,4 +1,4 @@
-"""A model's name in, everything there is to know about it out: config, weights, and where its tokenizer lies."""
+"""Load a model by its name: config, weights, and the data from which its tokenizer is made."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.models.config import ModelConfig
+from paceline.models.directory import member, read_json
 from paceline.models.fields import Fields
-from paceline.models.files import member, read_json
 from paceline.models.hf_config import config_from_hf, token_ids
-from paceline.models.names import resolve
+from paceline.models.resolve import resolve
 from paceline.models.safetensors import SafetensorsFolder
 from paceline.models.weights import Device, Format, Progress, TensorSource, Weight, load_weights
 
-GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")  # generation_config.json
+# names in the metadata of a GGUF file → names of GENERATION
 GGUF_GENERATION = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -24,16 +25,16 @@ class OpenModel:
     """A model whose weights are not read yet."""
 
     kind: Literal["hf", "gguf"]
-    path: Path  # a directory, or a GGUF file
+    path: Path  # directory or GGUF file
     config: ModelConfig
     source: TensorSource
-    metadata: Mapping[str, Any]  # of a GGUF file, with its tokenizer; empty for a directory
-    generation: Mapping[str, float | bool]  # the sampling its authors recommend, by the names of GENERATION
+    metadata: Mapping[str, Any]  # metadata of a GGUF file, with its tokenizer; empty for a directory
+    generation: Mapping[str, float | bool]  # sampling that the authors recommend, by the names of GENERATION
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for a Forward. `path` and `metadata` are what its tokenizer is made from."""
+    """A model with its weights, ready for a Forward. Its tokenizer is made from `path` or `metadata`."""
 
     kind: Literal["hf", "gguf"]
     path: Path
@@ -63,7 +64,7 @@ def open_model(name: str) -> OpenModel:
 
 
 def _open_gguf(path: Path) -> OpenModel:
-    from paceline.models.gguf import GgufFile  # whoever has no such file needs no package that reads it
+    from paceline.models.gguf import GgufFile  # imported late: only GGUF files need the gguf package
     from paceline.models.gguf_config import config_from_gguf
 
     file = GgufFile(path)

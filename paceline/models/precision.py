@@ -1,7 +1,7 @@
-"""What quantisation costs in precision: how far each kind of matrix moved from its float original.
+"""Error of quantisation: the distance of each kind of matrix from its float original.
 
-The measure is the relative Frobenius error |quantised - original| / |original|: 0 is exact, 1 is nothing left of it.
-It speaks of matrices one by one, not of the text that the model makes of them.
+The measure is the relative Frobenius error |quantised - original| / |original|: 0 is exact, 1 is as bad as a matrix of
+zeros. It judges matrices one by one, not the text that the model generates with them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch import Tensor
 from paceline.kernels.quant import Float8, Quantised, Weight, dequantise
 
 KINDS = ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")
-PIECE = 1 << 24  # weights compared at a time
+PIECE = 1 << 24  # weights compared at a time; bounds the float32 copies
 
 
 @dataclass(frozen=True, slots=True)
 class KindError:
-    """The relative Frobenius errors of all matrices of one kind, one a layer."""
+    """Relative Frobenius errors of all matrices of one kind, one per layer."""
 
     kind: str
-    format: str  # of the first of them
+    format: str  # format of the first matrix
     matrices: int
     mean: float
     max: float
-    worst: str  # the name of the matrix with the largest error
+    worst: str  # name of the matrix with the largest error
 
 
 def quantisation_report(originals: Iterable[tuple[str, Tensor]], weights: Mapping[str, Weight]) -> list[KindError]:
-    """One entry a kind, in the order of KINDS. Originals may come one by one; vectors are passed over."""
+    """Report one entry per kind, in the order of KINDS. `originals` may be a generator; vectors are skipped."""
     found: dict[str, list[tuple[float, str]]] = {}
     for name, original in originals:
         if original.dim() == 2:
@@ -40,12 +40,12 @@ def quantisation_report(originals: Iterable[tuple[str, Tensor]], weights: Mappin
 
 
 def kind_of(name: str) -> str:
-    """`layers.3.q` → `q`."""
+    """Return the kind of a matrix, the last part of its name: `layers.3.q` → `q`."""
     return name.rpartition(".")[2]
 
 
 def relative_error(original: Tensor, weight: Weight) -> float:
-    """By rows, because a float32 copy of a whole matrix can be large."""
+    """Compute |weight - original| / |original| in pieces of rows: a float32 copy of a whole matrix can be large."""
     rows = max(1, PIECE // original.shape[1])
     moved = torch.zeros((), dtype=torch.float64, device=original.device)
     norm = torch.zeros_like(moved)

@@ -1,6 +1,6 @@
-"""A Hugging Face directory's weights: model.safetensors, or shards with an index. Nothing else, above all no pickle.
+"""Weights of a Hugging Face directory: model.safetensors, or shards with an index. Pickled files are never opened.
 
-Tensors are read lazily, by rows. A file outside of the directory is never opened, whatever the index or a symlink says.
+Tensors are read lazily, by rows. Neither the index nor a symlink can lead to a file outside of the directory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnsupportedModel
-from paceline.models.files import member, read_json
-from paceline.models.naming import HUGGING_FACE, Dialect
+from paceline.models.directory import member, read_json
+from paceline.models.tensor_names import HUGGING_FACE, Dialect
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -32,7 +32,7 @@ class SafetensorsFolder:
     quantised = False
 
     def __init__(self, directory: Path, *, dtypes: Mapping[str, torch.dtype] = DTYPES, single: str = SINGLE) -> None:
-        """`single`: the file that may have all of it."""
+        """`single` is the name of the file that has all tensors, if it exists; otherwise the index names the shards."""
         self.directory = directory
         self._dtypes = dtypes
         self._files = {name: _open(path) for name, path in _shards(directory, single).items()}
@@ -53,7 +53,7 @@ class SafetensorsFolder:
         return prod(shape) * self._dtypes[dtype].itemsize
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop), in the file's own dtype."""
+        """Read rows [start, stop) of a tensor, in the file's own dtype."""
         file, shape, _ = self._tensors[name]
         with _translated(self.directory / file):
             handle = self._files[file]

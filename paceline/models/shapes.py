@@ -1,7 +1,7 @@
-"""Models without their weights: shapes that are often measured, by name or from a config.json, and random weights.
+"""Shapes: configs of models that are often measured, by name or from a config.json, and random weights for them.
 
-Random weights say nothing about text; they take the memory and the time of real ones. They are drawn on the device, one
-tensor at a time, so that a model may be larger than the host's memory, and scaled so that every product keeps the size
+Random weights generate no text, but take the memory and the time of real ones. They are drawn on the device, one tensor
+at a time, so that a model may be larger than the host's memory. Their scale keeps the norm of every product near that
 of its input: activations and logits stay finite through any number of layers.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from paceline.errors import UnknownOption
 from paceline.models.config import ModelConfig, RopeScaling
-from paceline.models.files import member, read_json
+from paceline.models.directory import member, read_json
 from paceline.models.hf_config import config_from_hf
-from paceline.models.naming import expected_shapes
+from paceline.models.tensor_names import expected_shapes
 
-BIAS_STD = 0.02
+BIAS_STD = 0.02  # standard deviation of random biases
 
 LLAMA_3_1_8B = ModelConfig(
     architecture="llama",
@@ -90,12 +90,12 @@ SHAPES = {
 
 
 def is_shape(name: str) -> bool:
-    """Whether a user means a shape by it, and not a model with weights."""
+    """Whether `name` means a shape, and not a model with weights."""
     return name in SHAPES or name.endswith(".json")
 
 
 def shape_config(name: str) -> ModelConfig:
-    """The shape of that name, or of a config.json."""
+    """Return the config of a known shape, or of a config.json."""
     if name in SHAPES:
         return SHAPES[name]
     if not name.endswith(".json"):
@@ -107,7 +107,7 @@ def shape_config(name: str) -> ModelConfig:
 def random_weights(
     config: ModelConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every canonical tensor of the model. Matrices are of `dtype`, vectors float32; norms are 1."""
+    """Yield every canonical tensor of the model. Matrices have `dtype`, vectors float32; norms are 1."""
     random = torch.Generator(device).manual_seed(seed)
     for name, shape in expected_shapes(config).items():
         if name.endswith("norm"):

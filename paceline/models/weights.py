@@ -1,11 +1,11 @@
-"""Weights by canonical name, from any source, in the wanted format.
+"""Weights by canonical name, from any source, in the requested format.
 
     embed  norm  head          [vocab, hidden]  [hidden]  [vocab, hidden]; no head where it is tied to embed
     layers.i.attn_norm  q  k  v  o  q_norm  k_norm  post_attn_norm  mlp_norm  gate  up  down  post_mlp_norm
     layers.i.q.bias …
 
-Matrices are [out, in]; norms are ready to multiply; rows of q and k are in "rotate half" order. What comes out has
-exactly the names and shapes the config calls for: tensors left over or missing are an error that names them.
+Matrices are [out, in]; norms are ready to multiply; rows of q and k are in "rotate half" order. The result has exactly
+the names and shapes that the config implies: an error names tensors that are missing or left over.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from torch import Tensor
 from paceline.errors import ModelFileError, UnknownOption, UnsupportedModel
 from paceline.kernels.quant import FP8, GROUP, Float8, Quantised, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
-from paceline.models.naming import Dialect, expected_shapes
-from paceline.models.naming import Weight as Weight
+from paceline.models.tensor_names import Dialect, expected_shapes
+from paceline.models.tensor_names import Weight as Weight
 
-Format = Literal["auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all"]  # all: embedding, head as well
+# int4 keeps embedding and head in 8 bits; int4-all has them in 4 bits, too
+Format = Literal["auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all"]
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Device = torch.device | str
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-CHUNK = 1 << 20  # weights converted at a time, few enough to stay in the cache
-DEVICE_CHUNK = 1 << 25  # the same on the way to a GPU, many enough for its bus
+Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in all
+CHUNK = 1 << 20  # weights converted at a time on a CPU; few enough to stay in the cache
+DEVICE_CHUNK = 1 << 25  # weights copied to a GPU at a time; enough to use the bandwidth of its bus
 
 
 class TensorSource(Protocol):
-    """A file or folder of named tensors of which rows can be read. A vector is a matrix of one row."""
+    """A file or folder of named tensors, readable by rows. A vector is a matrix of one row."""
 
-    dialect: Dialect  # how its tensors are called
-    quantised: bool  # whether `read_native` gives Quantised for some
+    dialect: Dialect  # names of its tensors
+    quantised: bool  # True: `read_native` returns Quantised for some tensors
 
     @property
     def label(self) -> str: ...
@@ -42,7 +43,7 @@ class TensorSource(Protocol):
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def size(self, name: str) -> int:
-        """In bytes, for the progress."""
+        """Return the size of a tensor in bytes, to report progress."""
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor: ...
 
@@ -68,9 +69,9 @@ def iterate_weights(
     device: Device = "cpu",
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Weight]]:
-    """One tensor after the other; names and shapes of all are checked before the first is read.
+    """Yield one tensor after the other. Names and shapes of all are checked before the first is read.
 
-    Tensors are quantised on the device, and the host never holds more than a piece of one.
+    Tensors are quantised on the device; the host never holds more than a piece of one.
     """
     format = resolve_format(format, quantised=source.quantised, device=device)
     names, shapes = match_names(source, config), source.shapes()
@@ -95,7 +96,7 @@ def resolve_format(format: str, *, quantised: bool, device: Device = "cpu") -> F
 
 
 def match_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
-    """The file's name of each canonical tensor, in the order of the layers."""
+    """Map each canonical name to the file's name, in the order of the layers."""
     shapes, expected, dialect = source.shapes(), expected_shapes(config), source.dialect
     wanted = {name: dialect.canonical(name, config) for name in shapes if not dialect.harmless(name, config)}
     known = {canonical: name for name, canonical in wanted.items() if canonical in expected}
@@ -135,7 +136,7 @@ def _read(
 
 
 def in_format(weight: Tensor, canonical: str, *, format: Format, where: str | None = None) -> Weight:
-    """A float tensor, or rows of one, in a format other than "auto", on its own device. Vectors stay floats."""
+    """Convert a float tensor, or rows of one, to a format other than "auto" on its own device. Vectors stay floats."""
     assert format != "auto", "a format must be resolved first"
     if weight.dim() == 1:
         return weight.float()
@@ -159,7 +160,7 @@ def moved(weight: Weight, device: Device) -> Weight:
 
 
 def weight_bytes(weight: Weight) -> int:
-    """In memory, as a kernel packs it: constants of groups are fp16, those of channels float32."""
+    """Count the bytes of a weight as kernels pack it: scales and minimums of groups in fp16, of channels in float32."""
     if isinstance(weight, Tensor):
         return weight.numel() * weight.itemsize
     if isinstance(weight, Float8):
@@ -168,7 +169,7 @@ def weight_bytes(weight: Weight) -> int:
 
 
 def _finite(weight: Weight) -> bool:
-    """Also as fp16, where kernels pack it so: the scales and minimums of groups."""
+    """Whether all numbers are finite; scales and minimums of groups also in fp16, as kernels pack them."""
     if isinstance(weight, Tensor):
         return bool(weight.isfinite().all())
     if isinstance(weight, Float8):

@@ -1,14 +1,14 @@
-"""From "compute tokens [a, b) of these sequences, with these drafts" to the tensors of one forward pass.
+"""Build the tensors of one forward pass from "compute tokens [a, b) of these sequences, with these drafts".
 
 Rows of one share, for 3 committed tokens from position 40 and a draft of 2:
 
     row        0    1    2  │  3    4
-    position  40   41   42  │ 43   44     a chain; in a tree the position is that of the node's depth
-    slot of   40   41   42  │ 43   44     always the order of rows: the tree is straightened at commit
+    position  40   41   42  │ 43   44     in a chain; in a tree the position follows from the node's depth
+    slot of   40   41   42  │ 43   44     always in the order of rows: a tree is straightened at commit
 
 After a pass over all weights the caches are cold: a call into torch costs tens of microseconds, and one into numpy
-several. So values are collected in lists and packed at once into memory that was made for an earlier batch of the same
-shape: a batch is valid until the next one of its shape is built.
+several (docs/experiments.md, "The host between passes"). So values are collected in lists and packed at once into the
+memory of an earlier batch of the same shape. A batch is valid until the next one of its shape is built.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from paceline.draft import EMPTY, Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.runner.lanes import Lanes
 
-COLUMNS = 8  # of the smallest page table; they double, so that their shape changes rarely
-DEPTHS = 4  # and the paths of trees by so many tokens
-MAX_MEMORIES = 256
+MIN_COLUMNS = 8  # pages in the smallest page table; larger ones have twice as many, so that shapes change rarely
+DEPTH_STEP = 4  # tokens; the depth of `tails` is a multiple of it, so that shapes change rarely
+MAX_BATCH_MEMORIES = 256  # shapes whose memory is kept
 
 
 @dataclass(slots=True)
 class Share:
-    """One sequence's part of a pass: `count` committed tokens from `start`, then its draft."""
+    """One sequence's rows of a pass: `count` committed tokens from position `start`, then its draft."""
 
     lane: int
     start: int
     count: int
     draft: Draft = EMPTY
-    outs: int = 1  # logits are wanted for the last `outs` committed rows, and for every drafted one
-    seed: int = 0  # of the noise that tokens are drawn with in the pass
-    inverse_temperature: float = 0.0  # the inverse temperature; 0: without noise
+    outs: int = 1  # committed rows, the last ones, to compute logits for; drafted rows always have logits
+    seed: int = 0  # seed of the noise if the pass draws tokens
+    inverse_temperature: float = 0.0  # 0: no noise
 
     @property
     def rows(self) -> int:
@@ -50,9 +50,10 @@ class Share:
 def build_batch(
     lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond: int = 0, features: bool = True
 ) -> Batch:
-    """The tensors of one pass. The drafted tokens must already stand in `lanes.tokens` behind the committed ones. A row
-    has the token that stands `ahead` of its position. Page tables reach `beyond` the last row by so many positions.
-    `features`: whether hidden states are wanted."""
+    """Build the tensors of one pass. The drafted tokens are already in `lanes.tokens`, behind the committed ones.
+
+    A row of position p has the token of position p + `ahead`. Page tables reach `beyond` positions past the last row.
+    `features` asks for hidden states."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -73,34 +74,34 @@ def build_batch(
         tree = tree or (bool(draft.parents) and not draft.is_chain)
     tails = _plant_trees(shares, positions, bases, slots, starts) if tree else []
     columns = _columns(max(bases) + beyond, most=len(lanes.tables[0]))
-    shape = Shape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features)
-    memory = lanes.memories.get(shape) or _new_memory(lanes, shape)
+    shape = BatchShape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features)
+    memory = lanes.batch_memories.get(shape) or _new_memory(lanes, shape)
     memory.write(lanes, shares, tokens + positions + slots + starts + bases + roots + outs + tails)
     return memory.batch
 
 
-class Shape(NamedTuple):
-    """What a batch is made for."""
+class BatchShape(NamedTuple):
+    """The sizes of a batch; batches of equal shape share memory."""
 
     rows: int
     sequences: int
     outs: int
-    columns: int  # of the page table
-    depth: int  # of the tails; 0: there are none
+    columns: int  # columns of the page table
+    depth: int  # columns of the tails; 0: no tree
     features: bool
 
 
-class Memory:
-    """The memory of a batch, to be written at once.
+class BatchMemory:
+    """The memory of batches of one shape, written at once:
 
     seeds │ inverse temperatures │ tokens │ positions │ slots │ row_starts │ bases │ roots │ logit_rows │ tails
     and the page table
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BatchShape) -> None:
         rows, sequences, depth = shape.rows, shape.sequences, shape.depth
         sizes = [rows, rows, rows, sequences + 1, sequences, sequences, shape.outs, rows * depth]
-        memory = np.zeros(3 * sequences + sum(sizes), dtype=np.int32)  # a seed takes two
+        memory = np.zeros(3 * sequences + sum(sizes), dtype=np.int32)  # a seed takes two integers
         table = np.zeros(sequences * shape.columns, dtype=np.int32)
         parts = torch.from_numpy(memory[3 * sequences :]).split_with_sizes(sizes)
         self.batch = Batch(
@@ -131,24 +132,24 @@ class Memory:
 
 
 def _columns(positions: int, *, most: int) -> int:
-    columns = COLUMNS
+    columns = MIN_COLUMNS
     while columns * PAGE_SIZE < positions:
         columns *= 2
     return min(columns, most)
 
 
-def _new_memory(lanes: Lanes, shape: Shape) -> Memory:
-    if len(lanes.memories) == MAX_MEMORIES:
-        lanes.memories.clear()
-    lanes.memories[shape] = Memory(shape)
-    return lanes.memories[shape]
+def _new_memory(lanes: Lanes, shape: BatchShape) -> BatchMemory:
+    if len(lanes.batch_memories) == MAX_BATCH_MEMORIES:
+        lanes.batch_memories.clear()
+    lanes.batch_memories[shape] = BatchMemory(shape)
+    return lanes.batch_memories[shape]
 
 
 def _plant_trees(
     shares: Sequence[Share], positions: list[int], bases: list[int], slots: list[int], starts: Sequence[int]
 ) -> list[int]:
-    """Correct `positions` and `bases` in place where drafts branch, and return the ancestors' slots of every row."""
-    paths: list[list[int]] = []  # one a row, the row itself last; nothing where there is no tree
+    """Correct `positions` and `bases` of trees in place, and return `tails`: slots of the ancestors of every row."""
+    paths: list[list[int]] = []  # slots of each row's path, the row itself last; empty outside of trees
     for i, share in enumerate(shares):
         first = starts[i] + share.count  # row of the first drafted token
         paths += [[]] * share.count
@@ -160,5 +161,5 @@ def _plant_trees(
             path = [*(paths[first + parent] if parent >= 0 else ()), slots[row]]
             positions[row] = base + len(path) - 1
             paths.append(path)
-    depth = -(-max(map(len, paths)) // DEPTHS) * DEPTHS
+    depth = -(-max(map(len, paths)) // DEPTH_STEP) * DEPTH_STEP
     return [slot for path in paths for slot in (*path, *[0] * (depth - len(path)))]

@@ -16,7 +16,7 @@ import torch
 from paceline.errors import InvalidRequest
 from paceline.models.load import LoadedModel, load_model, open_model
 from paceline.models.weights import Format
-from paceline.runner.loading.models import memory_for
+from paceline.runner.loading.memory import memory_for
 from paceline.train.data.answering import Crew, answer
 from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
 from paceline.train.data.batches import in_order

@@ -12,7 +12,7 @@ from paceline.cli import inspect
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cpu.build import NoCompiler
 from paceline.models.load import load_model
-from paceline.runner.loading import models as load
+from paceline.runner.loading.memory import weight_parts
 from paceline.runner.loading.models import ReadyModel
 from paceline.text.tokenizer import Tokenizer
 from tests.cli.conftest import Cli
@@ -110,7 +110,7 @@ def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: 
     def read(name: str, *, device: str, **options: Any) -> ReadyModel:
         asked.append((device, options["kv_format"], options["format"]))
         model = load_model(name, format="bf16")
-        parts = load._parts(model, packed=True)
+        parts = weight_parts(model, packed=True)
         decoder = cuda.CudaDecoder(model.config, model.weights, max_context=64, device="cpu", pdl=False)
         tokenizer = Tokenizer.from_directory(model.path)
         return ReadyModel(name, model, tokenizer, compiled=False, why="a GPU", decoder=decoder, parts=parts)

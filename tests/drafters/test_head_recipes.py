@@ -15,7 +15,7 @@ from paceline.drafters import registry, shipped
 from paceline.errors import ModelFileError, ModelNotFound, UnknownOption, UnsupportedModel
 from paceline.llm import LLM
 from paceline.models.load import open_model
-from paceline.models.names import KNOWN
+from paceline.models.resolve import KNOWN
 from paceline.models.weights import Format
 from paceline.types import OFF, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model

@@ -1,4 +1,4 @@
-"""Quantised matrices: how near they are, what survives fp16, and that a row of a product depends on nothing else."""
+"""Quantised matrices: their error, scales in fp16, and products whose rows do not depend on each other."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_rows_of_an_8_bit_embedding():
 def test_pieces_do_not_change_a_matrix(monkeypatch):
     weight = weights()
     whole, eight = quantise(weight, bits=4, group=GROUP), quantise_fp8(weight)
-    monkeypatch.setattr(quant, "CACHED", 5 * 96)
+    monkeypatch.setattr(quant, "CPU_PIECE", 5 * 96)
     parts, eights = quantise(weight, bits=4, group=GROUP), quantise_fp8(weight)
     assert torch.equal(dequantise(parts), dequantise(whole))
     assert torch.equal(dequantise(eights), dequantise(eight))

@@ -1,4 +1,4 @@
-"""The oracle against the definition itself: attention by one softmax over an explicit list of slots for each row."""
+"""The oracle against the definition: attention by one softmax over an explicit list of slots for each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mixed_batch(*, tree: bool) -> Batch:
     """
     tables = [[4, 99, 99], [0, 7, 2], [9, 3, 99]]
     slots = [64, 65, 66, 2 * 16 + 5, *range(3 * 16 + 4, 3 * 16 + 9)]
-    tails = torch.full((9, 3), -7, dtype=torch.int32)  # what is not used must not matter
+    tails = torch.full((9, 3), -7, dtype=torch.int32)  # unused entries must not matter
     tails[5, :1] = ints(53)
     tails[6, :2] = ints(53, 54)
     tails[7, :2] = ints(53, 55)

@@ -1,4 +1,4 @@
-"""The steps of a round in plain torch, against what they mean elsewhere: sampling, NgramDrafter, the coupled rule."""
+"""The operations of a round in plain torch, against their definitions: Sampler, NgramDrafter, the coupled rule."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lanes(count: int, *, width: int = 40) -> DeviceState:
 
 
 def ask_sampling(state: DeviceState, lane: int, *, seed: int, **params: Any) -> Sampler:
-    """Writes what is asked of sampling into the lane, and gives the sampler that is asked the same."""
+    """Write sampling parameters into a lane, and return a Sampler with the same parameters."""
     wanted = SamplingParams(**params)
     state.inverse_temperature[lane] = 0.0 if wanted.greedy else 1.0 / wanted.temperature
     state.top_k[lane], state.top_p[lane], state.min_p[lane] = wanted.top_k, wanted.top_p, wanted.min_p

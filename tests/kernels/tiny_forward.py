@@ -16,7 +16,7 @@ from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise, quant
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig, RopeScaling
 from paceline.models.decoder import Decoder
-from paceline.models.naming import expected_shapes
+from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.compiled import CompiledForward
 
 CHUNK = 128  # keys whose softmax the kernels compute at once

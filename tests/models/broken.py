@@ -1,4 +1,4 @@
-"""A valid tiny GGUF file as bytes, spelt out field by field so that any of them can be made to lie."""
+"""A valid tiny GGUF file as bytes, written field by field so that a test can falsify any of them."""
 
 from __future__ import annotations
 

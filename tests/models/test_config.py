@@ -1,4 +1,4 @@
-"""config.json and its variants: old and new spellings, defaults, and what is refused."""
+"""Variants of config.json: old and new spellings, defaults, and features that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ModelError, ModelFileError, UnsupportedModel
 from paceline.models.config import RopeScaling
-from paceline.models.files import read_json
+from paceline.models.directory import read_json
 from paceline.models.hf_config import config_from_hf
 from paceline.models.load import load_model, open_model
 from paceline.models.rope import layer_rope, rope_frequencies, rope_tables
@@ -187,7 +187,7 @@ def test_any_config_is_refused_or_makes_sense(base, change):
 
 
 def test_json_without_end_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.models.files.MAX_JSON", 10)
+    monkeypatch.setattr("paceline.models.directory.MAX_JSON", 10)
     (tmp_path / "config.json").write_text('{"a": "aaaaaaaaaa"}')
     with pytest.raises(ModelFileError, match="more than 10 bytes"):
         read_json(tmp_path / "config.json")

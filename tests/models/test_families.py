@@ -11,7 +11,7 @@ from tests.models.tiny import FAMILIES, build_tiny, load_eager, run
 from tests.models.tiny_gguf import write_gguf
 
 TOKENS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-GGUF_FAMILIES = [family for family in FAMILIES if family != "qwen2-window"]  # GGUF has no word for it
+GGUF_FAMILIES = [family for family in FAMILIES if family != "qwen2-window"]  # GGUF has no metadata for it
 
 
 def logits_of(model):

@@ -1,4 +1,4 @@
-"""Heads as they are published: what is read, and what is refused."""
+"""Published heads: every layout that is read, and every head that is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of safetensors files that lie about the file, one lie each: all are refused, and the file is named."""
+"""Headers of safetensors files with one false statement each: all are refused, and the error names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error report: which matrices are compared, and that the numbers are those of the definition."""
+"""The error report compares the right matrices, and its numbers follow from the definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of safetensors: single, sharded, damaged, and those that point where they should not."""
+"""Directories of safetensors: single, sharded, damaged, and with names or links that lead outside."""
 
 from __future__ import annotations
 

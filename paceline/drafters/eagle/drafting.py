@@ -21,7 +21,7 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.draft_in_progress import DraftInProgress, head_confidence, probability_of
 from paceline.runner.batch import Share, build_batch
-from paceline.runner.heads.protocol import HeadForward, TreeHead, Wanted
+from paceline.runner.heads.protocol import HeadForward, TreeHead, TreeRequest
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Pick
 
@@ -132,11 +132,11 @@ def is_simple(ask: Ask) -> bool:
     return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
-def _wanted(ask: Ask, worth: float, least: float) -> Wanted:
+def _wanted(ask: Ask, worth: float, least: float) -> TreeRequest:
     params = ask.sampler.params
     if ask.sampler.greedy or not params.filters:
-        return Wanted(ask.max_draft, worth, least)
-    return Wanted(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, NO_TOP_K))
+        return TreeRequest(ask.max_draft, worth, least)
+    return TreeRequest(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, NO_TOP_K))
 
 
 def _branching(parents: list[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.drafters.options import parse_options
 from paceline.errors import ModelNotFound, UnknownOption
-from paceline.models.names import resolve
+from paceline.models.resolve import resolve
 from paceline.runner.loading.heads import FORMATS
 
 SHIPPED = Path(__file__).parent

@@ -1,1 +1,1 @@
-"""Kernels for CUDA devices, in Triton. Each is checked against `kernels.reference`, by Triton's interpreter too."""
+"""Triton kernels for CUDA devices. Tests compare each with the reference, on a GPU and in Triton's interpreter."""

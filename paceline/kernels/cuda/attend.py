@@ -1,23 +1,23 @@
-"""Attention over pages: prefill, decoding and verification, chains and trees, by one kernel.
+"""Attention over pages: one kernel for prefill, decoding and verification, chains and trees.
 
-A program takes a block of adjacent rows of one sequence with all query heads that share a KV head: together they are
-the rows of its products. Positions are cut into tiles, and tiles make splits:
+A program computes a block of adjacent rows of one sequence, with all query heads that share a KV head: together they
+are the rows of its products. Positions are cut into tiles, and tiles are grouped into splits:
 
-    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      64 positions a tile, by the size of a head
-    splits        ┃           0            ┃         1            8 tiles a split
+    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      32, 64 or 128 positions a tile, by the head dimension
+    splits        ┃           0            ┃         1            up to 8 tiles, 512 positions at most
 
-Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, and then those of
-all splits. Tiles and splits lie at fixed positions, and a tile which a row does not see leaves its state as it was,
-bit by bit. Totals are summed by a product with ones, in the order of positions, whatever the shape of a block. So a
-row's result depends on nothing but its own context: not on the batch, nor on who computes what, nor on chain or tree.
-(Blocks of 64 and more run on another instruction of the hardware, which need not round as that of smaller ones does.)
+Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, then those of all
+splits. Tiles and splits begin at fixed positions, and a tile that a row does not see leaves the row's state unchanged
+to the bit. Totals are sums by a product with ones, in the order of positions, for every shape of a block. So a row's
+result depends on its own context alone: not on the batch, the division of work among programs, chain or tree.
+(Blocks of 64 and more use another matrix instruction of the hardware, which may round differently.)
 
-Who computes what is only a matter of speed. While the device has room each tile has its own program; then a program
-takes whole splits, in turns; where blocks alone fill the device it takes all splits of its block, and needs no other.
-The program of a block that finishes last merges what the others left in scratch memory: one launch is enough.
+The division of work only matters for speed. While the device has room, each tile has a program of its own. Beyond that,
+the programs of a block take its splits in turns. If blocks alone fill the device, one program takes all splits of its
+block. The program of a block that finishes last merges the partials in scratch memory, so that one launch is enough.
 
-Where all rows of a sequence are one block (decoding, verification), a program can also do what `rotate` does, to the
-same bits: it turns its queries, and before it reads a tile it stores the keys and values of the rows that lie in it.
+If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
+same bits: a program rotates its queries, and stores the new keys and values of a tile before it reads the tile.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.kv import FP8, FP8_MAX, CudaKV
+from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import narrowed, turn
+from paceline.kernels.quant import FP8, FP8_MAX
 
-SPLIT = 512  # positions of a split
-FILL = 528  # programs that a device holds at once: four on each of 132 multiprocessors
-BLOCKS = (16, 32, 64, 128)  # rows times query heads of a block
+SPLIT = 512  # positions of a split at most
+FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
+BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a program needs to do the work of `rotate` itself."""
+    """Inputs that let the attention kernel do the work of `rotate`."""
 
     slots: Tensor  # int32 [rows]
     cos: Tensor  # float32 [positions, head_dim / 2]
-    sin: Tensor
+    sin: Tensor  # float32 [positions, head_dim / 2]
 
 
 class Attention:
-    """Attention with its scratch memory: partials, and counters that are 0 between calls. Calls must not overlap."""
+    """The kernel with its scratch memory: partials, and counters that are 0 between calls. Calls must not overlap."""
 
     def __init__(
         self,
@@ -61,13 +62,13 @@ class Attention:
         warps: int = 0,
         stages: int = 3,
     ) -> None:
-        """tile and the tiles of a split (0: by the size of a head) shape the results; fill, warps and stages only the
-        time."""
+        """`tile`, positions, and `tiles` of a split (0: by the head dimension) fix the rounding of results; `fill`,
+        `warps` and `stages` only change the speed."""
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
         self.counters = torch.zeros(0, dtype=torch.int32, device=device)
-        self._outgrown: list[Tensor] = []  # graphs that were captured before still point to them
+        self._outgrown: list[Tensor] = []  # captured graphs still point to them
 
     def __call__(
         self,
@@ -91,11 +92,11 @@ class Attention:
         rotation: Rotation | None = None,
         pdl: bool = False,
     ) -> Tensor:
-        """`out` = attention of queries, both [rows, heads, head_dim], as Batch describes it. With a `rotation` the
-        queries are the packed projection [rows, heads + 2 · kv_heads, head_dim] before anything was turned or stored.
+        """Compute `out`, attention of queries as Batch describes it, both [rows, heads, head_dim]. With a `rotation`,
+        queries are the packed projection [rows, heads + 2 · kv_heads, head_dim], not rotated and not stored yet.
 
-        max_rows bounds the rows of a sequence and max_context their positions + 1. With `lanes` [seats] the pages of a
-        seat stand in page_table[lanes[seat]], otherwise in page_table[seat]. Rows of no seat are left alone.
+        `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
+        page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written.
         """
         _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
@@ -107,14 +108,14 @@ class Attention:
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
         assert rotation is None or (blocks == 1 and tails is None), "only the rows of one block can be turned here"
-        turned = rotation or Rotation(row_starts, out, out)  # what is not given is not read
+        turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or min(8, SPLIT // tile)
         unit, units = self._units(tile, tiles, max_context, window, block_m // group, seats * blocks * kv_heads)
         programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
         solo = programs == 1 and unit > tile
-        crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # then smaller programs leave less idle
+        crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # smaller programs then leave less idle
         warps = self.warps or (2 if crowded else 4)
         if programs > 1:
             self.reserve(seats * blocks * kv_heads, units * block_m * (padded + 2))
@@ -126,7 +127,7 @@ class Attention:
             row_starts,
             positions,
             page_table,
-            row_starts if lanes is None else lanes,  # what is not given is not read
+            row_starts if lanes is None else lanes,  # a placeholder is never read
             row_starts if bases is None else bases,
             row_starts if tails is None else tails,
             turned.slots,
@@ -164,7 +165,7 @@ class Attention:
         return out
 
     def reserve(self, blocks: int, partial: int) -> None:
-        """Scratch for so many blocks, each of so many floats. A graph cannot be captured while it grows."""
+        """Reserve scratch memory for `blocks` of `partial` floats each. It cannot grow while a graph is captured."""
         if self.counters.numel() < blocks:
             self._outgrown.append(self.counters)
             self._may_grow()
@@ -179,29 +180,29 @@ class Attention:
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
     def _units(self, tile: int, each: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
-        """What a program takes at a time, a tile or a split of `each`, and how many of them a block sees at most."""
+        """Choose the unit of work of a program, a tile or a split of `each` tiles, and count the units of a block."""
         split = tile * each
-        span = min(max_context, window + rows + split) if window else max_context  # a window starts within a unit
+        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a unit
         tiles = max(1, triton.cdiv(span, tile))
-        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # one program is done with few soon
+        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # few tiles: one program is soon done
         if tiles == 1 or tiles * blocks <= room:
             return tile, tiles
         return split, triton.cdiv(span, split)
 
 
 def tile_for(head_dim: int) -> int:
-    """Positions of a tile, so that its keys and values of 16 bits take 32 KiB."""
+    """Choose the positions of a tile: its keys and values of 16 bits take 32 KiB."""
     return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
 
 
 def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
-    """The smallest block_m up to `most` that holds max_rows rows of so many query heads to a KV head."""
+    """Choose the smallest block up to `most` that has room for `max_rows` rows of `group` query heads per KV head."""
     return next((block for block in BLOCKS if block >= most or block // group >= max_rows), most)
 
 
 @triton.jit(
     do_not_specialize=["window", "angles", "pages", "depth", "units"]
-)  # they vary, and a compilation takes seconds
+)  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries,
     keys,
@@ -255,9 +256,9 @@ def _attend(
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
     if UNIT == TILE and not WINDOW:
-        slot = _slots(table, me, pages, TILE, PAGE)  # asked for early: the first of a chain of loads
+        slot = _slots(table, me, pages, TILE, PAGE)  # early: the first of a chain of loads
 
-    m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; what is left of the block stays empty
+    m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
     row = start + m // GROUP
     valid = (m // GROUP < ROWS) & (row < stop)
@@ -285,7 +286,7 @@ def _attend(
         tails += start.to(tl.int64) * depth
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
-    if TURN:  # the new rows of the positions that this program reads
+    if TURN:  # store the new rows of the positions that this program reads
         member = start + m
         mine = (m < ROWS) & (member < stop)
         at = tl.load(positions + member, mask=mine, other=0)
@@ -299,7 +300,7 @@ def _attend(
         tl.store(keys + target, narrowed(new, keys, LIMIT), mask=stored)
         new = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
         tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)
-        tl.debug_barrier()  # all threads have stored before any of them reads
+        tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
     partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
 
@@ -333,7 +334,7 @@ def _attend(
         if SOLO:
             _write(out + cell, mask, total, acc)
     if not SOLO:
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads have written before the counter says so
         arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
         if arrived == tl.minimum(tl.num_programs(2), count) - 1:
             if UNIT == TILE:
@@ -350,7 +351,7 @@ def _tile(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """The partial of one tile. `place` and `member` [BLOCK_M]: the position of a row, and which of the block it is."""
+    """Compute the partial of one tile. `place`, `member` [BLOCK_M]: positions of rows, indices in the block."""
     position = tile * TILE + tl.arange(0, TILE)
     distance = place[:, None] - position[None, :]
     seen = distance >= 0
@@ -361,23 +362,23 @@ def _tile(
         peak, total, acc = _partial(q, k, v, seen, scale, TILE)
     else:
         peak, total, acc = _nothing(BLOCK_M, PADDED)
-        common = (base == end) | (tile * TILE + TILE <= base)  # no row has slots of its own here
+        common = (base == end) | (tile * TILE + TILE <= base)  # True: all rows share the slots of this tile
         for i in range(tl.where(common, 1, rows)):
-            mine = common | (member == i)  # to the others a row's own slots are invisible, and leave no trace
+            mine = common | (member == i)  # a row's own slots change nothing for other rows
             inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
             own = inside & (position >= base) & (position - base < depth)
             tail = tl.load(tails + i * depth + (position - base), mask=own, other=0)
             where = tl.where(position < base, slot, tail)
             k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
             peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
-            acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times a value that is not a number is none
+            acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times NaN would be NaN
             peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
     return peak, total, acc
 
 
 @triton.jit
 def _turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Heads [BLOCK_M, PADDED] at their positions `place`, as `rotate` turns them."""
+    """Load heads [BLOCK_M, PADDED] and rotate them by their positions `place`, as `rotate` does."""
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, PADDED)
     mask = valid[:, None] & (d < HEAD_DIM)[None, :]
@@ -393,7 +394,7 @@ def _turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADD
 
 @triton.jit
 def _slots(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr):
-    """KV slots of a tile's positions; past the end of the sequence anything."""
+    """Load the KV slots of a tile's positions; those past the end of the sequence are arbitrary."""
     position = tile * TILE + tl.arange(0, TILE)
     page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
     return page * PAGE + position % PAGE
@@ -404,7 +405,7 @@ def _fetch(
     keys, values, slot, inside, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for what is not inside, lest garbage be weighed."""
+    """Load keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for slots that are not `inside`."""
     d = tl.arange(0, PADDED)
     page = (slot // PAGE).to(tl.int64)
     cell = (page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM
@@ -416,26 +417,26 @@ def _fetch(
 
 @triton.jit
 def _partial(q, k, v, seen, scale, TILE: tl.constexpr):
-    """The softmax over one tile: its highest score, the sum of weights relative to that, and of weighted values."""
+    """Compute the softmax of one tile: the highest score, the sum of weights relative to it, and of weighted values."""
     scores = tl.dot(q, k, input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     peak = tl.max(scores, 1)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
     p = tl.exp2(scores - safe[:, None]).to(v.dtype)
-    total = tl.dot(p, tl.full([TILE, 16], 1.0, v.dtype), input_precision="ieee")  # 16 times the same
+    total = tl.dot(p, tl.full([TILE, 16], 1.0, v.dtype), input_precision="ieee")  # 16 equal columns
     return peak, tl.max(total, 1), tl.dot(p, v, input_precision="ieee")
 
 
 @triton.jit
 def _nothing(BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """The partial over no position at all."""
+    """Return the partial over no positions."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, PADDED], tl.float32)
 
 
 @triton.jit
 def _merge(peak, total, acc, peak_, total_, acc_):
-    """Two partials as one. Exact where either is nothing. Which products are fused is not left to the compiler."""
+    """Merge two partials, exactly if one is empty. `fma` fixes which product is fused; the compiler does not choose."""
     higher = tl.maximum(peak, peak_)
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
@@ -446,7 +447,7 @@ def _merge(peak, total, acc, peak_, total_, acc_):
 
 @triton.jit
 def _keep(partials, index, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Store partial `index` of the block: [BLOCK_M] peaks, as many totals, [BLOCK_M, PADDED] sums."""
+    """Store partial `index` of the block: [BLOCK_M] peaks, [BLOCK_M] totals, [BLOCK_M, PADDED] sums."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
@@ -457,7 +458,7 @@ def _keep(partials, index, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.c
 
 @triton.jit
 def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """What `_keep` stored, past the caches that other programs do not share; nothing if it is not there."""
+    """Load a partial that `_keep` stored, past caches that programs do not share; an empty one unless `there`."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
@@ -469,7 +470,7 @@ def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _merge_tiles(partials, first, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr, TILES: tl.constexpr):
-    """Partials of tiles `first` … `first + count - 1`: those of a split first, then the splits."""
+    """Merge the partials of tiles `first` … `first + count - 1`: first within each split, then the splits."""
     peak, total, acc = _nothing(BLOCK_M, PADDED)
     for split in range(first // TILES, tl.cdiv(first + count, TILES)):
         peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
@@ -493,6 +494,6 @@ def _merge_splits(partials, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _write(cells, mask, total, acc):
-    """The weighted mean of values; zeros for rows that saw nothing."""
+    """Store the weighted mean of values; zeros for rows that saw no position."""
     safe = tl.where(total == 0.0, 1.0, total)
     tl.store(cells, (acc / safe[:, None]).to(cells.dtype.element_ty), mask=mask)

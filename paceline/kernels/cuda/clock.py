@@ -1,4 +1,4 @@
-"""The device's own clock, read between kernels, so that the parts of a graph can be told apart."""
+"""Timestamps of the device's own clock between kernels, to time the parts of a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def stamp(stamps: Tensor, index: int, *, pdl: bool = False) -> None:
-    """stamps[index] = nanoseconds, once all kernels before it are done."""
+    """Set stamps[index] to the device's time in nanoseconds, once all kernels before it have finished."""
     _stamp[(1,)](stamps, index, PDL=pdl, num_warps=1, **({"launch_pdl": True} if pdl else {}))
 
 

@@ -1,12 +1,13 @@
-"""Weight matrices as the CUDA kernels read them: numbers of the activations' type, or fewer bits with scales.
+"""Weight matrices in the formats of the CUDA kernels: floats of the activations' type, or fewer bits with scales.
 
     FLOAT    q [n, k] of the activations' type
-    CHANNEL  q int8 [n, k],          w = q · scale[n]
-    FLOAT8   q the bytes of e4m3,    the same
-    GROUPED  q uint8 [n, k],         w = q · scale[n, k / 32] + minimum[n, k / 32]
-    NIBBLES  q uint8 [n, k / 2],     the same, two inputs a byte: of each 64 the first 32 below, the others above
+    CHANNEL  q int8 [n, k],                   w = q · scale[n]
+    FLOAT8   q uint8 [n, k], bytes of e4m3,   w = q · scale[n]
+    GROUPED  q uint8 [n, k],                  w = q · scale[n, k / 32] + minimum[n, k / 32]
+    NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[n, k / 32] + minimum[n, k / 32]
 
-`parts` says into how many ranges of K the sum is divided, see `linear`; it belongs to the matrix, never to a batch.
+Of each 64 inputs, NIBBLES has the first 32 in the low halves of 32 bytes and the others in the high halves. `parts` is
+the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise, quantise, quantise_fp8
+from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise, quantise, quantise_fp8, values_of
 
 FLOAT, CHANNEL, GROUPED, NIBBLES, FLOAT8 = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class CudaMatrix:
+    """A weight matrix [outputs, inputs] with its bias, on the device."""
+
     q: Tensor
     outputs: int
     inputs: int
-    format: int
+    format: int  # FLOAT, CHANNEL, …
     parts: int
-    scale: Tensor | None = None  # float32 [n], or [n, groups] in fp16 where that is exact
-    minimum: Tensor | None = None  # as scale, of groups
+    scale: Tensor | None = None  # float32 [n], or [n, groups] in fp16 if that is exact, else in float32
+    minimum: Tensor | None = None  # [n, groups], of the type of scale
     bias: Tensor | None = None  # float32 [n]
 
     @property
@@ -46,22 +49,21 @@ def pack(
     biases: Sequence[Tensor] = (),
     dtype: torch.dtype,
     device: torch.device | str,
-) -> Matrix:
-    """One matrix of the rows of all `weights`; where their formats differ, in the activations' type."""
+) -> CudaMatrix:
+    """Pack the rows of all `weights` into one matrix; weights of different formats become `dtype`."""
     if len({type(weight) for weight in weights}) > 1:
         weights = [weight if isinstance(weight, Tensor) else dequantise(weight) for weight in weights]
     bias = torch.cat([bias.float().to(device) for bias in biases]) if biases else None
-    first = weights[0]
-    inputs = first.q.shape[1] if isinstance(first, (Quantised, Float8)) else first.shape[1]
-    outputs = sum(len(_rows(weight)) for weight in weights)
+    inputs = values_of(weights[0]).shape[1]
+    outputs = sum(len(values_of(weight)) for weight in weights)
     q, scale, minimum, format = _join(weights, dtype=dtype, device=device)
-    return Matrix(
+    return CudaMatrix(
         q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, minimum=minimum, bias=bias
     )
 
 
-def requantise(matrix: Matrix, format: str) -> Matrix:
-    """The same matrix as "int8", "fp8" or "int4"; one that already has fewer bits than floats stays as it is."""
+def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
+    """Quantise a matrix of floats to "int8", "fp8" or "int4"; one that is already quantised stays as it is."""
     if matrix.format != FLOAT:
         return matrix
     makers: dict[str, Callable[[Tensor], Quantised | Float8]] = {
@@ -75,11 +77,7 @@ def requantise(matrix: Matrix, format: str) -> Matrix:
     )
 
 
-def _rows(weight: Tensor | Quantised | Float8) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.q
-
-
-Joined = tuple[Tensor, Tensor | None, Tensor | None, int]
+Joined = tuple[Tensor, Tensor | None, Tensor | None, int]  # q, scale, minimum, format
 
 
 def _join(weights: Sequence[Tensor | Quantised | Float8], *, dtype: torch.dtype, device: torch.device | str) -> Joined:
@@ -99,7 +97,7 @@ def _join_quantised(weights: Sequence[Quantised], device: torch.device | str) ->
         scale = torch.cat([weight.scale.to(device).flatten() for weight in weights])
         return (q.to(torch.int16) - 128).to(torch.int8), scale, None, CHANNEL
     groups = q.shape[1] // GROUP
-    # Those of groups are numbers of fp16; where a channel has but one scale, it is not.
+    # Scales of groups are representable in fp16; the one scale of a channel need not be.
     dtype = torch.float16 if all(weight.grouped for weight in weights) else torch.float32
     scale = torch.cat([weight.scale.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
     minimum = torch.cat([weight.minimum.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()

@@ -1,8 +1,8 @@
 """The KV memory of a CUDA device: two tensors [layers, pages + 1, kv_heads, PAGE_SIZE, head_dim].
 
-A page of one head is contiguous, so that attention reads 16 keys at a stretch. The page after the last belongs to no
-sequence: rows that only pad a batch write there, and what it holds is never read for a real row. Values are kept in
-float32, bfloat16 or float8_e4m3fn; the latter without a scale: what exceeds ±448 is stored as ±448.
+A page of one head is contiguous, so that attention reads 16 keys at once. The page after the last is the scratch page:
+no sequence has it, rows that only pad a batch write to it, and no real row reads it. Numbers are float32, bfloat16 or
+float8_e4m3fn; float8 has no scale here, and saturates at ±448.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
-
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
+from paceline.kernels.kv_tensors import allocate, page_bytes
+from paceline.kernels.quant import FP8, FP8_MAX
 
 
 class CudaKV:
-    """A `KVMemory` in pages."""
+    """Implements KVMemory."""
 
     def __init__(
         self,
@@ -35,15 +33,8 @@ class CudaKV:
         self.num_pages = num_pages
         self.scratch_page = num_pages
         shape = (layers, num_pages + 1, kv_heads, PAGE_SIZE, head_dim)
-        try:
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            size = num_pages * page_bytes(layers, kv_heads, head_dim, dtype) / 2**30
-            raise OutOfMemory(
-                f"no memory for a KV cache of {num_pages} pages ({size:.1f} GiB) on {device}; "
-                "ask for fewer pages or a shorter context"
-            ) from error
+        size = num_pages * page_bytes(layers, kv_heads, head_dim, dtype)
+        self.keys, self.values = allocate(shape, num_pages=num_pages, size=size, dtype=dtype, device=device)
 
     def store(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [n, kv_heads, head_dim] to slots [n] of a layer."""
@@ -67,21 +58,17 @@ class CudaKV:
         return keys, values
 
 
-def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """What one page takes, keys and values of all layers."""
-    return 2 * layers * kv_heads * PAGE_SIZE * head_dim * dtype.itemsize
-
-
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the dtype of a KV memory; float8 knows no infinity, so it saturates."""
+    """Convert x to the dtype of a KV memory; float8 has no infinity and saturates."""
     return x.clamp(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else x.to(dtype)
 
 
 def _places(slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return page and offset of each slot, int64."""
     wide = slots.long()
     return wide // PAGE_SIZE, wide % PAGE_SIZE
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory as bytes where it is float8: torch does not index every type of one byte everywhere."""
+    """View float8 as bytes, other types as they are: torch cannot index float8 on every device."""
     return x.view(torch.uint8) if x.dtype == FP8 else x

@@ -1,15 +1,16 @@
-"""Products of a few rows with a large matrix, near the speed at which the matrix can be read.
+"""Products of a few rows with a large matrix, near the speed at which the matrix can be read from memory.
 
-Every element of a product is the sum, in order, of `parts` sums over consecutive ranges of K, each accumulated in
-float32 in steps of 16 by the tensor cores. On Hopper this fixes the bits: they are the same for every tile shape, for
-both kinds of matrix instruction, and for cuBLAS wherever that does not divide K itself. So tiles may follow the number
-of rows, and a row's result never depends on which rows ride along. `parts` depends on the matrix alone.
+Every element of a product is the sum, in order, of `parts` sums over consecutive ranges of K; the tensor cores
+accumulate each in float32 in steps of 16. On Hopper this fixes the bits: they are equal for every tile shape, for both
+kinds of matrix instruction, and for cuBLAS unless it divides K itself. So tiles may depend on the number of rows, while
+a row's result never depends on the other rows. `parts` depends on the matrix alone.
 
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
-The weight stands first in the product (tile [outputs, k] times [k, rows]), since the tensor cores take few rows only
-on that side. Beyond a few rows the library's products are faster: they are taken where they give the same bits, which
-is checked on random numbers, once for each matrix shape and number of rows.
+The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
+second factor. Beyond 64 rows cuBLAS, "the library", is faster (docs/experiments.md, "The library's products beyond 64
+rows"). It is used if it gives the same bits, which is checked with random numbers for each matrix shape and number of
+rows.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.cuda.formats import FLOAT, Matrix
+from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
 from paceline.kernels.cuda.tiles import FEW_ROWS, OUTPUTS, UNIT, Tiles
 
-AHEAD = 256  # inputs whose weights are fetched before the rows are there; more disturbs the kernel before
-SILU, GELU = 1, 2
+# Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
+# (H200, docs/experiments.md, "How much of the weights to fetch ahead").
+AHEAD = 256
+SILU, GELU = 1, 2  # activations
 
 
 def _power_below(count: int) -> int:
@@ -37,82 +40,85 @@ def _power_below(count: int) -> int:
 
 
 class Products:
-    """Launches products, with the scratch memory that matrices divided along K need."""
+    """Launches products, and holds the scratch memory of matrices with several parts."""
 
-    def __init__(self, matrices: Iterable[Matrix], *, device: torch.device | str, pdl: bool) -> None:
-        """`matrices`: those it will meet."""
+    def __init__(self, matrices: Iterable[CudaMatrix], *, device: torch.device | str, pdl: bool) -> None:
+        """`matrices` are all that it will multiply with; they fix the size of the scratch memory."""
         self.pdl = pdl
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
         self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
-        self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
         self._descriptors: dict[tuple[int, ...], Any] = {}
-        self._agrees: dict[tuple[object, ...], bool] = {}  # whether the library gives our bits, by shape
+        self._agrees: dict[tuple[object, ...], bool] = {}  # by shape: whether the library gives the same bits
         self._scratch: dict[int, Tensor] = {}
 
     def __call__(
         self,
         x: Tensor,  # [rows, inputs]
-        matrix: Matrix,
+        matrix: CudaMatrix,
         out: Tensor,  # [rows, outputs]
         *,
         residual: Tensor | None = None,  # [rows, outputs]; may be `out` itself
         activation: int = 0,
         tiles: Tiles | None = None,
     ) -> None:
-        """`activation`: the matrix is gate above up, and out = activation(gate) · up has half its rows."""
-        made = self._made_of(matrix, x, out, residual=residual, activation=activation)
-        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(x, matrix, made):
-            self._by_library(x, matrix, out, made, residual=residual, activation=activation)
+        """Compute out = x · matrix. With an `activation` the matrix is gate above up; out is activation(gate) · up."""
+        dtype = self._library_dtype(matrix, x, out, residual=residual, activation=activation)
+        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(x, matrix, dtype):
+            self._by_library(x, matrix, out, dtype, residual=residual, activation=activation)
         else:
             self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
 
-    def sums(self, x: Tensor, matrix: Matrix) -> Tensor | None:
-        """The parts of the product, float32 [parts, rows, outputs], where the library makes them; see `finish`."""
+    def sums(self, x: Tensor, matrix: CudaMatrix) -> Tensor | None:
+        """Compute the parts of a product, float32 [parts, rows, outputs], by the library, for `finish_norm` or
+        `finish`; None: the library is not used."""
         if len(x) <= FEW_ROWS or not self._library_agrees(x, matrix, torch.float32):
             return None
         return self._library_sums(x, matrix, torch.float32)
 
     @staticmethod
-    def _made_of(matrix: Matrix, x: Tensor, out: Tensor, *, residual: Tensor | None, activation: int) -> torch.dtype:
-        """What the library is asked for: the result itself, the gate as it is rounded, or sums still to be finished."""
+    def _library_dtype(
+        matrix: CudaMatrix, x: Tensor, out: Tensor, *, residual: Tensor | None, activation: int
+    ) -> torch.dtype:
+        """Choose the library's result type: float32 for sums to be finished, x's for a gate, else that of `out`."""
         if matrix.parts > 1 or matrix.bias is not None or residual is not None:
             return torch.float32
         return x.dtype if activation else out.dtype
 
-    def _library_agrees(self, x: Tensor, matrix: Matrix, made: torch.dtype) -> bool:
-        """Whether the library gives our bits for as many rows: another type may be another algorithm."""
+    def _library_agrees(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> bool:
+        """Whether the library gives the same bits; its algorithm depends on the number of rows and the result type."""
         if matrix.format != FLOAT or not matrix.q.is_cuda:
             return False
-        key = (len(x), matrix.outputs, matrix.inputs, matrix.parts, made)
+        key = (len(x), matrix.outputs, matrix.inputs, matrix.parts, dtype)
         if key not in self._agrees:
             if torch.cuda.is_current_stream_capturing():
                 return False
             generator = torch.Generator(x.device).manual_seed(len(x))
             random = torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype)
             bare = replace(matrix, bias=None)
-            mine, other = (torch.empty((len(x), matrix.outputs), dtype=made, device=x.device) for _ in range(2))
+            mine, other = (torch.empty((len(x), matrix.outputs), dtype=dtype, device=x.device) for _ in range(2))
             self._by_tiles(random, bare, mine)
-            self._by_library(random, bare, other, made)
+            self._by_library(random, bare, other, dtype)
             self._agrees[key] = torch.equal(mine, other)
         return self._agrees[key]
 
     def _by_library(
         self,
         x: Tensor,
-        matrix: Matrix,
+        matrix: CudaMatrix,
         out: Tensor,
-        made: torch.dtype,
+        dtype: torch.dtype,
         *,
         residual: Tensor | None = None,
         activation: int = 0,
     ) -> None:
         if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
-            torch.mm(x, matrix.q.T, out_dtype=made, out=out)
+            torch.mm(x, matrix.q.T, out_dtype=dtype, out=out)
         else:
-            sums = self._library_sums(x, matrix, made)
+            sums = self._library_sums(x, matrix, dtype)
             finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
 
-    def _library_sums(self, x: Tensor, matrix: Matrix, dtype: torch.dtype) -> Tensor:
+    def _library_sums(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs
         sums = self._temporary((matrix.parts, rows, outputs), dtype)
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
@@ -126,7 +132,7 @@ class Products:
         return sums
 
     def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that keeps its address, shared by all products of as many bytes up to the next power of two."""
+        """Return scratch memory with a fixed address, shared by products of the same size up to a power of two."""
         bytes = math.prod(shape) * dtype.itemsize
         size = 1 << (bytes - 1).bit_length()
         if size not in self._scratch:
@@ -136,7 +142,7 @@ class Products:
     def _by_tiles(
         self,
         x: Tensor,
-        matrix: Matrix,
+        matrix: CudaMatrix,
         out: Tensor,
         *,
         residual: Tensor | None = None,
@@ -153,7 +159,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = matrix.parts > 1 and rows <= FEW_ROWS  # parts by different programs
+        spread = matrix.parts > 1 and rows <= FEW_ROWS  # True: each part has programs of its own
         grid = (triton.cdiv(outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows), matrix.parts if spread else 1)
         weight, source = matrix.q, x
         if tiles.descriptors:
@@ -209,7 +215,7 @@ def finish(
     activation: int = 0,
     pdl: bool = False,
 ) -> None:
-    """What a product does after its sums: the parts in order, bias, then residual or gate."""
+    """Finish a product: add its parts in order and the bias, then add the residual or apply the gate."""
     parts, rows, width = sums.shape
     outputs = width // 2 if activation else width
     _finish[(rows, triton.cdiv(outputs, 1024))](
@@ -234,7 +240,7 @@ def finish(
 def _weights(
     pointer, scale, minimum, n, k, inputs, known, FORMAT: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
 ):
-    """A tile [n, k] of the weights as numbers of `dtype`; rows and columns where `known` is False are 0."""
+    """Load a tile [n, k] of the weights as `dtype`; elements that are not `known` are 0."""
     q = tl.load(pointer + n[:, None] * inputs + k[None, :], mask=known, other=0)
     if FORMAT == 2:  # GROUPED
         at = n[:, None] * (inputs // GROUP) + k[None, :] // GROUP
@@ -248,7 +254,8 @@ def _weights(
 def _nibbles(
     pointer, scale, minimum, n, j, inputs, known, HIGH: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
 ):
-    """Half of a tile of 4-bit weights; byte j of a row holds input j // 32 · 64 + j % 32 below, 32 further above."""
+    """Load half of a tile of 4-bit weights. Byte j of a row has input i = j // 32 · 64 + j % 32 in its low half, and
+    input i + 32 in its high half."""
     q = tl.load(pointer + n[:, None] * (inputs // 2) + j[None, :], mask=known, other=0)
     q = (q >> 4) if HIGH else (q & 15)
     at = n[:, None] * (inputs // GROUP) + (j[None, :] // GROUP * 2 + HIGH)
@@ -263,7 +270,7 @@ def _scaled(q, scale, minimum, known, dtype: tl.constexpr):
 
 @triton.jit
 def _gated(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
-    """act(gate) · up, both rounded to the activations' type before."""
+    """Compute activation(gate) · up; gate and up are first rounded to the activations' type."""
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if ACTIVATION == 1:
         return gate * tl.sigmoid(gate) * up
@@ -277,7 +284,7 @@ def _finish(
     bias,
     residual,
     out,
-    size,  # of a part: rows × outputs
+    size,  # elements of a part: rows × outputs
     outputs,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -312,7 +319,7 @@ def _finish(
 
 @triton.jit
 def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
-    """Ask for the beginning of these rows of the weights [rows, inputs] (2 bytes each) in the second cache."""
+    """Prefetch AHEAD inputs of these rows of the weights [rows, inputs], 2 bytes each, into the second-level cache."""
     lines = tl.arange(0, AHEAD // 64)
     at = pointer + tl.where(known, rows, 0)[:, None] * inputs + first + lines[None, :] * 64
     tl.inline_asm_elementwise(

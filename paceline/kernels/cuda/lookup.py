@@ -1,9 +1,9 @@
-"""The n-gram draft on a CUDA device, as drafters/ngram.py finds it, without an index: the whole history is looked at.
+"""N-gram drafts on a CUDA device: those of drafters/ngram.py, without an index, by a search of the whole history.
 
-    search   (chunk of the history, seat)   the longest suffix that ends in the chunk, the latest among equals
-    copy     (seat)                         the best of the chunks, and what followed it behind the committed tokens
+    _search   (chunk of the history, seat)   find the longest n-gram that ends in the chunk; of equal ones the latest
+    _copy     (seat)                         take the best chunk, and copy the tokens after it behind the committed ones
 
-A find is one integer, size * 2**24 + end, so that the best is the largest.
+A match is one integer, size * 2**24 + end, so that the best match is the largest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.round_reference import SIZE_SHIFT, Lanes
+from paceline.kernels.round_reference import SIZE_SHIFT, DeviceLanes
 
-CHUNK = 1024  # places per program of `_search`
-COPY = 32  # tokens copied at once
+CHUNK = 1024  # positions per program of `_search`
+COPY = 32  # tokens that `_copy` copies at once
 
 _CHUNK, _COPY = tl.constexpr(CHUNK), tl.constexpr(COPY)
 _SIZE_SHIFT, _PLACE = tl.constexpr(SIZE_SHIFT), tl.constexpr((1 << SIZE_SHIFT) - 1)
 
 
 def lookup(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     limits: Tensor,
@@ -34,7 +34,7 @@ def lookup(
     found: Tensor,
     pdl: bool = False,
 ) -> None:
-    """Drafts of at most `limits` [seats] tokens behind the committed ones, and how many into `found` [seats]."""
+    """Write drafts of at most `limits` [seats] tokens behind the committed ones; `found` [seats] gets their lengths."""
     width = state.tokens.shape[1]
     assert width < 1 << SIZE_SHIFT, f"{width} tokens a lane do not fit a key"
     chunks = triton.cdiv(width, CHUNK)
@@ -45,7 +45,7 @@ def lookup(
     _copy[(len(seats),)](*lanes, limits, found, chunks, CHUNKS=triton.next_power_of_2(chunks), **options)
 
 
-@cache  # a graph remembers the address, so it is never given back
+@cache  # never freed: captured graphs keep the address
 def _keys(device: torch.device, seats: int, chunks: int) -> Tensor:
     return torch.zeros((seats, chunks), dtype=torch.int32, device=device)
 
@@ -76,7 +76,7 @@ def _search(
         size = tl.zeros((_CHUNK,), tl.int32)
         back = 1
         while (back <= MAX_NGRAM) & (tl.max(alive.to(tl.int32), axis=0) > 0):
-            alive = alive & (end >= back)  # end < length, so the suffix has that many tokens too
+            alive = alive & (end >= back)  # end < length, so that the suffix has `back` tokens, too
             wanted = tl.load(mine + length - back, mask=back <= length, other=0)
             alive = alive & (tl.load(mine + end - back, mask=alive, other=0) == wanted)
             size += alive.to(tl.int32)
@@ -111,7 +111,7 @@ def _copy(
     count = tl.where(key > 0, count, 0)
     tl.store(found + seat, count)
     mine = tokens + lane.to(tl.int64) * stride
-    source = key & _PLACE  # a copy that reaches the end goes on from its own beginning
+    source = key & _PLACE  # a copy that reaches the last token continues from `source`
     for start in range(0, count, _COPY):
         step = start + tl.arange(0, _COPY)
         inside = step < count

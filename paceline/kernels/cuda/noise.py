@@ -1,6 +1,6 @@
-"""The noise of kernels/noise.py and the keys of sampling/sampler.py inside kernels: the same bits, unless called rough.
+"""The noise of kernels/noise.py and the keys of sampling/sampler.py inside kernels; all but `rough_gumbel` to the bit.
 
-Whoever uses it is launched without fused multiply-adds: each operation must round as it does on every other machine.
+Kernels that use it are launched without fused multiply-adds: each operation must round as on every other machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from triton.language.extra.cuda import libdevice
 
 from paceline.kernels import noise
 
-ROUGHLY = 1e-3  # twice the error of rough noise, at most
+ROUGHLY = 1e-3  # bound of twice the error of `rough_gumbel`
 
 LN2_HIGH, LN2_LOW = tl.constexpr(noise.LN2_HIGH), tl.constexpr(noise.LN2_LOW)
 _LN2 = tl.constexpr(0.6931472)
@@ -21,14 +21,14 @@ _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in 
 
 @triton.jit
 def keys_of(seed, lane, position):
-    """`sampler.noise_keys` of Stream.TOKEN: two numbers of 32 bits."""
+    """Compute `sampler.noise_keys` of Stream.TOKEN: two 32-bit numbers."""
     bits = mix(tl.load(seed + lane), position, 0)
     return (bits >> 32).to(tl.uint32), bits.to(tl.uint32)
 
 
 @triton.jit
 def mix(seed, position, stream: tl.constexpr):
-    """`sampler.mix`: 64 bits for a seed (any 64 bits) and a position."""
+    """Compute `sampler.mix`: 64 bits for a seed (any 64 bits) and a position."""
     counter = position.to(tl.uint64) * 4 + stream
     return _finalise(seed.to(tl.uint64) ^ _finalise(counter * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03))
 
@@ -42,16 +42,16 @@ def _finalise(bits):
 
 @triton.jit
 def gumbel(token, high, low):
-    """`noise.gumbel_noise` of tokens."""
+    """Compute `noise.gumbel_noise` of tokens."""
     return -_log(-_log(_uniform(token, high, low)))
 
 
 @triton.jit
 def rough_gumbel(token, high, low, FAST: tl.constexpr):
-    """The same to within half of ROUGHLY."""
+    """Compute the noise of `gumbel` with an error below ROUGHLY / 2."""
     shifted = _random(token, high, low)
     uniform = shifted - 0.999999940395355224609375
-    rest = 2.0 - shifted - 5.9604644775390625e-08  # 1 - uniform, exact: little is left of it where the noise is large
+    rest = 2.0 - shifted - 5.9604644775390625e-08  # 1 - uniform, exact; tiny if the noise is large
     series = rest * tl.fma(rest, tl.fma(rest, tl.fma(rest, tl.fma(rest, 0.2, 0.25), 0.33333334), 0.5), 1.0)
     inner = tl.where(rest < 0.25, series, -_LN2 * _log2(uniform, FAST))
     return -_LN2 * _log2(inner, FAST)
@@ -69,7 +69,7 @@ def _uniform(token, high, low):
 
 @triton.jit
 def _random(token, high, low):
-    """A float32 number in [1, 2) with 23 random bits."""
+    """Hash keys and token to a float32 number in [1, 2) with 23 random bits."""
     x = token.to(tl.uint32) * 0x9E3779B9 + high
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35

@@ -1,6 +1,6 @@
-"""What stands between products: the embedding, RMS norms, and the way of a branch back into the residual stream.
+"""Kernels between products: the embedding, RMS norms, and adding a branch to the residual stream.
 
-One program a row, in float32 and rounded once, so a row never depends on others.
+One program computes one row, in float32 and rounded once, so that a row never depends on others.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.cuda.formats import Matrix
+from paceline.kernels.cuda.formats import CudaMatrix
 
 
-def embed(tokens: Tensor, table: Matrix, x: Tensor, *, scale: float = 1.0, pdl: bool = False) -> None:
-    """x [rows, hidden] = rows of the embedding; a token beyond the vocabulary is taken for the last one."""
+def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, pdl: bool = False) -> None:
+    """Set x [rows, hidden] to rows of the embedding; a token beyond the vocabulary counts as the last one."""
     width = triton.next_power_of_2(table.inputs)
-    scale = float(torch.tensor(scale, dtype=x.dtype))  # as the reference rounds it
+    scale = float(torch.tensor(scale, dtype=x.dtype))  # rounded as in the reference
     _embed[(len(tokens),)](
         tokens,
         table.q,
@@ -38,21 +38,21 @@ def embed(tokens: Tensor, table: Matrix, x: Tensor, *, scale: float = 1.0, pdl: 
 
 
 def norm(x: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False) -> None:
-    """out [rows, hidden] = rms_norm(x) · weight."""
+    """Compute out [rows, hidden] = rms_norm(x) · weight."""
     _norm_rows(x, x, weight, weight, out, eps=eps, branch=False, pdl=pdl)
 
 
 def add_norm(
     x: Tensor, branch: Tensor, branch_weight: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False
 ) -> None:
-    """x += rms_norm(branch) · branch_weight, in place; out = rms_norm(x) · weight."""
+    """Compute x += rms_norm(branch) · branch_weight, in place, then out = rms_norm(x) · weight."""
     _norm_rows(x, branch, branch_weight, weight, out, eps=eps, branch=True, pdl=pdl)
 
 
 def finish_norm(
     sums: Tensor, bias: Tensor | None, x: Tensor, weight: Tensor, out: Tensor, *, eps: float, pdl: bool = False
 ) -> None:
-    """x += the product whose parts are `sums` [parts, rows, hidden], in place; out = rms_norm(x) · weight."""
+    """Compute x += sum of the parts `sums` [parts, rows, hidden] + bias, in place, then out = rms_norm(x) · weight."""
     rows, hidden = x.shape
     width = triton.next_power_of_2(hidden)
     _finish_norm[(rows,)](
@@ -174,7 +174,7 @@ def _finish_norm(
     x,
     weight,
     out,
-    size,  # of a part: rows × hidden
+    size,  # elements of a part: rows × hidden
     hidden,
     eps,
     WIDTH: tl.constexpr,

@@ -1,12 +1,12 @@
-"""From the packed projection of a layer to rotated queries and a filled KV memory, in one launch.
+"""Rotate the queries and keys of a layer's packed projection, and store keys and values, in one launch.
 
     qkv [rows, heads + 2 * kv_heads, head_dim]
          ├ query heads   (norm) → rotate → queries [rows, heads, head_dim]
          ├ key heads     (norm) → rotate → keys of the layer at slots[row]
          └ value heads   ──────────────→ values of the layer at slots[row]
 
-A program takes one row and HEADS_EACH adjacent heads of whatever kind, so that a row never knows of other rows. All is
-computed in float32 and rounded where `kernels.reference` rounds: after the norm and after the rotation.
+A program computes one row of HEADS_EACH adjacent heads of any kind, so that a row never depends on others. It computes
+in float32 and rounds where `kernels.reference` rounds: after the norm and after the rotation.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.kv import FP8, FP8_MAX, CudaKV
+from paceline.kernels.cuda.kv import CudaKV
+from paceline.kernels.quant import FP8, FP8_MAX
 
-HEADS_EACH = 8  # of a program; with head_dim 128 every thread of two warps moves 16 bytes of each half
+HEADS_EACH = 8  # heads per program; with head_dim 128 every thread of two warps moves 16 bytes of each half
 
 
 def rotate(
@@ -58,7 +59,7 @@ def rotate(
         slots,
         cos,
         sin,
-        qkv if q_norm is None else q_norm,  # not read
+        qkv if q_norm is None else q_norm,  # a placeholder is never read
         qkv if k_norm is None else k_norm,
         eps,
         cos.shape[0],
@@ -103,14 +104,14 @@ def _rotate(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * EACH + tl.arange(0, EACH)  # among the packed ones
-    d = tl.arange(0, HALF)[None, :] + (head * 0)[:, None]  # of full shape, so that all loads have one layout
+    head = tl.program_id(1) * EACH + tl.arange(0, EACH)  # index among the packed heads
+    d = tl.arange(0, HALF)[None, :] + (head * 0)[:, None]  # full shape, so that all loads have one layout
     inside = d < HEAD_DIM // 2
     mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside
     is_query = head < HEADS
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    if NORM:  # weights are constant: they need not wait
+    if NORM:  # constant weights, loaded before the wait
         kind = is_key[:, None]
         weight1 = tl.where(kind, _half(k_norm, d, inside), _half(q_norm, d, inside))
         weight2 = tl.where(kind, _half(k_norm + HEAD_DIM // 2, d, inside), _half(q_norm + HEAD_DIM // 2, d, inside))
@@ -137,7 +138,7 @@ def _rotate(
     target = queries + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d
     tl.store(target, turned1, mask=is_query[:, None] & inside)
     tl.store(target + HEAD_DIM // 2, turned2, mask=is_query[:, None] & inside)
-    place = (slot // PAGE) * (KV_HEADS * PAGE * HEAD_DIM) + (slot % PAGE) * HEAD_DIM  # of head 0 in the page
+    place = (slot // PAGE) * (KV_HEADS * PAGE * HEAD_DIM) + (slot % PAGE) * HEAD_DIM  # offset of head 0 in the page
     target = keys + place + (head - HEADS)[:, None] * (PAGE * HEAD_DIM) + d
     mask = is_key[:, None] & inside & (slot >= 0)
     tl.store(target, narrowed(turned1, keys, LIMIT), mask=mask)
@@ -155,13 +156,13 @@ def _half(weight, d, inside):
 
 @triton.jit
 def turn(x, partner, c, s):
-    """One coordinate of a rotated pair. Which product is fused is not left to the compiler: others rotate, too."""
+    """Compute one coordinate of a rotated pair. `fma` fixes the rounding, because attention rotates, too."""
     return tl.fma(x, c, partner * s)
 
 
 @triton.jit
 def narrowed(x, memory, LIMIT: tl.constexpr):
-    """x in the type of the memory; a LIMIT above 0 is where it saturates."""
+    """Convert x to the type of `memory`; with LIMIT > 0 it saturates at ±LIMIT."""
     if LIMIT > 0:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -LIMIT), LIMIT)
     return x.to(memory.dtype.element_ty)

@@ -1,6 +1,6 @@
-"""Rows of a pass, acceptance and drafted tokens on a CUDA device; `round_reference` says what each of them means.
+"""`layout`, `accept` and `push` of a round on a CUDA device; `round_reference` defines them.
 
-One launch each. Lengths, tokens and pages are read and written where the device keeps them, so that a captured round
+Each is one launch. Lengths, tokens and pages are read and written in the device's memory, so that a captured round
 needs nothing from the host. Programs write disjoint memory, but for seats of the dummy lane, which commit nothing.
 """
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.noise import mix
-from paceline.kernels.round_reference import Lanes
+from paceline.kernels.round_reference import DeviceLanes
 from paceline.sampling.sampler import Stream
 
 _PAGE_SIZE = tl.constexpr(PAGE_SIZE)
 _ACCEPT = tl.constexpr(int(Stream.ACCEPT))
-ROWS_EACH = 32  # of a program of `layout`
+ROWS_EACH = 32  # rows per program of `_layout`
 
 
 def layout(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     counts: Tensor,
@@ -33,7 +33,7 @@ def layout(
     row_starts: Tensor,
     pdl: bool = False,
 ) -> None:
-    """The rows of a pass: of seat b the `counts[b]` tokens from its length + `first` on; see the reference."""
+    """Make the rows of a pass: seat b gets `counts[b]` tokens from its length + `first` on; see `round_reference`."""
     assert len(seats) <= len(tokens), f"{len(seats)} seats in {len(tokens)} rows"
     _layout[(triton.cdiv(len(tokens), ROWS_EACH),)](
         state.tokens,
@@ -62,7 +62,7 @@ def layout(
 
 
 def accept(
-    state: Lanes,
+    state: DeviceLanes,
     *,
     seats: Tensor,
     targets: Tensor,
@@ -72,7 +72,7 @@ def accept(
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
-    """Commit what the target agrees with, and its own token after that; see the reference."""
+    """Commit the drafted tokens that the target agrees with, and its own token after them; see `round_reference`."""
     starts = row_starts if roots is None else roots
     assert starts is not None, "either row_starts or roots must be given"
     longest = out.shape[1] // 2 - 2
@@ -100,7 +100,7 @@ def accept(
     )
 
 
-def push(state: Lanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool = False) -> None:
+def push(state: DeviceLanes, *, seats: Tensor, tokens: Tensor, offset: int, pdl: bool = False) -> None:
     """Write tokens [seats] at `offset` behind the committed tokens."""
     _push[(1,)](
         state.tokens,
@@ -150,7 +150,7 @@ def _layout(
     room = row_count - seat_count - (tl.cumsum(extra, axis=0) - extra)
     count = tl.where(real, 1 + tl.minimum(extra, tl.maximum(room, 0)), 0)
     end = tl.cumsum(count, axis=0)  # [SEATS]
-    if tl.program_id(0) == 0:  # cutting what is cut already changes nothing, so that others may read either
+    if tl.program_id(0) == 0:  # other programs may read old or new counts: to cut twice changes nothing
         tl.store(counts + seat, count, mask=real)
         tl.store(row_starts + 1 + seat, end, mask=real)
         tl.store(row_starts, 0)
@@ -209,9 +209,9 @@ def _accept(
     ahead = tl.load(mine + length + step, mask=(step < drafted) & (length + step < width), other=0)
     judged = tl.load(targets + start + step, mask=(step <= drafted) & (start + step < rows), other=0)
     right = ahead == judged
-    if SYNTHETIC:  # 24 bits of the coin
+    if SYNTHETIC:  # a coin of 24 random bits
         right = (mix(tl.load(seed + lane), length + step, _ACCEPT) >> 40).to(tl.int32) < heads
-    accepted = tl.min(tl.where((step < drafted) & right, STEPS, step), axis=0)  # the first that is wrong, or none's
+    accepted = tl.min(tl.where((step < drafted) & right, STEPS, step), axis=0)  # the first wrong step, or `drafted`
     bonus = tl.sum(tl.where(step == accepted, judged, 0), axis=0)
     new = tl.where(step < accepted, ahead, tl.where(step == accepted, bonus, 0))
     real = lane != dummy

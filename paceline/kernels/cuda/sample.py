@@ -1,15 +1,15 @@
-"""Logits → tokens on a CUDA device, with the very noise of kernels/noise.py; `round_reference.draw` says what it means.
+"""Draw tokens from logits on a CUDA device, with the noise of kernels/noise.py; `round_reference.draw` defines it.
 
-Three kernels, of which plain draws need the first and the last:
+There are three kernels; draws without filters need only the first and the last:
 
-    score    (chunk of the vocabulary, row)   the chunk's best token, or for a row with filters the largest logits
-    gather   (chunk of the vocabulary, row)   rows with filters: a list of the logits that may stay, in any order
-    settle   (row)                            the best of the chunks, or the floor of the filters and the best above it
+    _score    (chunk of the vocabulary, row)   find the chunk's best token; with filters also the largest logits
+    _gather   (chunk of the vocabulary, row)   with filters: list the logits that may stay, in any order
+    _settle   (row)                            choose the best token of all chunks, or the best above the filters' floor
 
-A floor is found by halving a range of float32 bit patterns until it leaves just what top-k or top-p are to leave: over
-the list, which is nearly always enough, or else over the whole row. Counts and masses are integers, so that neither
-the list's order nor the number of rows can change a token. Floating-point operations are never fused: the
-noise must be the same to the last bit on every machine.
+A floor is found by bisection over float32 bit patterns, until it leaves exactly the logits that top-k or top-p keep. It
+searches the list, which is nearly always enough, or else the whole row. Counts and masses are integers, so that neither
+the list's order nor the number of rows can change a token. Floating-point operations are never fused, because the noise
+must have the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch import Tensor
 from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
 from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
 from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
-from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, Lanes
+from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, DeviceLanes
 
-CHUNK = 4096  # tokens a program of `score` and `gather`
-PART = 256  # tokens whose largest logit is kept: the k-th of these bounds the k-th of all
-CAPACITY = 4096  # of a row's list
-REACH = 10.0  # how far below the largest logit the list of a row with top-p alone goes
+CHUNK = 4096  # tokens per program of `_score` and `_gather`
+PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
+CAPACITY = 4096  # logits in the list of a row
+REACH = 10.0  # with top-p alone, the list has the logits at most this far below the largest
 
 _CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
 _REACH, _ROUGHLY = (tl.constexpr(value) for value in (REACH, ROUGHLY))
-_NONE = tl.constexpr(0x7FFFFFFF)  # later than any token
+_NONE = tl.constexpr(0x7FFFFFFF)  # larger than any token
 _LOWEST = tl.constexpr(float("-inf"))
 _LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
@@ -43,7 +43,7 @@ _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
 def draw(
     logits: Tensor,
-    state: Lanes,
+    state: DeviceLanes,
     *,
     lanes: Tensor,
     out: Tensor,
@@ -53,10 +53,10 @@ def draw(
     filters: bool = True,
     pdl: bool = False,
 ) -> None:
-    """Tokens int32 `out` [rows] from logits [rows, vocab], one for each of the sequences in `lanes` [rows].
+    """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
-    It is the token at position `positions[row] + offset`; without `positions` at the lane's length + offset. With
-    `push` it is also written there. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
+    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
@@ -65,7 +65,7 @@ def draw(
     lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
     row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
     asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
-    kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are not touched
+    kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
     options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
@@ -78,19 +78,19 @@ def draw(
 
 
 class _Scratch(NamedTuple):
-    scores: Tensor  # float32 [rows, chunks] best of the chunk
-    tokens: Tensor  # int32 [rows, chunks]
-    maxima: Tensor  # float32 [rows, parts]
+    scores: Tensor  # float32 [rows, chunks] best score of each chunk
+    tokens: Tensor  # int32 [rows, chunks] its token
+    maxima: Tensor  # float32 [rows, parts] largest logit of each part
 
 
 class _Lists(NamedTuple):
-    counts: Tensor  # int32 [rows] logits that belong into the list, also where it is too short for them
-    masses: Tensor  # int64 [rows] of all that min-p leaves, for rows with top-p alone
+    counts: Tensor  # int32 [rows] logits that belong in the list; may exceed CAPACITY
+    masses: Tensor  # int64 [rows] mass of all logits that min-p leaves, for rows with top-p but no top-k
     values: Tensor  # float32 [rows, CAPACITY]
     tokens: Tensor  # int32 [rows, CAPACITY]
 
 
-@cache  # a graph remembers the addresses, so nothing is ever given back
+@cache  # never freed: captured graphs keep the addresses
 def _scratch(device: torch.device, rows: int, vocab: int) -> _Scratch:
     chunks, parts = triton.cdiv(vocab, CHUNK), triton.cdiv(vocab, PART)
     return _Scratch(
@@ -165,7 +165,7 @@ def _score(
         parts = tl.cdiv(vocab, _PART)
         at = chunk * (_CHUNK // _PART) + part
         tl.store(maxima + row * parts + at, tl.max(value, axis=1), mask=at < parts)
-        if chunk == 0:  # what `gather` adds to
+        if chunk == 0:  # `_gather` adds to these
             tl.store(counts + row, 0)
             tl.store(masses + row, 0)
 
@@ -271,7 +271,7 @@ def _settle(
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
             enough = listed <= _CAPACITY
-            if enough & (k <= 0) & (p < 1):  # top-p alone may need more than the list has
+            if enough & (k <= 0) & (p < 1):  # top-p alone may need more logits than the list has
                 enough = _mass_from(values, listed, 1.0, best, bound, 1024, True) >= _share(p, mass)
             if enough:
                 floor = _floor(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
@@ -287,17 +287,17 @@ def _settle(
 
 @triton.jit
 def _top(value, token):
-    """The largest of a tile, and the lowest token that has it."""
+    """Find the largest value of a tile, and the lowest token that has it."""
     best = tl.max(tl.max(value, axis=1), axis=0)
     return best, tl.min(tl.min(tl.where(value == best, token, _NONE), axis=1), axis=0)
 
 
 @triton.jit
 def _top_with_noise(value, token, high, low, FAST: tl.constexpr):
-    """The top of value + noise. The exact noise is dear: a rough one shows which token it has to be computed for."""
+    """Find the top of value + noise. Exact noise is slow: it is computed for all only if rough noise leaves several."""
     rough = value + rough_gumbel(token, high, low, FAST)
     best = tl.max(tl.max(rough, axis=1), axis=0)
-    near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the latter for the rounding of sums
+    near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the second term covers the rounding of sums
     if tl.sum(tl.sum(near.to(tl.int32), axis=1), axis=0) == 1:
         first = tl.min(tl.min(tl.where(near, token, _NONE), axis=1), axis=0)
         best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first, high, low)
@@ -313,7 +313,7 @@ def _is_filtered(scale, k, p, least, vocab):
 
 @triton.jit
 def _clean(value):
-    """float32 without NaN."""
+    """Convert to float32, and NaN to -inf."""
     value = value.to(tl.float32)
     return tl.where(value == value, value, _LOWEST)
 
@@ -328,14 +328,14 @@ def _position(positions, lengths, row, lane, offset, PLACED: tl.constexpr):
 
 @triton.jit
 def _bounds(maxima, vocab, k, p, least, PARTS: tl.constexpr):
-    """The largest logit of a row, the floor of min-p, and from where on logits belong into the list."""
+    """Find the largest logit of a row, the floor of min-p, and the smallest logit that belongs in the list."""
     part = tl.arange(0, PARTS)
     tops = tl.load(maxima + part, mask=part < tl.cdiv(vocab, _PART), other=_LOWEST)
     best = tl.max(tops, axis=0)
     margin = tl.log(tl.where(least > 0, least, 1.0).to(tl.float64)).to(tl.float32)
     floor = tl.where(least > 0, best + margin, _LOWEST)
-    bound = tl.where(p < 1, best - _REACH, _LOWEST)  # of min-p alone the list has all or is too short
-    if (k > 0) & (k < vocab):  # k parts reach it, so at least k logits do
+    bound = tl.where(p < 1, best - _REACH, _LOWEST)  # min-p alone: all logits above its floor belong in the list
+    if (k > 0) & (k < vocab):  # k parts reach the bound, so at least k logits do
         low, high = _image(tl.full((), _LOWEST, tl.float32)), _image(best) + 1
         while high - low > 1:
             middle = (low + high) >> 1
@@ -346,7 +346,7 @@ def _bounds(maxima, vocab, k, p, least, PARTS: tl.constexpr):
 
 @triton.jit
 def _floor(source, length, scale, best, floor, k, p, mass, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """The smallest logit that top-k and top-p leave of those from `floor` on."""
+    """Find the smallest logit at or above `floor` that top-k and top-p leave."""
     if k > 0:
         low, high = _image(floor), _image(best) + 1
         while high - low > 1:
@@ -368,7 +368,7 @@ def _floor(source, length, scale, best, floor, k, p, mass, BLOCK: tl.constexpr, 
 
 @triton.jit
 def _halve(low, high, reached, wanted):
-    """The half of [low, high) to go on with: `low` reaches what is wanted. Where it is met exactly that is the end."""
+    """Choose the half of [low, high) to continue in; `low` always reaches `wanted`. An exact match ends the search."""
     middle = (low + high) >> 1
     after = tl.where(reached == wanted, middle + 1, high)
     return tl.where(reached >= wanted, middle, low), tl.where(reached >= wanted, after, middle)
@@ -376,7 +376,7 @@ def _halve(low, high, reached, wanted):
 
 @triton.jit
 def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """The token with the highest score among the logits from `floor` on; the lowest among equals."""
+    """Find the token with the highest score among the logits at or above `floor`; of equal ones the lowest."""
     best, chosen = tl.full((), _LOWEST, tl.float32), tl.full((), _NONE, tl.int32)
     for start in range(0, length, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -403,7 +403,7 @@ def _read(source, at, length, scale, LISTED: tl.constexpr):
 
 @triton.jit
 def _count_from(source, length, scale, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """How many logits reach a floor above -inf."""
+    """Count the logits at or above a finite floor."""
     count = tl.zeros((), tl.int32)
     for start in range(0, length, BLOCK):
         value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
@@ -413,7 +413,7 @@ def _count_from(source, length, scale, floor, BLOCK: tl.constexpr, LISTED: tl.co
 
 @triton.jit
 def _mass_from(source, length, scale, best, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """The mass of the logits that reach a floor."""
+    """Sum the mass of the logits at or above a floor."""
     mass = tl.zeros((), tl.int64)
     for start in range(0, length, BLOCK):
         value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
@@ -428,21 +428,21 @@ def _share(p, mass):
 
 @triton.jit
 def _image(value):
-    """An int64 in the order of float32 numbers."""
+    """Map a float32 number to an int64 with the same order."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
 def _value(image):
-    """The float32 number of an image."""
+    """Invert `_image`."""
     bits = image.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _mass(below):
-    """`round_reference.mass`."""
+    """Compute `round_reference.mass`."""
     seen = below > _FAINT
     below = tl.where(seen, below, 0.0)
     exponent = (below * _LOG2_E - 0.5).to(tl.int32)

@@ -1,6 +1,7 @@
-"""How a product is cut into programs: what fixes its bits, by the matrix alone, and what only its speed.
+"""The division of a product into programs. `parts_of` fixes its bits by the matrix alone; `Tiles` only its speed.
 
-Numbers were measured on an H200. A program per processor reads deep; where several share one, each holds less.
+Constants were tuned on an H200 (docs/experiments.md, "Parts of narrow matrices", "Programs that fill the device
+evenly"). A program that has a multiprocessor alone prefetches more stages than programs that share one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import triton
 
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8
 
-FEW_ROWS = 64  # up to here the matrix is read at memory speed
-UNIT = 256  # parts of K are multiples of it
-OUTPUTS = 64  # of a tile
-PROCESSORS = 132  # multiprocessors that parts are chosen for; another device works, perhaps less evenly
-STEPS = {  # (at most 16 rows, gated) → inputs a step and stages, by how many programs share a processor
+FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix from memory
+UNIT = 256  # inputs; a part of K is a multiple of it
+OUTPUTS = 64  # outputs of a tile
+PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
+# (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
+STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
     (True, False): ((256, 3), (128, 4), (64, 4), (128, 4)),
     (False, True): ((128, 4), (128, 4), (64, 4), (64, 4)),
@@ -24,7 +26,7 @@ STEPS = {  # (at most 16 rows, gated) → inputs a step and stages, by how many 
 
 
 def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Into how many ranges K is divided: the least that keeps the processors evenly busy."""
+    """Choose the number of ranges of K: the smallest that keeps the multiprocessors evenly busy."""
     if gated:
         return 1
     fills = {}
@@ -39,23 +41,25 @@ def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
+    """Tile sizes and launch options of a product."""
+
     rows: int
-    inputs: int  # a step along K
-    stages: int
+    inputs: int  # inputs of a step along K
+    stages: int  # stages of the pipeline of loads
     outputs: int = OUTPUTS
     warps: int = 4
-    descriptors: bool = False  # read tiles through the tensor copy engine
+    descriptors: bool = False  # True: load tiles by tensor descriptors (TMA)
 
     @classmethod
     def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
-        """For `programs` tiles of OUTPUTS × all rows, and numbers of `size` bytes. As measured on an H200."""
+        """Choose tiles for a product of `programs` tiles (OUTPUTS × all rows) with activations of `size` bytes."""
         if format in (CHANNEL, FLOAT8):
             return cls(rows=_power(rows), inputs=128, stages=4)
         if format != FLOAT or size != 2:
-            return cls(rows=_power(rows), inputs=64, stages=3)  # scales take room beside the weights
+            return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         if rows > FEW_ROWS:
             return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
-        crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # programs share a processor from 1 on
+        crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages)
 

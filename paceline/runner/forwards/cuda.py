@@ -1,12 +1,15 @@
-"""A decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
+"""The decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
 
-A layer is seven launches: norm, q·k·v, attention with the rotation and the KV store, o + residual, norm, gate·up,
-down + residual. Where a sequence has many rows, or heads are normed, the rotation is a launch of its own. All buffers
-keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a row by itself
-and in a fixed order, so a row's bits never depend on which rows ride along.
+For up to 64 rows a layer is seven launches: norm, q·k·v, attention with rotation and KV store, o + residual, norm,
+gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, if there is a tree, or if a
+sequence has more rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the
+same bits; the gate, and a bias or the parts of q·k·v, then take a launch of their own.
+
+All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a
+row by itself in a fixed order, so that a row's bits never depend on the other rows of a batch.
 
 `CudaDecoder` has weights and no KV memory; `CudaForward` joins it with one. A quantised copy of a target that drafts
-for it takes the target's own KV memory: verification writes every slot that the copy has written.
+for it uses the target's own KV memory: verification overwrites every slot that the copy has written.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
-from paceline.kernels.cuda.formats import Matrix, pack, requantise
+from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
@@ -36,42 +39,47 @@ from paceline.models.rope import layer_rope, rope_tables
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """The rows of one pass, on the device. `seats`, `max_rows` and `max_context` bound what the tensors may hold."""
+class DeviceBatch:
+    """The rows of one pass, on the device. `seats`, `max_rows` and `max_context` bound the values of the tensors."""
 
-    tokens: Tensor  # int32 [rows], as the next two
-    positions: Tensor
-    slots: Tensor
+    tokens: Tensor  # int32 [rows]
+    positions: Tensor  # int32 [rows]
+    slots: Tensor  # int32 [rows]
     row_starts: Tensor  # int32 [seats + 1]
     page_table: Tensor  # int32 [lanes or seats, pages]
     seats: int
-    max_rows: int  # of one sequence
-    max_context: int  # positions + 1
-    lanes: Tensor | None = None  # int32 [seats]: rows of the page table; None: seat by seat
-    bases: Tensor | None = None
-    tails: Tensor | None = None
+    max_rows: int  # rows of one sequence
+    max_context: int  # largest position + 1
+    lanes: Tensor | None = None  # int32 [seats] rows of the page table; None: row b is seat b's
+    bases: Tensor | None = None  # int32 [seats], see Batch
+    tails: Tensor | None = None  # int32 [rows, depth], see Batch
     logit_rows: Tensor | None = None  # int64 [outs]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class CudaLayer:
+    """Packed weights and settings of one layer, on the device."""
+
     attn_norm: Tensor
-    qkv: Matrix
+    qkv: CudaMatrix
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Matrix
+    o: CudaMatrix
     post_attn_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    gate_up: CudaMatrix
+    down: CudaMatrix
     post_mlp_norm: Tensor | None
-    window: int
+    window: int  # positions; 0: none
     cos: Tensor  # float32 [positions, head_dim / 2]
-    sin: Tensor
+    sin: Tensor  # float32 [positions, head_dim / 2]
 
 
 class CudaDecoder:
-    """`weights` is emptied while it is packed, so that no matrix is on the device twice for long."""
+    """A decoder with its weights packed for the CUDA kernels.
+
+    `weights` is emptied while it is packed, so that only one matrix at a time is on the device twice.
+    """
 
     def __init__(
         self,
@@ -83,7 +91,8 @@ class CudaDecoder:
         device: torch.device | str = "cuda",
         pdl: bool | None = None,
     ) -> None:
-        """`pdl`: a kernel begins while the one before it ends; None: where the device can, from Hopper on."""
+        """`pdl` turns on programmatic dependent launch: a kernel starts before the one before it has ended. None: on if
+        the device supports it, from Hopper on."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
                 f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
@@ -100,7 +109,7 @@ class CudaDecoder:
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
     def quantised(self, format: str) -> CudaDecoder:
-        """A copy in fewer bits that shares the embedding, norms and rotary tables; scratch memory is its own."""
+        """Return a quantised copy that shares embedding, norms and rotary tables, with scratch memory of its own."""
         other = copy(self)
         other.layers = [
             replace(
@@ -120,48 +129,51 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
-        """Passes of the most rows, so that every buffer is there: one over a prompt, one with the most logits."""
+        """Run the two largest passes, one over a prompt and one with the most logits, to allocate every buffer."""
         zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
         for count in (rows, outs):
             few = zeros[:count]
-            whole = Pass(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
+            whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
         torch.cuda.synchronize(self.device)
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[CudaMatrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return [*inner, self.head]
 
     @property
     def weight_bytes(self) -> int:
-        """What one pass reads."""
+        """Bytes of the matrices that one pass reads."""
         return sum(matrix.bytes for matrix in self.matrices())
 
-    def fill(self, rows: Pass, kv: CudaKV) -> None:
-        """Keys and values of the rows, and nothing else."""
+    def fill(self, rows: DeviceBatch, kv: CudaKV) -> None:
+        """Compute keys and values of the rows, without logits."""
         self._hidden(rows, kv)
 
     def logits(
         self,
-        rows: Pass,
+        rows: DeviceBatch,
         kv: CudaKV,
         *,
         every: int = 1,
         taps: Sequence[int] = (),
         kept: list[Tensor] | None = None,
     ) -> Tensor:
-        """float32 [outs, vocab], in memory that the next pass of as many outs reuses. Without `logit_rows` the outs
-        are the last of each `every` rows. What is at the `taps` goes into `kept`."""
+        """Compute logits float32 [outs, vocab], in memory that the next pass with as many outs reuses.
+
+        Without `logit_rows` the outs are the last of each `every` rows. States at the `taps` are appended to `kept`."""
         hidden = self._hidden(rows, kv, taps=taps, kept=kept)
         hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
         return out
 
-    def _hidden(self, rows: Pass, kv: CudaKV, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None) -> Tensor:
-        """The last layer's output [rows, hidden], normed."""
+    def _hidden(
+        self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None
+    ) -> Tensor:
+        """Compute the hidden states [rows, hidden] after the final norm."""
         config, count = self.config, len(rows.tokens)
         x = self._buffer("x", count, config.hidden_size)
         y = self._buffer("y", count, config.hidden_size)
@@ -181,12 +193,12 @@ class CudaDecoder:
         return y
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings [n, hidden] without any scale."""
+        """Look up embeddings [n, hidden], unscaled."""
         x = torch.empty((len(tokens), self.config.hidden_size), dtype=self.dtype, device=self.device)
         embed(tokens.to(self.device), self.embedding, x)
         return x
 
-    def _attend(self, index: int, layer: Layer, y: Tensor, rows: Pass, kv: CudaKV) -> Tensor:
+    def _attend(self, index: int, layer: CudaLayer, y: Tensor, rows: DeviceBatch, kv: CudaKV) -> Tensor:
         config, count = self.config, len(y)
         heads, group = config.num_heads, config.num_heads // config.num_kv_heads
         qkv = self._buffer("qkv", count, layer.qkv.outputs)
@@ -221,7 +233,9 @@ class CudaDecoder:
         )
         return out
 
-    def _rotate(self, index: int, layer: Layer, qkv: Tensor, queries: Tensor, rows: Pass, kv: CudaKV) -> None:
+    def _rotate(
+        self, index: int, layer: CudaLayer, qkv: Tensor, queries: Tensor, rows: DeviceBatch, kv: CudaKV
+    ) -> None:
         rotate(
             qkv,
             queries,
@@ -240,13 +254,14 @@ class CudaDecoder:
     def _branch(
         self,
         source: Tensor,
-        matrix: Matrix,
+        matrix: CudaMatrix,
         x: Tensor,
         y: Tensor,
         post: Tensor | None,
         following: Tensor,
     ) -> None:
-        """x += the branch that ends in `matrix`; y = norm of x for whatever follows."""
+        """Add a branch to the residual stream: x += source · matrix (with its `post` norm), then y = norm of x with the
+        weight `following`."""
         eps = self.config.norm_eps
         if post is None:
             sums = self.products.sums(source, matrix)
@@ -261,8 +276,9 @@ class CudaDecoder:
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[rows, columns] of memory that keeps its address for as many rows, up to the next power of two. It begins as
-        zeros: attention skips rows that only pad a pass, and what they hold is multiplied all the same."""
+        """Return [rows, columns] of memory with a fixed address for each power of two of rows.
+
+        It starts as zeros: attention skips rows that only pad a pass, but products read them."""
         size = 1 << max(rows - 1, 0).bit_length()
         if (name, size) not in self._buffers:
             self._buffers[name, size] = torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device)
@@ -281,13 +297,13 @@ class CudaDecoder:
         self.norm = self._vector(weights, "norm")
         self.head = self.embedding if config.tied_head else self._pack(weights, "head")
 
-    def _layer(self, weights: MutableMapping[str, Weight], index: int, cos: Tensor, sin: Tensor) -> Layer:
+    def _layer(self, weights: MutableMapping[str, Weight], index: int, cos: Tensor, sin: Tensor) -> CudaLayer:
         config, prefix = self.config, f"layers.{index}."
 
         def vector(name: str, present: bool) -> Tensor | None:
             return self._vector(weights, prefix + name) if present else None
 
-        return Layer(
+        return CudaLayer(
             attn_norm=self._vector(weights, prefix + "attn_norm"),
             qkv=self._pack(weights, prefix + "q", prefix + "k", prefix + "v"),
             q_norm=vector("q_norm", config.qk_norm),
@@ -303,7 +319,7 @@ class CudaDecoder:
             sin=sin,
         )
 
-    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> Matrix:
+    def _pack(self, weights: MutableMapping[str, Weight], *names: str, gated: bool = False) -> CudaMatrix:
         biases = [self._vector(weights, f"{name}.bias") for name in names if f"{name}.bias" in weights]
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
         taken = [weights.pop(name) for name in names]
@@ -318,14 +334,14 @@ class CudaDecoder:
 
 
 class CudaForward:
-    """Implements Forward: batches come from the host and outputs go there. Rounds call the decoder themselves."""
+    """Implements Forward for batches from the host and outputs to the host; rounds call the decoder directly."""
 
     pick = staticmethod(pick)
     cheap_rows = 8  # as of the compiled Forward; a GPU has many more, which host drafts do not use
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
         on_gpu = decoder.device.type == "cuda"
-        self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # where it was checked
+        self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # checked on Hopper alone
         self.decoder = decoder
         self.kv = kv
         self.vocab_size = decoder.config.vocab_size
@@ -344,11 +360,11 @@ class CudaForward:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.decoder.embed(tokens)
 
-    def _placed(self, batch: Batch) -> Pass:
+    def _placed(self, batch: Batch) -> DeviceBatch:
         device = self.decoder.device
         starts = batch.row_starts.tolist()
         padding = (0, padded_rows(len(batch.tokens)) - len(batch.tokens))
-        return Pass(
+        return DeviceBatch(
             tokens=functional.pad(batch.tokens, padding).to(device),
             positions=functional.pad(batch.positions, padding).to(device),
             slots=functional.pad(batch.slots, padding, value=self.kv.scratch_page * PAGE_SIZE).to(device),
@@ -364,7 +380,7 @@ class CudaForward:
 
 
 def padded_rows(rows: int) -> int:
-    """Many rows come in few numbers, so that each is checked against the library's products once."""
+    """Round a number of rows up to one of few: each new number costs a check of the library's products."""
     if rows <= FEW_ROWS:
         return rows
     step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // 8)

@@ -1,6 +1,6 @@
-"""A Forward of plain torch operations: any device, fp32 or bf16, the oracle of the compiled one.
+"""The Forward in plain torch, for any device, in fp32 or bf16: the oracle of the compiled one.
 
-Not bitwise: torch may round a row differently when other rows ride along.
+It is not bitwise: torch may round a row differently if the batch has other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.models.decoder import Decoder
 
 
 class TorchForward:
-    """The decoder on the reference backend."""
+    """Implements Forward: the decoder on the reference backend."""
 
     bitwise = False
     cheap_rows = 8  # as of the compiled Forward; not measured

@@ -23,11 +23,12 @@ from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, point, shape_of
-from paceline.runner.heads.protocol import Tree, Wanted
+from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.runner.heads.sketch import sketch
 
 BEAM = 4  # as in tree.c: rows of a sequence in one pass
-FLOORS = ("worth", "least", "min_p", "top_p")
+# field of the C structure `order` → field of TreeRequest
+FLOORS = {"worth": "min_confidence", "least": "min_level_confidence", "min_p": "min_p", "top_p": "top_p"}
 MANY = 256  # batches that are known
 
 
@@ -74,7 +75,7 @@ class CompiledHead:
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
         return team.pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
-    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
+    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
         longest = max(each.limit for each in wanted)
         known = self._known.get((id(batch), width))
         if known is None or known.longest < longest:
@@ -138,12 +139,13 @@ class Drafts:
         if features is not self._features:
             self._features, self.pass_.features = features, _address(features, self._batch)
 
-    def write(self, wanted: Sequence[Wanted]) -> None:
+    def write(self, wanted: Sequence[TreeRequest]) -> None:
         if len(wanted) == 1:
             [one] = wanted
-            values: Sequence[float] = one.limit, one.top_k, one.worth, one.least, one.min_p, one.top_p
+            floors = one.min_confidence, one.min_level_confidence, one.min_p, one.top_p
+            values: Sequence[float] = one.limit, one.top_k, *floors
         else:
-            values = [getattr(each, name) for name in ("limit", "top_k", *FLOORS) for each in wanted]
+            values = [getattr(each, name) for name in ("limit", "top_k", *FLOORS.values()) for each in wanted]
         self._layout.pack_into(self._asked, 0, *values)
 
     def read(self) -> list[Tree]:
@@ -205,5 +207,5 @@ def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, pos
     if (rough := sketch(last, norm, head.sketch)) is not None:
         [down], [up] = program.pack((rough.down, None)), program.pack((rough.up, None))
         norms = torch.ones_like(norm), norm
-        program.shortlist(down, up, program.pack_rows(last), few=rough.few, norms=norms, epsilon=eps)
+        program.shortlist(down, up, program.pack_rows(last), few=rough.exact_outputs, norms=norms, epsilon=eps)
     program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)

@@ -1,12 +1,11 @@
-"""Medusa heads that run: from the target's last hidden state to what each head says of its own position.
+"""Medusa heads that run: logits of every head from the target's last hidden state.
 
-In torch on any device, or compiled, one program a head. They have no keys, values or positions.
+`TorchMedusa` runs on any device; `CompiledMedusa` is one C program for each head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,16 +23,8 @@ from paceline.models.heads import MedusaHead
 from paceline.runner.forwards.compiled import point
 
 
-class MedusaForward(Protocol):
-    depth: int  # heads
-    device: torch.device | str  # where features are wanted
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Logits float32 [heads, n, vocab], on the host, for hidden states [n, hidden]; the next call reuses them."""
-
-
 class TorchMedusa:
-    """Implements MedusaForward."""
+    """Implements MedusaForward in plain torch."""
 
     def __init__(
         self,
@@ -66,7 +57,7 @@ class TorchMedusa:
 
 
 class CompiledMedusa:
-    """Implements MedusaForward. The weights of the heads are quantised."""
+    """Implements MedusaForward for heads with quantised weights."""
 
     device: torch.device | str = "cpu"
 
@@ -89,7 +80,7 @@ class CompiledMedusa:
         return self._logits
 
     def _assembled(self, head: MedusaHead, threads: int) -> Program:
-        # No attention: of all that has to do with positions, as little as can be.
+        # There is no attention: sizes of heads, pages and positions are the smallest that are allowed.
         shape = Shape(hidden=self._hidden, intermediate=0, heads=1, kv_heads=1, head_dim=16, vocab=1, layers=0)
         shape.pages, shape.positions, shape.features = 1, 1, self._hidden
         program = Program(load_library(), shape, kv=None, threads=threads)
@@ -112,7 +103,7 @@ def _matrix(head: MedusaHead) -> Tensor:
 
 
 def _rows(count: int) -> Batch:
-    """Rows that are nowhere."""
+    """Make a batch of rows without tokens, positions or slots, with logits of every row."""
     zeros = torch.zeros(count, dtype=torch.int32)
     ends = torch.tensor([0, count], dtype=torch.int32)
     every = torch.arange(count, dtype=torch.int32)

@@ -1,8 +1,8 @@
-"""What a drafter asks of an EAGLE-3 head.
+"""Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE-3, `MedusaForward` for Medusa.
 
-A pass is over rows as of any Forward, but row r pairs the hidden states of its position with the *next* token: its key
-and value go to the slot of its position. With `features` the hidden states are the target's, [rows, 3 * hidden];
-with `carry` row r goes on from what the pass before left at its row carry[r], in ascending order.
+A pass of an EAGLE-3 head is over a Batch, as a pass of any Forward, but row r pairs the state of its position with the
+*next* token. Its key and value go to the slot of its position. With `features`, states are the target's hidden states,
+[rows, 3 * hidden]. With `carry`, row r continues from row carry[r] of the head's last pass; `carry` ascends.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from paceline.kernels.base import Batch, KVMemory, Output
 
 
 class HeadForward(Protocol):
-    ids: Tensor  # int32 [draft vocabulary]: the target's token of each output
-    device: torch.device | str  # where features are wanted
+    """An EAGLE-3 head that runs one pass at a time."""
+
+    ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
+    device: torch.device | str  # device that features must be on
 
     @property
     def kv(self) -> KVMemory: ...
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
-        """Logits and argmax are of the draft vocabulary."""
+        """Run a pass. Logits and argmax are over the draft vocabulary."""
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        """As of a Forward, with the noise of the target's tokens."""
+        """Draw outputs as `Forward.pick` does, with the noise of the target's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A draft that asks for nothing but the best tokens, or those that the noise of its batch and filters choose.
-    Filters may be applied roughly: what they should have left out is rejected like any wrong guess."""
+class TreeRequest:
+    """Limits and filters of one sequence's draft.
 
-    limit: int  # tokens, at least 1
-    worth: float  # a token is left out where the head believes less in it and all before it
-    least: float  # nothing follows tokens of a level where it believes less in all of them together
+    The draft has the head's best tokens, or those that the noise of the batch and the filters draw. A head may apply
+    filters approximately: a token that they should have excluded is rejected like any wrong guess.
+    """
+
+    limit: int  # tokens of the draft, at least 1
+    min_confidence: float  # a token is dropped if the head's confidence in it and all before it is lower
+    min_level_confidence: float  # the tree ends at a level whose tokens have less confidence in all
     min_p: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -48,9 +53,21 @@ class Wanted:
 class TreeHead(HeadForward, Protocol):
     """A head that drafts several tokens without the host between them."""
 
-    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
-        """One draft a sequence of the batch, whose last row alone has logits; at most `width` tokens follow one. Drawn
-        with the batch's seeds and inverse_temperatures."""
+    def draft(self, batch: Batch, features: Tensor, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
+        """Draft one tree for each sequence of the batch, which asks for logits of its last row alone.
+
+        At most `width` tokens follow one. Tokens are drawn with the batch's seeds and inverse_temperatures."""
 
 
-Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents: see Draft
+Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents as in Draft
+
+
+class MedusaForward(Protocol):
+    """Medusa heads that run. They have no keys, values or positions."""
+
+    depth: int  # number of heads
+    device: torch.device | str  # device that features must be on
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Compute logits float32 [heads, n, vocab], on the host, from hidden states [n, hidden]; the next call reuses
+        their memory."""

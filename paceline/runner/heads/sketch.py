@@ -1,11 +1,13 @@
-"""A rough copy of a head's last layer, to find out which of its outputs are worth computing.
+"""Sketch: a low-rank copy of a head's output layer, which finds the outputs that are worth computing exactly.
 
-The layer multiplies a row of root mean square 1 by W = weights · norm. Of all products with r numbers the best for rows
-that point anywhere are those along the r largest singular vectors of W: down [r, hidden], then up [vocab, r]. What all
-outputs have in common says nothing of their order, and is left out.
+docs/adr/0013-a-head-computes-a-shortlist.md is the decision, with measurements; kernels/cpu/screen.c uses the sketch.
 
-Rows do not point anywhere. Where it is known how they are spread, as a head's training knows, fewer directions say
-more: the head's file then names the space that they are taken from (`directions`).
+The layer multiplies rows of root mean square 1 by W = weights · norm. If rows point in all directions alike, the best
+product of rank r projects them onto the r largest singular vectors of W: `down` [r, hidden], then `up` [vocab, r]. The
+mean over all outputs does not change their order and is subtracted first.
+
+Real rows do not point in all directions alike. Training knows their spread, and with it fewer directions give a better
+approximation: `directions` finds the subspace, the head's file ships it, and `sketch` takes its vectors from there.
 """
 
 from __future__ import annotations
@@ -18,38 +20,44 @@ from torch import Tensor
 from paceline.kernels.cpu.layout import LANES
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
-PART, FITTED_PART = 3.0, 3.6  # of the dimensions, one in so many; where it is known how rows are spread
-FEW, FITTED_FEW = 26, 16  # outputs of a slice that are computed as they are, at least
-LEAST_OUTPUTS = 8192  # of fewer all are computed
-MOST_INPUTS = 1024  # of more the singular vectors take longer than anybody waits
+# Measured with the shipped head on two cores (docs/adr/0013-a-head-computes-a-shortlist.md). The FITTED ones are for a
+# head whose file ships fitted directions.
+RANK_DIVISOR, FITTED_RANK_DIVISOR = 3.0, 3.6  # rank of the sketch = hidden size / this
+EXACT_OUTPUTS, FITTED_EXACT_OUTPUTS = 26, 16  # outputs computed exactly in each slice of the vocabulary, at least
+MIN_OUTPUTS = 8192  # a layer with fewer outputs has no sketch: all are computed
+MAX_INPUTS = 1024  # a layer with more inputs has no sketch: its singular vectors would take too long at load
 
 
 class Sketch(NamedTuple):
-    down: Quantised
-    up: Quantised
-    few: int  # outputs of a slice to be computed as they are, at least
+    """A layer as the product of two narrow matrices."""
+
+    down: Quantised  # [r, hidden], 8 bits
+    up: Quantised  # [vocab, r], 4 bits
+    exact_outputs: int  # outputs computed exactly in each slice of the vocabulary, at least
 
 
 def sketch(weight: Tensor, norm: Tensor, space: Tensor | None = None) -> Sketch | None:
-    """Of a layer with `weight` [vocab, hidden] behind a norm, with directions from a `space` [r, hidden] or from
-    anywhere; None: it is not worth it."""
-    rank = _rank(weight, PART) if space is None else len(space)
-    if not _is_worth_it(weight, rank):
+    """Make the sketch of a layer with `weight` [vocab, hidden] behind a norm; None: it would not pay.
+
+    Its directions are in the subspace `space` [r, hidden] if there is one."""
+    rank = _rank(weight, RANK_DIVISOR) if space is None else len(space)
+    if not _pays(weight, rank):
         return None
     whole = _product(weight, norm)
     basis = torch.eye(len(norm)) if space is None else torch.linalg.qr(space.float().T).Q  # [hidden, r]
     _, vectors = torch.linalg.eigh(basis.T @ (whole.T @ whole) @ basis)
     largest = basis @ vectors[:, -rank:].flip(1)
     down, up = largest.T.contiguous(), whole @ largest
-    few = FEW if space is None else FITTED_FEW
-    return Sketch(quantise(down, bits=8, group=GROUP), quantise(up, bits=4, group=GROUP), few)
+    exact = EXACT_OUTPUTS if space is None else FITTED_EXACT_OUTPUTS
+    return Sketch(quantise(down, bits=8, group=GROUP), quantise(up, bits=4, group=GROUP), exact)
 
 
 def directions(weight: Tensor, norm: Tensor, moment: Tensor) -> Tensor | None:
-    """The `space` for rows whose products with themselves are `moment` [hidden, hidden] in the mean, in int8: only
-    where its vectors point counts."""
-    rank = _rank(weight, FITTED_PART)
-    if not _is_worth_it(weight, rank):
+    """Find the `space` for rows with the second moment `moment` [hidden, hidden]; None: a sketch would not pay.
+
+    It is int8 [r, hidden]: only the directions of its vectors matter, not their lengths."""
+    rank = _rank(weight, FITTED_RANK_DIVISOR)
+    if not _pays(weight, rank):
         return None
     values, vectors = torch.linalg.eigh(moment)
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
@@ -59,15 +67,16 @@ def directions(weight: Tensor, norm: Tensor, moment: Tensor) -> Tensor | None:
     return (basis / basis.abs().amax(dim=1, keepdim=True) * 127).round().to(torch.int8)
 
 
-def _rank(weight: Tensor, part: float) -> int:
-    return int(weight.shape[1] / part) // GROUP * GROUP
+def _rank(weight: Tensor, divisor: float) -> int:
+    return int(weight.shape[1] / divisor) // GROUP * GROUP
 
 
-def _is_worth_it(weight: Tensor, rank: int) -> bool:
+def _pays(weight: Tensor, rank: int) -> bool:
     outputs, inputs = weight.shape
-    return outputs >= LEAST_OUTPUTS and not outputs % LANES and inputs <= MOST_INPUTS and rank > 0
+    return outputs >= MIN_OUTPUTS and not outputs % LANES and inputs <= MAX_INPUTS and rank > 0
 
 
 def _product(weight: Tensor, norm: Tensor) -> Tensor:
+    """Return W = weight · norm [vocab, hidden], less its mean over all outputs."""
     whole = weight * norm
     return whole - whole.mean(dim=0)

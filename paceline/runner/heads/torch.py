@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in plain torch, for any device; see `runner.heads.protocol`."""
+"""An EAGLE-3 head in plain torch, for any device. `runner.heads.protocol` says what a pass computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.models.rope import layer_rope, rope_frequencies, turns
 
 
 class TorchHead:
-    """Implements HeadForward. Rows are computed where the target is; logits come back to the host."""
+    """Implements HeadForward. Rows are computed on `device`; logits are on the host."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TorchHead:
         )
         self.kv: KVMemory = kv
         self._backend = ReferenceBackend(kv)
-        self._last = torch.empty(0)  # [rows, hidden] of the pass before
+        self._last = torch.empty(0)  # [rows, hidden] output of the last pass
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
@@ -61,7 +61,7 @@ class TorchHead:
         return pick(logits, inverse_temperatures, keys, ids=self.ids)
 
     def _layer(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """y [rows, hidden]"""
+        """Compute the layer's output y [rows, hidden], before the final norm; see `models.heads`."""
         layer = self.config.layer
         self._backend.begin(batch)
         normed = self._norm("hidden_norm", hidden)

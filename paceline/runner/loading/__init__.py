@@ -1,1 +1,1 @@
-"""Loading: from a model's or a head's files to something that runs on this machine, within its memory."""
+"""Loading of models and heads: from their files to something that runs on this machine, within its memory."""

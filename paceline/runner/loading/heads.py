@@ -1,4 +1,4 @@
-"""From a head's directory to something that runs beside a target: compiled with the target's kernels, or in torch."""
+"""Load heads from their directories to run beside a target: compiled with the target's kernels, or in torch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from pathlib import Path
 import torch
 
 from paceline.errors import UnsupportedModel
-from paceline.kernels.base import PAGE_SIZE, Forward
+from paceline.kernels.base import Forward
+from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import GROUP
 from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
 from paceline.models.weights import weight_bytes
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.heads.compiled import CompiledHead
-from paceline.runner.heads.medusa import CompiledMedusa, MedusaForward, TorchMedusa
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
+from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.loading.models import ReadyModel
 
 logger = logging.getLogger(__name__)
-FORMATS = ("int8", "int4")
+FORMATS = ("int8", "int4")  # weight formats of compiled heads
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyHead:
-    """An EAGLE-3 head with its weights in memory, before it is told how many pages of KV it has."""
+    """An EAGLE-3 head with its weights in memory. The number of KV pages is fixed later, by `forward`."""
 
     head: EagleHead
     compiled: bool
     device: str
-    dtype: torch.dtype  # of torch, where it is not compiled
+    dtype: torch.dtype  # type of activations in torch; unused if compiled
 
     @property
     def why(self) -> str:
@@ -42,15 +43,15 @@ class ReadyHead:
 
     @property
     def page_bytes(self) -> int:
-        """KV memory of one page."""
+        """Bytes of one page of KV memory."""
         layer = self.head.config.layer
         if self.compiled:
             return kv_bytes_per_page(layer)
-        return PAGE_SIZE * 2 * layer.num_kv_heads * layer.head_dim * self.dtype.itemsize
+        return page_bytes(1, layer.num_kv_heads, layer.head_dim, self.dtype)
 
     @property
     def pass_bytes(self) -> int:
-        """Of weights that a pass reads, but for a few rows of an embedding."""
+        """Bytes of weights that a pass of a draft reads: all but `fc`, and but for a few rows of the embedding."""
         return sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
 
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
@@ -67,7 +68,7 @@ class ReadyMedusa:
     heads: list[MedusaHead]
     compiled: bool
     device: str
-    dtype: torch.dtype  # of torch, where they are not compiled
+    dtype: torch.dtype  # type of activations in torch; unused if compiled
 
     @property
     def why(self) -> str:
@@ -76,6 +77,7 @@ class ReadyMedusa:
 
     @property
     def pass_bytes(self) -> int:
+        """Bytes of weights that a pass reads."""
         weights = [weight for head in self.heads for weight in (head.head, *(block[0] for block in head.blocks))]
         return sum(weight_bytes(weight) for weight in weights)
 
@@ -86,6 +88,7 @@ class ReadyMedusa:
 
 
 def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMedusa:
+    """Load Medusa heads. `format` is that of compiled weights; in torch they are floats."""
     heads = load_medusa(directory, target.model.config)
     if target.compiled and target.model.config.hidden_size % GROUP == 0:
         return ReadyMedusa([head.in_format(format) for head in heads], True, "cpu", torch.float32)
@@ -94,7 +97,7 @@ def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMed
 
 
 def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
-    """`format`: of the weights where kernels compute with integers; in torch they are floats."""
+    """Load an EAGLE-3 head. `format` is that of compiled weights; in torch they are floats."""
     head = load_eagle(directory, target.model.config)
     if target.compiled and _fits_kernels(head):
         return ReadyHead(head.in_format(format), compiled=True, device="cpu", dtype=torch.float32)

@@ -1,15 +1,14 @@
-"""From a model's name to something that runs: which Forward, and why that one.
+"""Load a model by its name, and choose the Forward that runs it, with the reason.
 
-On a CPU integer weights run as one compiled program; where no compiler can be had, or the kernels do not know the
-shape, they are dequantised and run in torch. Float weights (fp32, bf16, fp8) always run in torch there, those of 8 bits
-as float32. On a CUDA device every format has its kernels; activations are bfloat16.
+On a CPU integer weights run as one compiled program. Without a compiler, or if the kernels do not support the shape,
+they are dequantised and run in torch. Float weights (fp32, bf16, fp8) run in torch on a CPU, fp8 as float32. On a CUDA
+device every format has its kernels; activations are bfloat16.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -18,14 +17,16 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption, UnsupportedModel
-from paceline.kernels.base import PAGE_SIZE, Forward
+from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import NoCompiler, load_library
-from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise
+from paceline.kernels.kv_tensors import page_bytes
+from paceline.kernels.quant import Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.shapes import random_weights, shape_config
-from paceline.models.weights import Format, Progress, Weight, in_format, resolve_format, weight_bytes
+from paceline.models.weights import Format, Progress, Weight, in_format, resolve_format
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.loading.memory import WeightPart, memory_for, pass_bytes, weight_parts
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,31 +38,21 @@ KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
-class WeightPart:
-    """All weights of one format."""
-
-    format: str
-    tensors: int
-    parameters: int
-    bytes: int  # in memory, as they run
-
-
-@dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model with its weights in memory, before it is told how many pages of KV it has."""
+    """A model with its weights in memory. The number of KV pages is fixed later, by `forward`."""
 
     name: str
     model: LoadedModel
     tokenizer: Tokenizer | None  # None: a shape with random weights
-    compiled: bool
-    why: str  # this way of running
-    decoder: CudaDecoder | None = None  # has the weights, on a CUDA device
-    kv_format: str = "bf16"  # there; on a CPU keys and values have the one of its kernels
-    parts: Sequence[WeightPart] = ()  # what the weights are, the most bytes first; counted before a Forward has them
-    pass_bytes: int = field(init=False)  # of weights that a forward pass reads; counted before a Forward has them
+    compiled: bool  # True: runs as a compiled program on a CPU
+    why: str  # reason for this Forward, shown to users
+    decoder: CudaDecoder | None = None  # has the weights on a CUDA device; None: a CPU
+    kv_format: str = "bf16"  # format of keys and values on a CUDA device; the kernels of a CPU have one of their own
+    parts: Sequence[WeightPart] = ()  # weights by format, the most bytes first; counted before a Forward takes them
+    pass_bytes: int = field(init=False)  # bytes of weights that a pass reads; counted before a Forward takes them
 
     def __post_init__(self) -> None:
-        bytes = self.decoder.weight_bytes if self.decoder else _pass_bytes(self.model, packed=self.compiled)
+        bytes = self.decoder.weight_bytes if self.decoder else pass_bytes(self.model, packed=self.compiled)
         object.__setattr__(self, "pass_bytes", bytes)
 
     @property
@@ -70,22 +61,21 @@ class ReadyModel:
 
     @property
     def page_bytes(self) -> int:
-        """KV memory of one page."""
+        """Bytes of one page of KV memory."""
         config = self.model.config
         if self.compiled:
             return kv_bytes_per_page(config)
-        slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         dtype = KV_DTYPES[self.kv_format] if self.decoder else _dtype(self.model)
-        return PAGE_SIZE * slot * dtype.itemsize
+        return page_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
     def profile(self, rows: int, outs: int) -> None:
-        """Run the largest pass there will be, so that what is free afterwards may be used."""
+        """Run the largest pass that can occur, so that memory that is free afterwards can be used for KV."""
         if self.decoder is not None:
             with memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
                 self.decoder.profile(rows, outs)
 
     def forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = ()) -> Forward:
-        """Builds the Forward; the weights are handed over to it."""
+        """Build the Forward, which takes the weights over."""
         config, weights = self.model.config, self.model.weights
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
@@ -95,7 +85,7 @@ class ReadyModel:
             return CudaForward(self.decoder, kv, taps=taps)
         try:
             if self.compiled:
-                # What torch does between passes is small, and its idle threads would spin on the kernels' cores.
+                # Torch does little between passes, and its idle threads would spin on the kernels' cores.
                 torch.set_num_threads(1)
                 return CompiledForward(
                     config, weights, num_pages=num_pages, threads=threads, max_context=max_context, taps=taps
@@ -116,25 +106,13 @@ class ReadyModel:
 
 
 def choose_device(name: str) -> str:
-    """cpu or cuda, for what a user calls a device."""
+    """Return "cpu" or "cuda" for a user's choice of device; "auto" is cuda if there is one."""
     there = torch.cuda.is_available()
     if name not in DEVICES:
         raise UnknownOption("device", name, DEVICES)
     if name == "cuda" and not there:
         raise InvalidRequest("torch finds no CUDA device; use device cpu")
     return name if name != "auto" else "cuda" if there else "cpu"
-
-
-@contextmanager
-def memory_for(what: str, advice: str) -> Iterator[None]:
-    """Says what did not fit on a CUDA device, and what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info()
-        raise OutOfMemory(
-            f"no memory for {what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on the device; {advice}"
-        ) from error
 
 
 def read_model(
@@ -145,6 +123,7 @@ def read_model(
     kv_format: str = "bf16",
     progress: Progress | None = None,
 ) -> ReadyModel:
+    """Load a model and its tokenizer by name."""
     _check_format(format, device)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
@@ -156,7 +135,7 @@ def read_model(
 def ready_shape(
     name: str, *, format: Format = "auto", device: str = "cpu", kv_format: str = "bf16", seed: int = 0
 ) -> ReadyModel:
-    """A model of a known shape with random weights, for measurements; it has no tokenizer."""
+    """Make a model of a known shape with random weights, for measurements; it has no tokenizer."""
     _check_format(format, device)
     config = shape_config(name)
     format = resolve_format(format, quantised=False, device=device)
@@ -169,7 +148,7 @@ def ready_shape(
 
 
 def _check_format(format: Format, device: str) -> None:
-    """Activations decide: on a GPU a weight of 32 bits would only be rounded."""
+    """Refuse fp32 on a GPU: activations are bfloat16 there, and weights would be rounded to it."""
     if format == "fp32" and torch.device(device).type == "cuda":
         allowed = [known for known in get_args(Format) if known != "fp32"]
         raise InvalidRequest(f"weights of format fp32 are for a CPU; on a GPU there are {', '.join(allowed)}")
@@ -178,7 +157,7 @@ def _check_format(format: Format, device: str) -> None:
 def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: str, kv_format: str) -> ReadyModel:
     if torch.device(device).type == "cuda":
         kinds = sorted({_kind(weight) for weight in model.weights.values() if not _is_vector(weight)})
-        parts = _parts(model, packed=True)
+        parts = weight_parts(model, packed=True)
         decoder = _cuda_decoder(model, device)
         why = f"cuda: {torch.cuda.get_device_name(decoder.device)}, {' and '.join(kinds)} weights"
         return ReadyModel(
@@ -189,7 +168,7 @@ def _ready(name: str, model: LoadedModel, tokenizer: Tokenizer | None, device: s
             f"kv_format {kv_format!r} is for a GPU; on a CPU keys and values are as its kernels want them"
         )
     compiled, why = _choose(model)
-    parts = _parts(model, packed=compiled)
+    parts = weight_parts(model, packed=compiled)
     return ReadyModel(name=name, model=model, tokenizer=tokenizer, compiled=compiled, why=why, parts=parts)
 
 
@@ -212,6 +191,7 @@ def _is_vector(weight: Weight) -> bool:
 
 
 def _choose(model: LoadedModel) -> tuple[bool, str]:
+    """Decide whether a model runs compiled on a CPU, and say why."""
     if not any(isinstance(weight, Quantised) for weight in model.weights.values()):
         kind = "fp8" if isinstance(model.weights["embed"], Float8) else str(_dtype(model))
         return False, f"torch: {kind} weights have no compiled kernel; int8 or int4 would be faster on a CPU"
@@ -225,47 +205,6 @@ def _choose(model: LoadedModel) -> tuple[bool, str]:
 
 
 def _dtype(model: LoadedModel) -> torch.dtype:
+    """Return the type of activations in torch: that of float weights, or float32."""
     embed = model.weights["embed"]
     return embed.dtype if isinstance(embed, Tensor) else torch.float32
-
-
-def _pass_bytes(model: LoadedModel, *, packed: bool) -> int:
-    """An embedding that is not the head too is not read: a pass looks up a few of its rows."""
-    read = [weight for name, weight in model.weights.items() if name != "embed" or model.config.tied_head]
-    return sum(_bytes_in_use(weight, packed=packed) for weight in read)
-
-
-def _parts(model: LoadedModel, *, packed: bool) -> list[WeightPart]:
-    """`packed`: kernels read quantised weights as they are."""
-    by_format: dict[str, list[Weight]] = {}
-    for weight in model.weights.values():
-        by_format.setdefault(_format_in_use(weight, packed=packed), []).append(weight)
-    parts = [
-        WeightPart(
-            format=format,
-            tensors=len(weights),
-            parameters=sum(_values(weight).numel() for weight in weights),
-            bytes=sum(_bytes_in_use(weight, packed=packed) for weight in weights),
-        )
-        for format, weights in by_format.items()
-    ]
-    return sorted(parts, key=lambda part: -part.bytes)
-
-
-def _format_in_use(weight: Weight, *, packed: bool) -> str:
-    if isinstance(weight, Tensor):
-        return str(weight.dtype).removeprefix("torch.")
-    kind = "8-bit float" if isinstance(weight, Float8) else f"{weight.bits}-bit"
-    grouped = isinstance(weight, Quantised) and weight.grouped
-    name = f"{kind}, groups of {GROUP}" if grouped else f"{kind}, by channel"
-    return name if packed else f"{name}, as float32"
-
-
-def _bytes_in_use(weight: Weight, *, packed: bool) -> int:
-    if isinstance(weight, Tensor) or packed:
-        return weight_bytes(weight)
-    return 4 * weight.q.numel()  # it will be dequantised
-
-
-def _values(weight: Weight) -> Tensor:
-    return weight if isinstance(weight, Tensor) else weight.q

@@ -1,8 +1,8 @@
 """The shapes that rounds are captured in, and which of them a step takes.
 
 A captured round fits any step that is no larger in any respect: its seats are padded with the dummy lane, its rows with
-padding, and what is drafted beyond a seat's limit is not verified. So a new shape is captured only once it has been
-wanted often, as long as another one fits without costing much more: batches shrink by one sequence at a time, and a
+padding, and tokens drafted beyond a seat's limit are not verified. While another captured shape fits without costing
+much more, a new shape is captured only after it has been wanted often: batches shrink by one sequence at a time, and a
 capture takes as long as several steps.
 """
 
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-LEAST_CONTEXT = 512
-DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # lengths that have graphs; others are cut
-CHEAP_ROWS = 64  # up to here rows cost next to nothing
-PATIENCE = 32  # steps in another shape before one of its own is captured
+LEAST_CONTEXT = 512  # positions; the smallest bound of a context
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
+CHEAP_ROWS = 64  # rows up to which one more costs next to nothing: products only read their matrix
+PATIENCE = 32  # steps in another shape before a shape gets a graph of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Bucket:
     """Everything that fixes the shape of a round."""
 
     seats: int  # the batch, padded
-    rows: int  # of the verification: the total, not seats × longest draft
+    rows: int  # all rows of the verification, not seats × longest draft
     draft: int  # passes of the drafter; 0: plain decoding
     drafter: str | None
-    context: int  # a bound that no sequence exceeds: how far attention is spread
-    filters: bool  # some lane wants top-k, top-p or min-p
+    context: int  # positions; no sequence is longer, and attention is divided for this length
+    filters: bool  # True: a lane asks for top-k, top-p or min-p
 
     def serves(self, wanted: Bucket) -> bool:
-        """Whether it does what `wanted` would, and costs little more."""
+        """Whether this bucket can run a step of the bucket `wanted` and costs little more."""
         same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
@@ -38,13 +38,14 @@ class Bucket:
 
 
 class Choice:
-    """Which captured bucket a step takes."""
+    """Chooses the captured bucket of a step."""
 
     def __init__(self) -> None:
         self._wanted: Counter[Bucket] = Counter()
 
     def choose(self, wanted: Bucket, captured: Collection[Bucket]) -> Bucket:
-        """`wanted` itself if it is there, or has been wanted often, or nothing else serves."""
+        """Return `wanted` itself if it is captured, was wanted often, or no other serves it; else the smallest that
+        serves it."""
         if wanted in captured:
             return wanted
         self._wanted[wanted] += 1
@@ -56,21 +57,22 @@ class Choice:
 
 
 def draft_length(length: int) -> int:
-    """The longest that has a graph and is not longer."""
+    """Return the longest draft length that has a graph and is at most `length`."""
     return max(known for known in DRAFTS if known <= length)
 
 
 def seat_count(count: int) -> int:
-    """The bucket for so many sequences: all numbers up to 8, then four to each power of two."""
+    """Round a number of sequences up to that of a bucket: all numbers up to 8, then four per power of two."""
     step = max(1, (1 << (count - 1).bit_length()) // 8) if count > 8 else 1
     return -(-count // step) * step
 
 
 def draft_rows(wanted: int, *, most: int) -> int:
-    """Room for so many drafted tokens, in steps that keep the buckets few."""
+    """Round a number of drafted tokens up in steps that keep the buckets few, to `most` at most."""
     step = max(4, (1 << max(wanted - 1, 0).bit_length()) // 4)
     return min(-(-wanted // step) * step, most)
 
 
 def context_bound(context: int, *, most: int) -> int:
+    """Round a context up to a power of two between LEAST_CONTEXT and `most`."""
     return min(max(LEAST_CONTEXT, 1 << (context - 1).bit_length()), most)

@@ -25,7 +25,7 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
-from paceline.runner.forwards.cuda import CudaForward, Pass, padded_rows
+from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.buckets import Bucket, Choice, context_bound, draft_length, draft_rows, seat_count
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
@@ -173,14 +173,14 @@ class CudaRounds:
         accept(self._state, seats=lanes, targets=targets, out=out, roots=self._ints(range(len(lanes))), pdl=pdl)
         return self._down(out, torch.empty(out.shape, dtype=torch.int32, pin_memory=out.is_cuda))
 
-    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], context: int) -> Pass:
+    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], context: int) -> DeviceBatch:
         state, counts = self._state, [chunk.count for chunk in chunks]
         lanes = self._ints([chunk.lane for chunk in chunks])
         padding = padded_rows(sum(counts)) - sum(counts)
         places = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
         owners = self._up(np.repeat([*(chunk.lane for chunk in chunks), state.dummy], [*counts, padding]))
         positions = self._up(np.concatenate([*places, np.zeros(padding, dtype=np.int64)]))
-        return Pass(
+        return DeviceBatch(
             tokens=state.tokens[owners, positions],
             positions=positions.int(),
             slots=state.pages[owners, positions // PAGE_SIZE] * PAGE_SIZE + (positions % PAGE_SIZE).int(),
@@ -402,7 +402,7 @@ class _Round:
             pdl=self._pdl,
         )
 
-    def _lay_out(self, counts: Tensor, *, first: int, rows: int, longest: int) -> Pass:
+    def _lay_out(self, counts: Tensor, *, first: int, rows: int, longest: int) -> DeviceBatch:
         tokens, positions, slots, owners = (part[:rows] for part in self._rows)
         layout(
             self.state,
@@ -416,7 +416,7 @@ class _Round:
             row_starts=self._starts,
             pdl=self._pdl,
         )
-        return Pass(
+        return DeviceBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,

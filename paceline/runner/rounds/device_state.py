@@ -1,14 +1,14 @@
-"""The running sequences as a device sees them: one lane each, and everything that a round needs to know of it.
+"""The tables of the running sequences on a device: one lane for each, with all that a round needs.
 
     tokens   [lanes + 1, width]   committed tokens, then the draft being verified
-    lengths  [lanes + 1]          how many of them are committed
-    pages    [lanes + 1, pages]   the page table
+    lengths  [lanes + 1]          number of committed tokens
+    pages    [lanes + 1, pages]   page table
 
-The host writes a lane when a sequence starts or when it has changed the lane itself; in between rounds move tokens and
-lengths on without it. The last lane is a dummy of length 1 on the scratch page: seats that only pad a batch sit there.
+The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
+and lengths without the host. The last lane is a dummy of length 1 on the scratch page, for seats that only pad a batch.
 
-All of it lies in one piece of memory, so that any set of changes is one list of (place, value): `Changes` collects what
-the host has to say until the next launch.
+All tables are in one piece of memory, so that any set of changes is one list of (index, value). `Changes` collects the
+host's changes until the next launch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from paceline.sampling.sampler import Sampler
 
 
 class DeviceState:
+    """The tables. Implements DeviceLanes of kernels/round_reference.py."""
+
     def __init__(self, *, lanes: int, width: int, scratch_page: int, device: torch.device | str) -> None:
         self.dummy = lanes
         self.scratch_page = scratch_page
@@ -31,34 +33,34 @@ class DeviceState:
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
         sizes = [2 * count, count, count, count, count, count, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        places = self.memory.split_with_sizes(sizes)
-        # What is asked of sampling, as sampling/sampler.py means it; each [lanes + 1].
-        self.seed = places[0].view(torch.int64)  # the bits of the unsigned seed
-        self.inverse_temperature = places[1].view(torch.float32)  # 0: greedy
-        self.top_k = places[2]  # 0: off
-        self.top_p = places[3].view(torch.float32)
-        self.min_p = places[4].view(torch.float32)
-        self.lengths = places[5]
-        self.pages = places[6].view(count, pages)
-        self.tokens = places[7].view(count, width)
+        tables = self.memory.split_with_sizes(sizes)
+        # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
+        self.seed = tables[0].view(torch.int64)  # bits of the unsigned seed
+        self.inverse_temperature = tables[1].view(torch.float32)  # 0: greedy
+        self.top_k = tables[2]  # 0: off
+        self.top_p = tables[3].view(torch.float32)  # 1: off
+        self.min_p = tables[4].view(torch.float32)  # 0: off
+        self.lengths = tables[5]
+        self.pages = tables[6].view(count, pages)
+        self.tokens = tables[7].view(count, width)
         self.top_p.fill_(1.0)
         self.lengths.fill_(1)
         self.pages.fill_(scratch_page)
 
 
 class Changes:
-    """What the host wants written to a DeviceState: places in its memory and values, later ones over earlier ones."""
+    """Values that the host writes to a DeviceState, by index into its memory; later changes replace earlier ones."""
 
     def __init__(self, state: DeviceState, *, vocab_size: int) -> None:
         self._state = state
         self._vocab_size = vocab_size
-        self._pieces: list[tuple[np.ndarray, np.ndarray]] = []
+        self._pieces: list[tuple[np.ndarray, np.ndarray]] = []  # indices and values
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        """A sequence with these committed tokens enters the lane; it has no pages yet."""
+        """Start a sequence with these committed tokens in the lane; it has no pages yet."""
         state, params = self._state, sampler.params
         self._add(state.tokens, lane, 0, tokens)
         self._add(state.lengths, lane, 0, [len(tokens)])
@@ -72,18 +74,19 @@ class Changes:
         ):
             self._add(tensor, lane, 0, np.array([value], dtype=np.float32).view(np.int32))
         seed = np.array([sampler.seed], dtype=np.uint64).view(np.int32)
-        first = 2 * (int(state.seed.storage_offset()) + lane)  # in units of the memory: a seed takes two
+        first = 2 * (int(state.seed.storage_offset()) + lane)  # in int32: a seed takes two
         self._pieces.append((first + np.arange(2), seed))
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
+        """Write pages to a lane's table, from entry `first` on."""
         self._add(self._state.pages, lane, first, pages)
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places int64 [n], each once, and values int32 [n]; nothing is left."""
-        places = np.concatenate([place for place, _ in self._pieces])
+        """Return and forget all changes: indices int64 [n], each once, and values int32 [n]."""
+        indices = np.concatenate([index for index, _ in self._pieces])
         values = np.concatenate([value for _, value in self._pieces])
         self._pieces = []
-        unique, last = np.unique(places[::-1], return_index=True)
+        unique, last = np.unique(indices[::-1], return_index=True)
         return unique, values[::-1][last]
 
     def _add(self, tensor: Tensor, lane: int, first: int, values: Sequence[int] | np.ndarray) -> None:

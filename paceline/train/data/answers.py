@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from paceline.errors import InvalidRequest
-from paceline.models.files import read_json
+from paceline.models.directory import read_json
 from paceline.models.weights import Format
 from paceline.train.output.storage import read_tensors, write_bytes, write_json, write_tensors
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import InvalidRequest, UnknownOption
-from paceline.models.files import member, read_json
+from paceline.models.directory import member, read_json
 from paceline.models.load import LoadedModel
 from paceline.text.tokenizer import Tokenizer
 from paceline.train.data.answers import Exchange

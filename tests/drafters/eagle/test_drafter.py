@@ -23,7 +23,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.noise import pick
 from paceline.runner.heads.compiled import CompiledHead
-from paceline.runner.heads.protocol import Wanted
+from paceline.runner.heads.protocol import TreeRequest
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import Run, plain, prompt, run, tokens_of
@@ -450,7 +450,7 @@ def test_whatever_needs_no_host_between_two_tokens_is_one_call(
 @pytest.mark.parametrize(("price", "row_price"), [(0.4, 0.4), (0.4, 0.0)])
 def test_a_tree_leaves_out_what_does_not_pay(price: float, row_price: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random head is sure of nothing: neither of a token, where rows cost, nor of a level, where passes do."""
-    wanted: list[Wanted] = []
+    wanted: list[TreeRequest] = []
     draft = CompiledHead.draft
     monkeypatch.setattr(
         CompiledHead, "draft", lambda self, *of, width: (wanted.extend(of[2]), draft(self, *of, width=width))[1]

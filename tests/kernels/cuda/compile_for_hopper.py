@@ -1,6 +1,6 @@
-"""Compiles kernels for Hopper, without a GPU, and prints how many bytes of shared memory each needs, as JSON.
+"""Compile kernels for Hopper, without a GPU, and print the bytes of shared memory that each needs, as JSON.
 
-Run by test_compile.py in a process of its own: here kernels must not be the interpreter's.
+test_compile.py runs it in a process of its own, in which Triton's interpreter is off.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) ->
 
 
 def attention(*, unit: int, solo: bool, turn: bool, tree: bool) -> int:
-    """Of 32 heads of 128 on 8 KV heads."""
+    """Return the constants of attention with 32 heads of 128 dimensions on 8 KV heads."""
     constants: dict[str, Any] = {
         "HEADS": 32,
         "KV_HEADS": 8,

@@ -1,4 +1,4 @@
-"""The same tests twice: by Triton's interpreter on the CPU, and compiled where PACELINE_GPU is set."""
+"""Devices and types for tests of kernels: Triton's interpreter on the CPU, or the compiler if PACELINE_GPU is set."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def device() -> torch.device:
 
 @pytest.fixture(params=[torch.float32, *([torch.bfloat16] if ON_GPU else [])], ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """Of activations and KV memory. The interpreter cannot multiply bf16."""
+    """Types of activations and KV memory. The interpreter cannot multiply bf16."""
     assert isinstance(request.param, torch.dtype)
     return request.param

@@ -12,8 +12,9 @@ from torch import Tensor
 from paceline.draft import Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for, tile_for
-from paceline.kernels.cuda.kv import FP8, CudaKV
+from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import rotate
+from paceline.kernels.quant import FP8
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
@@ -103,12 +104,12 @@ def run(
 
 
 def made(device: torch.device, form: str = "tiles", *, blocks: int = 0) -> Attention:
-    """`blocks`: of the call, each of which has its programs; by them it is known what fills the device."""
+    """Make an Attention that divides work in the given form; `blocks` is the number of blocks of the call."""
     return Attention(device=device, tile=16, tiles=2, fill={"tiles": 1000, "splits": 2 * blocks, "solo": 1}[form])
 
 
 def check_form(attention: Attention, form: str, *, blocks: int, head_dim: int = 16, context: int = 90) -> None:
-    """It was what it was made for: as much scratch memory was used as tiles or splits of a full context need."""
+    """Check by its scratch memory that attention worked in the given form: tiles, splits or solo."""
     units = {"tiles": -(-context // 16), "splits": -(-context // 32), "solo": 0}[form]
     padded = max(16, 1 << (head_dim - 1).bit_length())
     assert attention.partials.numel() == blocks * units * 16 * (padded + 2)
@@ -131,7 +132,7 @@ def test_attention_as_the_reference_does_it(window, form, dtype, device):
 
 @pytest.mark.parametrize("shape", [(3, 3, 64), (5, 1, 80), (7, 1, 96), (16, 1, 16), (2, 1, 128), (3, 1, 256)], ids=str)
 def test_sizes_of_heads_and_groups(shape, dtype, device):
-    """Where a group is large, three rows are several blocks."""
+    """Three rows are several blocks if many query heads share a KV head."""
     scene, (heads, kv_heads, _) = Scene(shape, dtype, device), shape
     blocks = 2 * kv_heads * -(-3 // (16 // (heads // kv_heads)))
     shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "splits", blocks=blocks)
@@ -217,7 +218,7 @@ def test_large_blocks(block_m, dtype, device):
 
 
 def test_what_a_sequence_does_not_have_is_never_seen(dtype, device):
-    """Neither slots past its end, nor pages past its last (whose entries may be anything), nor other layers."""
+    """A sequence reads no slots past its end, no pages past its last (their entries are arbitrary), no other layers."""
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     wanted = scene.attend(attention, VERIFY, SHORT)
     batch = scene.batch(VERIFY, SHORT)
@@ -306,7 +307,7 @@ def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, dtype, dev
 
 
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):
-    """A captured graph goes on to use what it was captured with."""
+    """A captured graph keeps the scratch memory that it was captured with."""
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     scene.attend(attention, share(0, 20, 1))
     small = attention.partials

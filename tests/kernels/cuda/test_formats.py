@@ -1,4 +1,4 @@
-"""Matrices as kernels read them, made from others."""
+"""Packing and requantising weights for the CUDA kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, Matrix, pack, requantise
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack, requantise
 from paceline.kernels.quant import Weight, quantise, quantise_fp8
 
 MAKERS: dict[str, tuple[Callable[[torch.Tensor], Weight], int]] = {
@@ -17,8 +17,8 @@ MAKERS: dict[str, tuple[Callable[[torch.Tensor], Weight], int]] = {
 }
 
 
-def same(one: Matrix, other: Matrix) -> bool:
-    pairs = [(getattr(one, name), getattr(other, name)) for name in Matrix.__slots__]
+def same(one: CudaMatrix, other: CudaMatrix) -> bool:
+    pairs = [(getattr(one, name), getattr(other, name)) for name in CudaMatrix.__slots__]
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
@@ -42,7 +42,7 @@ def test_fewer_bits_of_the_same_numbers(format: str, device: torch.device, dtype
 
 
 def test_rows_are_quantised_by_themselves(device: torch.device, dtype: torch.dtype) -> None:
-    """So that one matrix of q, k and v has the numbers that each would have alone."""
+    """A packed matrix of q, k and v has the numbers that each would have alone."""
     weight, _ = floats(device, dtype)
     apart = [quantise_fp8(weight[:4]), quantise_fp8(weight[4:])]
     together = requantise(pack([weight], parts=1, dtype=dtype, device=device), "fp8")

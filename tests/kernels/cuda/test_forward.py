@@ -89,7 +89,7 @@ QUANTISED = {
 
 @pytest.mark.parametrize(("format", "tied"), [("int8", False), ("fp8", True), ("int4", False)])
 def test_a_copy_in_fewer_bits(format: str, tied: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """Its matrices are rounded, the embedding is not; the original says what it said before."""
+    """The copy's matrices are rounded, the embedding is not; the original gives the same logits as before."""
     config = replace(PLAIN, tied_head=tied, qkv_bias=True)
     made = floats(random_weights(config, "int8"))
     rounded = {
@@ -116,7 +116,7 @@ def test_a_copy_in_fewer_bits(format: str, tied: bool, device: torch.device, dty
 
 
 def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) -> None:
-    """From its name to something that shares the target's KV memory."""
+    """The drafter self:int4 is built as a copy that shares the target's KV memory."""
     made = floats(random_weights(PLAIN, "int8"))
     decoder = CudaDecoder(PLAIN, made, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
     model = LoadedModel("hf", Path("target"), PLAIN, {}, {}, {})

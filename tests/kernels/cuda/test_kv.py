@@ -6,7 +6,9 @@ from torch import Tensor
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.kv import FP8, CudaKV, page_bytes
+from paceline.kernels.cuda.kv import CudaKV
+from paceline.kernels.kv_tensors import page_bytes
+from paceline.kernels.quant import FP8
 
 LAYERS, PAGES, KV_HEADS, HEAD_DIM = 2, 5, 3, 8
 DTYPES = [torch.float32, torch.bfloat16, FP8]

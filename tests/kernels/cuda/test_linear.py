@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, Matrix, pack
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import GELU, SILU, Products, finish
 from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
@@ -19,7 +19,7 @@ def random(rows: int, columns: int, device: torch.device, dtype: torch.dtype, se
     return torch.randn((rows, columns), generator=generator).to(device=device, dtype=dtype)
 
 
-def products(matrix: Matrix, device: torch.device) -> Products:
+def products(matrix: CudaMatrix, device: torch.device) -> Products:
     return Products([matrix], device=device, pdl=ON_GPU)
 
 

@@ -39,7 +39,7 @@ def test_a_normed_branch(device: torch.device, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_end_of_a_product_and_a_norm(parts: int, biased: bool, device: torch.device, dtype: torch.dtype) -> None:
-    """As the two one after the other, bit by bit."""
+    """finish_norm gives the bits of a sum of parts followed by norm."""
     sums, bias = random(parts, 3, HIDDEN, device=device, seed=1), random(HIDDEN, device=device, seed=2)
     x, weight = random(3, HIDDEN, device=device, dtype=dtype), random(HIDDEN, device=device, seed=3)
     total = torch.zeros_like(x, dtype=torch.float32)

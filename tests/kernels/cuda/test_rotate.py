@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda.kv import FP8, CudaKV
+from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import rotate
+from paceline.kernels.quant import FP8
 from paceline.kernels.reference import rms_norm, rope
 
 EPS, PAGES, POSITIONS = 1e-5, 6, 50

@@ -98,7 +98,7 @@ def test_noise_is_the_same_to_the_last_bit(keys: tuple[int, int], device: torch.
 
 
 def test_a_full_batch(device: torch.device) -> None:
-    """On a GPU as large as they come: chunks, lists and rows in every order that the device likes."""
+    """Large vocabularies and, on a GPU, many rows: programs run in any order."""
     rows, vocab = (321, 128_257) if device.type == "cuda" else (3, 12_289)
     check(random_logits(rows, vocab, device, spread=2.0), lanes=[6, 1, 5] * (rows // 3))
 

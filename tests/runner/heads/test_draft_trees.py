@@ -1,4 +1,4 @@
-"""A draft in one call: node by node what a plain search over the head's own passes finds."""
+"""A draft in one call has the nodes that a plain search over the head's passes finds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.kernels.noise import gumbel_noise
 from paceline.runner.heads.compiled import BEAM, CompiledHead
-from paceline.runner.heads.protocol import Tree, Wanted
+from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.sampling.sampler import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE
 from tests.runner.heads.test_torch import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
@@ -40,9 +40,9 @@ def test_a_draft_is_pass_after_pass(variant: str, width: int, monkeypatch: pytes
     for name, head in HEADS.items():
         fast, _ = both(head)
         for inverse_temperatures, wanted in (
-            ((0.0, 0.0, 0.0), [Wanted(4, 0.0, 0.0), Wanted(1, 0.0, 0.0), Wanted(9, 0.0, 0.0)]),
-            ((0.0, 1.2, 0.7), [Wanted(3, 0.01, 0.03), Wanted(6, 0.0, 0.0), Wanted(9, 0.02, 0.06)]),
-            ((1.0, 0.0, 0.0), [Wanted(6, 0.0, 0.0), Wanted(6, 0.3, 0.9), Wanted(2, 0.0, 0.0)]),
+            ((0.0, 0.0, 0.0), [TreeRequest(4, 0.0, 0.0), TreeRequest(1, 0.0, 0.0), TreeRequest(9, 0.0, 0.0)]),
+            ((0.0, 1.2, 0.7), [TreeRequest(3, 0.01, 0.03), TreeRequest(6, 0.0, 0.0), TreeRequest(9, 0.02, 0.06)]),
+            ((1.0, 0.0, 0.0), [TreeRequest(6, 0.0, 0.0), TreeRequest(6, 0.3, 0.9), TreeRequest(2, 0.0, 0.0)]),
         ):
             found = fast.draft(drawing(SEEDS, *inverse_temperatures), FEATURES, wanted, width=width)
             assert found == by_passes(fast, wanted, inverse_temperatures, width=width), name
@@ -55,7 +55,7 @@ def test_a_draft_is_pass_after_pass(variant: str, width: int, monkeypatch: pytes
 
 def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
     fast, _ = both(HEADS["plain"])
-    wanted = [Wanted(12, 0.0, 0.0)] * 3
+    wanted = [TreeRequest(12, 0.0, 0.0)] * 3
     for width, branches in ((1, False), (4, True)):
         for tokens, parents in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
             assert len(tokens) == 12
@@ -66,7 +66,7 @@ def test_what_is_not_worth_it_is_left_out() -> None:
     fast, _ = both(HEADS["plain"])
     sizes = []
     for worth in (0.0, 0.01, 0.05, 2.0):
-        drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [Wanted(12, worth, worth)] * 3, width=4)
+        drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [TreeRequest(12, worth, worth)] * 3, width=4)
         sizes.append([len(tokens) for tokens, _ in drafts])
     assert sizes[0] == [12] * 3
     assert sizes[-1] == [1] * 3  # of an empty draft nothing would be learnt
@@ -74,7 +74,7 @@ def test_what_is_not_worth_it_is_left_out() -> None:
 
 
 def by_passes(
-    head: CompiledHead, wanted: Sequence[Wanted], inverse_temperatures: Sequence[float], *, width: int
+    head: CompiledHead, wanted: Sequence[TreeRequest], inverse_temperatures: Sequence[float], *, width: int
 ) -> list[Tree]:
     trees: list[list[Node]] = [[] for _ in wanted]
     last, read = [3, 4, 21], [0] * len(wanted)
@@ -101,7 +101,7 @@ def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
 def guesses(
     head: CompiledHead, logits: Tensor, inverse_temperature: float, noise: Tensor | None, width: int
 ) -> tuple[list[int], list[float]]:
-    """Tokens, the best first, and the chance of each."""
+    """Return tokens, the best first, with the probability of each."""
     scores = logits if noise is None else logits * inverse_temperature + noise
     top = torch.topk(scores, max(width, 2))
     ahead = min(float(top.values[0] - top.values[1]), 6.0)
@@ -121,16 +121,16 @@ def squash(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def add(tree: list[Node], at: int, wanted: Wanted, tokens: list[int], chances: list[float]) -> None:
+def add(tree: list[Node], at: int, wanted: TreeRequest, tokens: list[int], chances: list[float]) -> None:
     above, depth = (1.0, 0) if at < 0 else (tree[at].belief, tree[at].depth)
     for token, chance in zip(tokens, chances, strict=True):
         belief = above * chance
         better = sum(node.belief >= belief for node in tree)
-        if not tree or (belief >= wanted.worth and better < wanted.limit):
+        if not tree or (belief >= wanted.min_confidence and better < wanted.limit):
             tree.append(Node(belief, token, at, depth + 1))
 
 
-def choose(tree: list[Node], fresh: int, wanted: Wanted, read: int) -> list[int]:
+def choose(tree: list[Node], fresh: int, wanted: TreeRequest, read: int) -> list[int]:
     chosen: list[int] = []
     for at in sorted(range(fresh, len(tree)), key=lambda i: (-tree[i].belief, i)):
         better = [i for i in range(len(tree)) if (tree[i].belief, -i) > (tree[at].belief, -at)]
@@ -138,11 +138,11 @@ def choose(tree: list[Node], fresh: int, wanted: Wanted, read: int) -> list[int]
         if len(chosen) == min(BEAM, wanted.limit - 1 - read) or len(better) + sum(ahead) + 1 >= wanted.limit:
             break
         chosen.append(at)
-    return chosen if sum(tree[at].belief for at in chosen) >= wanted.least else []
+    return chosen if sum(tree[at].belief for at in chosen) >= wanted.min_level_confidence else []
 
 
 def level(trees: list[list[Node]], rows_of: list[tuple[int, int]], read: list[int]) -> Batch:
-    """A batch of one row a node; sequences are apart, and so are their tails."""
+    """Make a batch with one row for each node; every sequence has tails of its own."""
     going = list(dict.fromkeys(s for s, _ in rows_of))
     counts = [sum(s == each for each, _ in rows_of) for s in going]
     plain = rows([COUNTS[s] for s in going], counts, [trees[s][at].token for s, at in rows_of], going)

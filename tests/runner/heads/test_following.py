@@ -18,7 +18,7 @@ from paceline.models.heads import EagleHead
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.heads.compiled import CompiledHead
-from paceline.runner.heads.protocol import Tree, Wanted
+from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.runner.lanes import Lanes
 from tests.heads import random_eagle
 from tests.kernels.tiny_forward import RUNNABLE
@@ -26,7 +26,7 @@ from tests.runner.heads.test_sketch import head_with
 from tests.runner.heads.test_torch import CONFIG, INTEGERS
 
 PAGES, PROMPT = 15, 19
-WANTED = Wanted(6, 0.0, 0.0)
+WANTED = TreeRequest(6, 0.0, 0.0)
 
 
 @dataclass

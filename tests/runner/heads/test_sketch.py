@@ -1,4 +1,4 @@
-"""Heads with many outputs: of which they compute the best alone, and find the same drafts."""
+"""Heads with many outputs compute a shortlist of them, and nearly always draft the same tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from paceline.kernels.quant import GROUP, dequantise
 from paceline.models.heads import EagleHead
 from paceline.runner.heads import compiled as compiled_head
 from paceline.runner.heads.compiled import CompiledHead
-from paceline.runner.heads.protocol import Wanted
-from paceline.runner.heads.sketch import FEW, FITTED_PART, LEAST_OUTPUTS, MOST_INPUTS, PART, directions, sketch
+from paceline.runner.heads.protocol import TreeRequest
+from paceline.runner.heads.sketch import (
+    EXACT_OUTPUTS,
+    FITTED_RANK_DIVISOR,
+    MAX_INPUTS,
+    MIN_OUTPUTS,
+    RANK_DIVISOR,
+    directions,
+    sketch,
+)
 from paceline.sampling.sampler import Stream, noise_keys
 from tests.heads import random_eagle
 from tests.kernels.tiny_forward import RUNNABLE
@@ -25,7 +33,7 @@ SEEDS = range(25)
 
 
 def head_with(decay: float) -> EagleHead:
-    """Its outputs depend on directions whose weight falls by `decay` from one to the next."""
+    """Make a head whose outputs depend on directions with weights that fall by `decay` from one to the next."""
     head = random_eagle(replace(CONFIG, vocab_size=OUTPUTS), hidden=HIDDEN, seed=4)
     draw = torch.Generator().manual_seed(5)
     basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
@@ -36,7 +44,7 @@ def head_with(decay: float) -> EagleHead:
 
 
 def agreement(head: CompiledHead, inverse_temperature: float) -> float:
-    """How often the first drafted token is the one that all outputs would have given."""
+    """Return how often the first drafted token is the one that all outputs would have given."""
     hits = 0
     for seed in SEEDS:
         features = torch.randn(FEATURES.shape, generator=torch.Generator().manual_seed(seed))
@@ -45,7 +53,7 @@ def agreement(head: CompiledHead, inverse_temperature: float) -> float:
         places = (
             head.pick(logits, torch.full((3,), inverse_temperature), keys) if inverse_temperature else logits.argmax(1)
         )
-        drafts = head.draft(drawing([seed] * 3, inverse_temperature), features, [Wanted(1, 0.0, 0.0)] * 3, width=1)
+        drafts = head.draft(drawing([seed] * 3, inverse_temperature), features, [TreeRequest(1, 0.0, 0.0)] * 3, width=1)
         hits += sum(a == b for a, b in zip(tokens_of(drafts), head.ids[places.long()][:, None].tolist(), strict=True))
     return hits / (3 * len(SEEDS))
 
@@ -69,7 +77,7 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
         for inverse_temperature in (0.0, 1.0):
             for seed in SEEDS[:8]:
                 drafts = fast.draft(
-                    drawing([seed] * 3, inverse_temperature), FEATURES, [Wanted(6, 0.0, 0.0)] * 3, width=3
+                    drawing([seed] * 3, inverse_temperature), FEATURES, [TreeRequest(6, 0.0, 0.0)] * 3, width=3
                 )
                 found.append((kind, [set(zip(*tree, strict=True)) for tree in drafts]))
         monkeypatch.setattr(compiled_head, "sketch", lambda *layer: None)
@@ -82,20 +90,20 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
 def test_filters_look_at_the_shortlists() -> None:
     """Under top_k 1 the draft is the best without noise, whatever the noise."""
     fast, _ = both(head_with(decay=0.96))
-    greedy = tokens_of(fast.draft(drawing([1] * 3, 0.0), FEATURES, [Wanted(1, 0.0, 0.0)] * 3, width=1))
+    greedy = tokens_of(fast.draft(drawing([1] * 3, 0.0), FEATURES, [TreeRequest(1, 0.0, 0.0)] * 3, width=1))
     for seed in SEEDS[:5]:
-        wanted = [Wanted(1, 0.0, 0.0, top_k=1)] * 3
+        wanted = [TreeRequest(1, 0.0, 0.0, top_k=1)] * 3
         assert tokens_of(fast.draft(drawing([seed] * 3, 1.0), FEATURES, wanted, width=1)) == greedy
 
 
 def test_whoever_asks_for_logits_gets_all_of_them() -> None:
     fast, eager = both(head_with(decay=0.96))
-    fast.draft(drawing([1] * 3, 1.0), FEATURES, [Wanted(4, 0.0, 0.0)] * 3, width=2)
+    fast.draft(drawing([1] * 3, 1.0), FEATURES, [TreeRequest(4, 0.0, 0.0)] * 3, width=2)
     logits, wanted = fast(FIRST, features=FEATURES).logits, eager(FIRST, features=FEATURES).logits
     assert float((logits - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
 
 
-# ── the rough copy ──
+# ── the sketch ──
 
 
 def product(weight: Tensor, norm: Tensor) -> Tensor:
@@ -108,17 +116,17 @@ def test_a_sketch_is_the_best_of_its_rank() -> None:
     weight = head_with(decay=0.96).weights["head"]
     assert isinstance(weight, Tensor)
     norm, common = 1 + 0.3 * torch.randn((2, HIDDEN), generator=torch.Generator().manual_seed(6))
-    weight = weight + common  # says nothing of the order of outputs
+    weight = weight + common  # does not change the order of outputs
     whole = weight * norm
     whole -= whole.mean(0)
-    rank = HIDDEN // int(PART)
+    rank = HIDDEN // int(RANK_DIVISOR)
     left_out = torch.linalg.svdvals(whole)[rank:].square().sum()
     error = (product(weight, norm) - whole).square().sum()
-    assert left_out < error < left_out + 0.012 * whole.square().sum()  # and what 4 bits cost
+    assert left_out < error < left_out + 0.012 * whole.square().sum()  # plus the error of 4 bits
 
 
 def spread_rows(count: int) -> Tensor:
-    """Rows of root mean square 1 that lie near a space of 24 dimensions, whose outputs are not the largest."""
+    """Make rows of root mean square 1 near a space of 24 dimensions, whose outputs are not the largest."""
     draw = torch.Generator().manual_seed(7)
     basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
     rows = torch.randn((count, 24), generator=draw) @ basis[:24] + 0.03 * torch.randn((count, HIDDEN), generator=draw)
@@ -137,7 +145,7 @@ def test_fewer_directions_say_more_where_rows_lie() -> None:
         assert found is not None
         rough = dequantise(found.up) @ dequantise(found.down) @ rows[:200].T
         errors.append(float((rough - whole).norm() / whole.norm()))
-    assert len(space) < HIDDEN // int(PART)
+    assert len(space) < HIDDEN // int(RANK_DIVISOR)
     assert errors[0] > 0.7
     assert errors[1] < 0.15
 
@@ -151,12 +159,12 @@ def test_a_head_whose_file_says_where_rows_lie_computes_fewer() -> None:
     assert agreement(both(replace(head, sketch=space))[0], 1.0) > 0.85
     found = sketch(weight, norm, space)
     assert found is not None
-    assert found.few < FEW
-    assert len(dequantise(found.down)) == int(HIDDEN / FITTED_PART) // GROUP * GROUP
+    assert found.exact_outputs < EXACT_OUTPUTS
+    assert len(dequantise(found.down)) == int(HIDDEN / FITTED_RANK_DIVISOR) // GROUP * GROUP
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [(LEAST_OUTPUTS - 16, 192), (9000, 192), (9008, 64), (LEAST_OUTPUTS, MOST_INPUTS + 32)]
+    ("outputs", "inputs"), [(MIN_OUTPUTS - 16, 192), (9000, 192), (9008, 64), (MIN_OUTPUTS, MAX_INPUTS + 32)]
 )
 def test_layers_that_are_computed_as_they_are(outputs: int, inputs: int) -> None:
     assert sketch(torch.ones((outputs, inputs)), torch.ones(inputs)) is None

@@ -1,4 +1,4 @@
-"""Hidden states at taps, and heads that read them: the compiled ones against plain torch."""
+"""Hidden states at taps, and heads that read them: compiled ones compared with plain torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
-from paceline.runner.heads.protocol import Tree, Wanted
+from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.runner.heads.torch import TorchHead
 from paceline.sampling.filters import filter_floor
 from paceline.sampling.sampler import Stream, noise_keys
@@ -38,7 +38,7 @@ def compiled(taps: Sequence[int] = (), threads: int = 2) -> CompiledForward:
 
 
 def rows(starts: Sequence[int], counts: Sequence[int], tokens: Sequence[int], sequences: Sequence[int]) -> Batch:
-    """`counts` rows of each sequence from its position on, the last of each with logits."""
+    """Make a batch of `counts` rows of each sequence from its position on, with logits of the last rows."""
     parts = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
     slots = [
         TABLES[sequence][place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE
@@ -84,7 +84,7 @@ def test_hidden_states_are_those_of_plain_torch(taps: Sequence[int]) -> None:
 
 
 def test_each_tap_is_its_own_place() -> None:
-    """The stream that enters a layer, and after the last one the norm of what the head sees."""
+    """A tap has the stream that enters its layer; the last tap has the state after the final norm."""
     whole = TorchForward(CONFIG, FLOATS, num_pages=PAGES, taps=(0, 1, 2))
     output = whole(FIRST)
     assert output.features is not None
@@ -156,7 +156,7 @@ def both(head: EagleHead, format: str = "int8") -> tuple[CompiledHead, TorchHead
 @pytest.mark.parametrize("format", ["int8", "int4"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> None:
-    """Over the target's hidden states, and then on its own output, while one sequence after the other leaves."""
+    """Passes read the target's hidden states, then the head's own output, while sequences leave one by one."""
     heads = both(HEADS[name], format)
     outputs = [head(FIRST, features=FEATURES) for head in heads]
     last, positions = [4 - 1, 5 - 1, 22 - 1], [4, 1, 17]
@@ -185,7 +185,7 @@ def test_a_compiled_head_is_the_one_of_plain_torch(name: str, format: str) -> No
 def test_filters_of_a_draft_are_nearly_the_targets(
     variant: str, filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line may be a sixteenth of a natural logarithm higher or lower."""
+    """The floor of a filter may be off by 1/16 of a natural logarithm."""
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     fast, _ = both(HEADS["plain"])
     scaled = 0.8 * fast(FIRST, features=FEATURES).logits  # [3, vocab]
@@ -196,7 +196,9 @@ def test_filters_of_a_draft_are_nearly_the_targets(
     sure = 0
     for seed in range(60):
         keys = torch.from_numpy(noise_keys(seed, np.array(COUNTS) + 1, Stream.TOKEN))
-        drawn = tokens_of(fast.draft(drawing([seed] * 3, 0.8), FEATURES, [Wanted(1, 0.0, 0.0, **filters)] * 3, width=1))
+        drawn = tokens_of(
+            fast.draft(drawing([seed] * 3, 0.8), FEATURES, [TreeRequest(1, 0.0, 0.0, **filters)] * 3, width=1)
+        )
         most, least = (fast.pick(kept, torch.ones(3), keys).tolist() for kept in sets)
         for row, [token] in enumerate(drawn):
             assert sets[0][row, places[token]] > -torch.inf
@@ -211,7 +213,7 @@ def test_filters_that_leave_everything_change_nothing() -> None:
     for width in (1, 3):
 
         def draft(width: int = width, **filters: Any) -> list[Tree]:
-            return fast.draft(batch, FEATURES, [Wanted(8, 0.0, 0.0, **filters)] * 3, width=width)
+            return fast.draft(batch, FEATURES, [TreeRequest(8, 0.0, 0.0, **filters)] * 3, width=width)
 
         plain = draft()
         for wide in ({"top_k": 1 << 30}, {"top_p": 0.9999999}, {"min_p": 1e-30}):
@@ -220,7 +222,7 @@ def test_filters_that_leave_everything_change_nothing() -> None:
 
 
 def drawing(seeds: Sequence[int], *inverse_temperatures: float, batch: Batch = FIRST) -> Batch:
-    """A batch that says what its drafts are drawn with: one inverse temperature, or one a sequence."""
+    """Make a batch with seeds and inverse temperatures, one for all sequences or one for each."""
     each = torch.tensor(
         inverse_temperatures if len(inverse_temperatures) > 1 else inverse_temperatures * len(seeds),
         dtype=torch.float32,
@@ -234,7 +236,7 @@ def tokens_of(drafts: Sequence[Tree]) -> list[list[int]]:
 
 def test_a_long_chain_crosses_pages() -> None:
     fast, _ = both(HEADS["plain"])
-    wanted = [Wanted(1, 0.0, 0.0), Wanted(40, 0.0, 0.0), Wanted(9, 0.0, 0.0)]
+    wanted = [TreeRequest(1, 0.0, 0.0), TreeRequest(40, 0.0, 0.0), TreeRequest(9, 0.0, 0.0)]
     drafts = fast.draft(drawing([0] * 3, 0.0), FEATURES, wanted, width=1)
     assert [parents for _, parents in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
 
@@ -244,7 +246,7 @@ def test_a_draft_begins_only_at_a_row_that_is_there(row: int) -> None:
     fast, _ = both(HEADS["plain"])
     batch = replace(drawing([0] * 3, 1.0), logit_rows=torch.tensor([3, row, 21], dtype=torch.int32))
     with pytest.raises(AssertionError, match="rows that do not add up"):
-        fast.draft(batch, FEATURES, [Wanted(4, 0.0, 0.0)] * 3, width=2)
+        fast.draft(batch, FEATURES, [TreeRequest(4, 0.0, 0.0)] * 3, width=2)
 
 
 def test_a_head_goes_on_only_from_rows_that_were_there() -> None:
@@ -268,7 +270,7 @@ def test_a_draft_that_cannot_go_on_says_so() -> None:
     fast, _ = both(HEADS["plain"])
     narrow = drawing([0] * 3, 0.0, batch=replace(FIRST, page_table=FIRST.page_table[:, :2].contiguous()))
     with pytest.raises(AssertionError, match="a KV slot that does not exist"):
-        fast.draft(narrow, FEATURES, [Wanted(200, 0.0, 0.0)] * 3, width=4)
+        fast.draft(narrow, FEATURES, [TreeRequest(200, 0.0, 0.0)] * 3, width=4)
 
 
 def test_features_must_be_those_of_the_rows() -> None:
@@ -280,7 +282,7 @@ def test_features_must_be_those_of_the_rows() -> None:
 
 
 def test_large_hidden_states_do_not_drown_small_ones() -> None:
-    """One dimension in a hundred that is a thousand times larger: 8 bits would leave nothing of its neighbours."""
+    """One dimension in a hundred is a thousand times larger: in 8 bits its neighbours would become zero."""
     head = HEADS["plain"].in_format("int8")
     peaks = FEATURES.clone()
     peaks[:, ::96] *= 1000
@@ -310,7 +312,9 @@ def test_compiled_medusa_heads_are_those_of_plain_torch(layers: int) -> None:
 
 
 def test_rows_without_logits_are_read_for_their_keys_alone() -> None:
-    """All rows, and then the last of each sequence again: as in one pass. Nothing goes on from what ended early."""
+    """Rows without logits leave their keys and values, and the last rows are then computed as in one pass.
+
+    A pass cannot carry on from one that ended before the output."""
     whole, _ = both(HEADS["plain"])
     parts, _ = both(HEADS["plain"])
     wanted = whole(FIRST, features=FEATURES).logits

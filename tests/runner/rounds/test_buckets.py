@@ -28,7 +28,7 @@ EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=
         ({"seats": 9}, False),
         ({"rows": 41}, False),
         ({"context": 1024}, False),
-        ({"context": 127}, False),  # attention would be spread far too wide
+        ({"context": 127}, False),  # attention would be divided for a context four times as long
         ({"draft": 3}, True),
         ({"draft": 5}, False),
         ({"draft": 0, "drafter": None}, False),

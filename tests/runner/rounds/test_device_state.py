@@ -1,4 +1,4 @@
-"""What the host writes to the lanes of a device: places in one memory, each once."""
+"""Changes of the host to the lanes of a device: indices into one memory, each once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_asked_of_sampling(params: dict[str, float], heat: float, top_k:
 
 
 def test_later_over_earlier() -> None:
-    """Whatever the order in memory: a sequence that comes and goes before a launch leaves nothing but tokens."""
+    """Later changes win: a sequence that comes and goes before a launch leaves nothing but tokens."""
     state, changes = made()
     changes.write(2, np.arange(1, 9), sampler(seed=2**40, top_k=3))
     changes.set_pages(2, 0, [10, 11, 12])
@@ -87,7 +87,7 @@ def test_later_over_earlier() -> None:
     changes.set_pages(2, 1, [14])
     changes.set_pages(2, 0, [15])
     apply(state, changes)
-    assert state.tokens[2, :8].tolist() == [20, 21, 3, 4, 5, 6, 7, 8]  # past the length nobody looks
+    assert state.tokens[2, :8].tolist() == [20, 21, 3, 4, 5, 6, 7, 8]  # tokens past the length are never read
     assert (state.lengths[2], state.top_k[2], state.seed[2]) == (2, 0, 4)
     assert state.pages[2].tolist() == [15, 14, SCRATCH]
 

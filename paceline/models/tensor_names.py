@@ -1,7 +1,7 @@
-"""What tensors are called: the canonical names with their shapes, and the dialects of Hugging Face and GGUF.
+"""Names of tensors: the canonical ones with their shapes, and the dialects of Hugging Face and GGUF.
 
-A dialect translates a file's name, knows which names are harmless to leave behind, and converts a tensor to the
-canonical form where the dialect stores it differently.
+A dialect translates the names of a file, knows which tensors may be skipped, and converts tensors that its files store
+in another form than the canonical one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.quant import Weight as Weight
+from paceline.kernels.quant import values_of
 from paceline.models.config import ModelConfig
 
 HF_TOP = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
@@ -51,17 +52,20 @@ GGUF_PARTS = {
 
 
 class Dialect(Protocol):
+    """The tensor names of one file format."""
+
     def canonical(self, name: str, config: ModelConfig) -> str | None:
-        """The canonical name, where there is one."""
+        """Translate a file's name to the canonical one; None: there is none."""
 
     def harmless(self, name: str, config: ModelConfig) -> bool:
-        """Whether a tensor can be left behind: it says nothing that the config does not."""
+        """Whether a tensor may be skipped because the config already says what it holds."""
 
-    def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight: ...
+    def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
+        """Convert a tensor of the file to its canonical form."""
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every canonical tensor of a model, in the order of use."""
+    """Return the shape of every canonical tensor of a model, by name, in the order of use."""
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
     layer = _layer_shapes(config)
     for index in range(config.num_layers):
@@ -94,7 +98,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 class HuggingFaceNames:
-    """`model.layers.3.self_attn.q_proj.weight`."""
+    """Names such as `model.layers.3.self_attn.q_proj.weight`."""
 
     def canonical(self, name: str, config: ModelConfig) -> str | None:
         parts = HF_PARTS | HF_POST_NORM_PARTS if config.post_norms else HF_PARTS
@@ -106,12 +110,12 @@ class HuggingFaceNames:
     def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
         if config.architecture == "gemma3" and canonical.endswith("norm"):
             assert isinstance(weight, Tensor)
-            return weight + 1.0  # Gemma stores what its norms add to one
+            return weight + 1.0  # Gemma stores norm weights minus one
         return weight
 
 
 class GgufNames:
-    """`blk.3.attn_q.weight`."""
+    """Names such as `blk.3.attn_q.weight`."""
 
     def canonical(self, name: str, config: ModelConfig) -> str | None:
         return GGUF_TOP.get(name) or _layer_name(GGUF_LAYER.fullmatch(name), GGUF_PARTS)
@@ -134,8 +138,8 @@ def _layer_name(match: re.Match[str] | None, parts: dict[str, str]) -> str | Non
 
 def _half_order(weight: Weight, heads: int) -> Weight:
     """Undo the interleaving of rotary pairs: row 2i + s of a head goes to row s * head_dim / 2 + i."""
-    whole = weight if isinstance(weight, Tensor) else weight.q
-    order = torch.arange(len(whole), device=whole.device).view(heads, -1, 2).transpose(1, 2).flatten()
+    rows = values_of(weight)
+    order = torch.arange(len(rows), device=rows.device).view(heads, -1, 2).transpose(1, 2).flatten()
     return weight[order] if isinstance(weight, Tensor) else weight.each(lambda part: part[order])
 
 

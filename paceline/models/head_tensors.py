@@ -1,6 +1,6 @@
-"""The tensors of a head's directory: found by any of their published names, checked, never believed.
+"""The tensors of a head's directory: found under any of their published names, and checked.
 
-Matrices are floats, or integers with scales beside them, as a head is shipped. Nothing is read but safetensors.
+Matrices are floats, or integers with scales in tensors of their own. Only safetensors files are read.
 
     8 bits   `o.weight` I8 [n, k]       `o.weight_scale` [n, 1] or [n, k / 32]
     4 bits   `o.weight` U8 [n, k / 2]   `o.weight_scale`, `o.weight_minimum` [n, k / 32]; two values a byte
@@ -19,15 +19,15 @@ from paceline.kernels.quant import GROUP, Quantised, Weight, unpack_nibbles
 from paceline.models.safetensors import DTYPES, SINGLE, SafetensorsFolder
 
 HEAD_DTYPES = DTYPES | {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
-SCALE, MINIMUM = "_scale", "_minimum"
+SCALE, MINIMUM = "_scale", "_minimum"  # ends of tensor names
 SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 
 
-class HeadFile:
-    """Tensors by name, each taken once; what is left over at the end is an error."""
+class HeadTensors:
+    """Tensors by name. Each is taken once, and `finish` raises if one is left."""
 
     def __init__(self, directory: Path, *, prefixes: Mapping[str, str]) -> None:
-        """`prefixes`: how a published name may begin, and what to call that; the first one that fits."""
+        """`prefixes` maps the beginning of a published name to its replacement; the first that fits is used."""
         single = next((name for name in SINGLES if (directory / name).exists()), SINGLE)
         folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES, single=single)
         self.label = folder.label
@@ -47,7 +47,7 @@ class HeadFile:
         return list(self._files)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Weight:
-        """`name`.weight [outputs, inputs]"""
+        """Take the matrix `name`.weight [outputs, inputs]: floats, 8-bit or 4-bit integers."""
         if f"{name}.weight{MINIMUM}" in self:
             return self._in_4_bits(f"{name}.weight", outputs, inputs)
         tensor = self.take(f"{name}.weight", (outputs, inputs))

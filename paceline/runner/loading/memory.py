@@ -1,0 +1,80 @@
+"""Memory of weights: their bytes by format as they will run, and an error that names what did not fit on a device.
+
+`packed` says whether kernels read quantised weights as they are; otherwise they will be dequantised to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.errors import OutOfMemory
+from paceline.kernels.quant import GROUP, Float8, Quantised, values_of
+from paceline.models.load import LoadedModel
+from paceline.models.weights import Weight, weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """All weights of one format."""
+
+    format: str
+    tensors: int
+    parameters: int
+    bytes: int  # in memory, as they run
+
+
+@contextmanager
+def memory_for(what: str, advice: str) -> Iterator[None]:
+    """Turn torch's out-of-memory error of a CUDA device into one that says what did not fit and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info()
+        raise OutOfMemory(
+            f"no memory for {what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on the device; {advice}"
+        ) from error
+
+
+def pass_bytes(model: LoadedModel, *, packed: bool) -> int:
+    """Count the bytes of weights that a forward pass reads.
+
+    An embedding that is not the head as well does not count: a pass looks up a few of its rows."""
+    read = [weight for name, weight in model.weights.items() if name != "embed" or model.config.tied_head]
+    return sum(_bytes_in_use(weight, packed=packed) for weight in read)
+
+
+def weight_parts(model: LoadedModel, *, packed: bool) -> list[WeightPart]:
+    """Sum up the weights by format, those with the most bytes first."""
+    by_format: dict[str, list[Weight]] = {}
+    for weight in model.weights.values():
+        by_format.setdefault(_format_in_use(weight, packed=packed), []).append(weight)
+    parts = [
+        WeightPart(
+            format=format,
+            tensors=len(weights),
+            parameters=sum(values_of(weight).numel() for weight in weights),
+            bytes=sum(_bytes_in_use(weight, packed=packed) for weight in weights),
+        )
+        for format, weights in by_format.items()
+    ]
+    return sorted(parts, key=lambda part: -part.bytes)
+
+
+def _format_in_use(weight: Weight, *, packed: bool) -> str:
+    if isinstance(weight, Tensor):
+        return str(weight.dtype).removeprefix("torch.")
+    kind = "8-bit float" if isinstance(weight, Float8) else f"{weight.bits}-bit"
+    grouped = isinstance(weight, Quantised) and weight.grouped
+    name = f"{kind}, groups of {GROUP}" if grouped else f"{kind}, by channel"
+    return name if packed else f"{name}, as float32"
+
+
+def _bytes_in_use(weight: Weight, *, packed: bool) -> int:
+    if isinstance(weight, Tensor) or packed:
+        return weight_bytes(weight)
+    return 4 * weight.q.numel()  # float32
