@@ -80,8 +80,8 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
         "--drafter",
         action="append",
         metavar="DRAFTER",
-        help="ngram, ngram:min_ngram=1, a model, eagle:PATH, medusa:PATH, or none; may be given several times, the "
-        "first one drafts (default: the head that comes with the model, then ngram)",
+        help="ngram, ngram:min_ngram=1, a model, eagle:PATH, medusa:PATH, one of another installed package, or none; "
+        "may be given several times, the first one drafts (default: the head that comes with the model, then ngram)",
     )
     parser.add_argument("--format", default="auto", metavar="FORMAT", help=f"of the weights: {', '.join(FORMATS)}")
     parser.add_argument(

@@ -29,7 +29,7 @@ from paceline.sampling.sampler import Pick
 # on its own; the tree in tree.c has an estimate of its own for the best of several tokens.
 DOUBTFUL_CONFIDENCE = 0.5
 # Expected accepted tokens of a further level of a tree per unit of confidence in its nodes, less the cost of its rows.
-# Halving or doubling it changed nothing beyond noise: docs/experiments.md, "Trees of a head".
+# Halving or doubling it changed nothing beyond noise: docs/experiments.md, "Largest draft of a tree".
 NET_GAIN_PER_LEVEL = 0.25
 NO_TOP_K = 1 << 30  # larger than any vocabulary
 

@@ -37,8 +37,8 @@ from paceline.types import Off, OffKind
 
 MAX_FIRST_ROWS = 32  # rows that the first pass of a draft may have; more are read in chunks before it
 # Held rows that are worth reading for each token that a lone sequence may still say; with n sequences 1 / n² of it, as
-# a draft saves less beside others. Measured as 32 at 63 µs a row (docs/experiments.md, "A head that waits"); since then
-# a row costs a third of that ("What a head reads of a prompt").
+# a draft saves less beside others. Measured as 32 at 63 µs a row (docs/experiments.md, "Reading held states when the
+# load falls"); since then a row costs a third of that ("What a head reads of a prompt").
 MAX_ROWS_PER_TOKEN = 96
 
 
