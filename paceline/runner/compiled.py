@@ -16,9 +16,9 @@ from torch import Tensor
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 from paceline.models.config import ModelConfig
@@ -138,9 +138,9 @@ def check_supported(config: ModelConfig) -> None:
     for what, width in widths.items():
         if width % GROUP:
             raise UnsupportedModel(f"{what} {width}; the CPU kernels need a multiple of {GROUP}: use format fp32")
-    if config.head_dim % LANES or config.head_dim > HEAD_DIM_MAX:
+    if config.head_dim % TILE or config.head_dim > HEAD_DIM_MAX:
         raise UnsupportedModel(
-            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {LANES} up to {HEAD_DIM_MAX}: "
+            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {TILE} up to {HEAD_DIM_MAX}: "
             "use format fp32"
         )
     if config.num_heads // config.num_kv_heads > QUERY_BLOCK:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import BEAM, Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
-from paceline.kernels.cpu.layout import Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
@@ -26,8 +26,8 @@ from paceline.runner.compiled import CompiledForward, check_supported, point, sh
 from paceline.runner.heads import Tree, Wanted
 from paceline.runner.sketch import sketch
 
-BEAM = 4  # as in tree.c: rows of a sequence in one pass
 FLOORS = ("worth", "least", "min_p", "top_p")
+ORDER = ("limits", "top_k", "min_confidence", "min_level_confidence", "min_p", "top_p")
 MANY = 256  # batches that are known
 
 
@@ -124,7 +124,7 @@ class Drafts:
             ids=ids.data_ptr(),
             seeds=batch.seeds.data_ptr(),
             inverse_temperature=batch.warmths.data_ptr(),
-            **{name: asked + 4 * count * i for i, name in enumerate(("limits", "top_k", *FLOORS))},
+            **{name: asked + 4 * count * i for i, name in enumerate(ORDER)},
             counts=found,
             tokens=found + 4 * count,
             parents=found + 4 * count * (1 + longest),

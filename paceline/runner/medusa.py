@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from paceline.kernels.base import Batch, Output
 from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import Buffer, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
-from paceline.kernels.cpu.layout import Buffer, Epilogue, Pass, Shape
 from paceline.kernels.cpu.program import Program
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import linear

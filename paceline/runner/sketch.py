@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.layout import LANES
+from paceline.kernels.cpu.abi import TILE
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
 PART, FITTED_PART = 3.0, 3.6  # of the dimensions, one in so many; where it is known how rows are spread
@@ -65,7 +65,7 @@ def _rank(weight: Tensor, part: float) -> int:
 
 def _is_worth_it(weight: Tensor, rank: int) -> bool:
     outputs, inputs = weight.shape
-    return outputs >= LEAST_OUTPUTS and not outputs % LANES and inputs <= MOST_INPUTS and rank > 0
+    return outputs >= LEAST_OUTPUTS and not outputs % TILE and inputs <= MOST_INPUTS and rank > 0
 
 
 def _product(weight: Tensor, norm: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.cpu.abi import BEAM
 from paceline.kernels.noise import gumbel_noise
-from paceline.runner.compiled_head import BEAM, CompiledHead
+from paceline.runner.compiled_head import CompiledHead
 from paceline.runner.heads import Tree, Wanted
 from paceline.sampling import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE

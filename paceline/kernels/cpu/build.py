@@ -15,11 +15,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
 from paceline.errors import PacelineError, UnknownOption
+from paceline.kernels.cpu import abi
+from paceline.kernels.cpu.abi_check import check_abi
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
@@ -38,24 +39,6 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
 }
 OLDER = {"avx512bf16": "avx512"}  # for compilers that do not know the newest instructions
-POINTER = c_void_p
-SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
-    "paceline_pool_new": (POINTER, (c_int,)),
-    "paceline_pool_free": (None, (POINTER,)),
-    "paceline_pack": (None, (POINTER, c_int64, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
-    "paceline_rows": (c_int, (POINTER, POINTER, c_int, POINTER)),
-    "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_program_run": (c_int, (POINTER, POINTER)),
-    "paceline_program_draw": (c_int, (POINTER, POINTER, POINTER)),
-    "paceline_program_free": (None, (POINTER,)),
-    "paceline_kv_move": (c_int, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),
-    "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
-    "paceline_follow": (None, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_followed": (c_int64, (POINTER,)),
-    "paceline_draft": (c_int, (POINTER, POINTER, POINTER)),
-    "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
-}
 
 
 class NoCompiler(PacelineError):
@@ -141,9 +124,10 @@ class Library(ctypes.CDLL):
     def __init__(self, variant: str) -> None:
         super().__init__(str(library_path(variant)))
         self.variant = variant
-        for name, (result, arguments) in SIGNATURES.items():
+        for name, (result, arguments) in abi.FUNCTIONS.items():
             function = getattr(self, name)
             function.restype, function.argtypes = result, arguments
+        check_abi(self)
 
 
 @cache

@@ -158,10 +158,10 @@ int was_begun(program *p, const batch *b, const screening *noise) {
     return 1;
 }
 
-EXPORT int64_t paceline_followed(const program *head) { return head->begun.hits; }
+EXPORT int64_t paceline_prefetched(const program *head) { return head->begun.hits; }
 
 /* Passes of `head` follow those of `target`; both outlive what is begun, and may be freed in any order. */
-EXPORT void paceline_follow(program *target, program *head, const int32_t *ids, int vocab) {
+EXPORT void paceline_prefetch(program *target, program *head, const int32_t *ids, int vocab) {
     if (target->pool != head->pool || target->shape.features != head->shape.features) return;
     if (target->follower) target->follower->leader = NULL;
     target->follower = head;

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.abi import Shape
 from paceline.kernels.cpu.build import Library
-from paceline.kernels.cpu.layout import Shape
 from paceline.kernels.cpu.memory import Region
 
 

@@ -9,6 +9,13 @@
 #include "program.h"
 #include "vmath.h"
 
+/* Bytes of GROUP inputs of a tile: weights, then their scales. */
+static int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
+
+EXPORT int64_t paceline_tile_bytes(int format, int inputs) {
+    return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
+}
+
 /* Where weight (output lane, input j) lies in a tile, without its nibble. */
 static int64_t position(int format, int lane, int j) {
     const int block = j % GROUP / (format == GROUP4 ? 8 : 4);

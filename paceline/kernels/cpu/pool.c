@@ -239,7 +239,18 @@ static int start_helper(pool *p, int index) {
     return -1;
 }
 
-pool *paceline_pool_new(int threads) {
+static void free_pool(pool *p) {
+    if (p->owner == getpid() && p->threads > 1) {
+        atomic_store(&p->stopping, 1);
+        begin_generation(p);
+        for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i], NULL);
+    }
+    free(p->helpers);
+    free(p->counters);
+    free(p);
+}
+
+EXPORT pool *paceline_pool_new(int threads) {
     pool *p = aligned_alloc(CACHE_LINE, (sizeof *p + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     if (!p) return NULL;
     memset(p, 0, sizeof *p);
@@ -255,17 +266,6 @@ pool *paceline_pool_new(int threads) {
     /* A helper that cannot be started makes the team smaller; nobody has begun to run yet. */
     while (p->counters && p->helpers && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
     if (p->counters && p->helpers) return p;
-    paceline_pool_free(p);
+    free_pool(p);
     return NULL;
-}
-
-void paceline_pool_free(pool *p) {
-    if (p->owner == getpid() && p->threads > 1) {
-        atomic_store(&p->stopping, 1);
-        begin_generation(p);
-        for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i], NULL);
-    }
-    free(p->helpers);
-    free(p->counters);
-    free(p);
 }

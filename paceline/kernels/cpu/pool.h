@@ -10,9 +10,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "abi.h"
 
-typedef struct pool pool;
 typedef struct {
     pool *pool;
     int index, count; /* this member, members */
@@ -25,8 +24,6 @@ typedef struct {
 
 typedef void team_function(member *self, void *argument);
 
-EXPORT pool *paceline_pool_new(int threads);
-EXPORT void paceline_pool_free(pool *);
 void pool_run(pool *, team_function *, void *argument);
 /* Let the helpers begin, and go on with something else; there is a number for it, 0: there are no helpers. What it reads
    and writes must stay. It is over once it was finished, by the caller's help, or anything else was run. */

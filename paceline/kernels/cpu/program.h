@@ -1,58 +1,20 @@
-/* What Python hands over and what one forward pass works on. Mirrored by ctypes structures in layout.py. */
+/* What one forward pass works on. What Python hands over is in abi.h. */
 #ifndef PACELINE_PROGRAM_H
 #define PACELINE_PROGRAM_H
 
+#include "abi.h"
 #include "pool.h"
 #include "simd.h"
 
-#define PAGE 16    /* KV slots a page */
-#define GROUP 32   /* inputs that share a scale */
 #define BLOCK 8    /* rows whose quantised inputs lie interleaved */
 #define STRIPE 32  /* rows a tile serves while it is in the nearest cache */
 #define CHUNK 128  /* keys whose softmax is computed at once; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
-#define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
-#define MAX_PARTS 3
+#define BUFFERS FEATURES /* buffers of the program's own */
 #define SLICES 16    /* of a head's outputs, each with a list of the best */
 #define SHORTLIST 40 /* outputs on one list */
 
-enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
-
-enum { CHANNEL8, GROUP8, GROUP4, HALF };                         /* matrix.format */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };  /* operation.kind */
-enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };   /* operation.epilogue */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
-
-/* A packed matrix: tiles of 16 outputs, see pack.c; or, for REFINE, rows of signed bytes, with their scales for a bias. */
-typedef struct {
-    const uint8_t *data;
-    const float *bias; /* [outputs] or NULL */
-    int64_t stride;    /* bytes from tile to tile; more than a tile where two matrices lie interleaved */
-    int32_t format, outputs, inputs, column; /* column: where its outputs begin in the output buffer */
-} matrix;
-
-typedef struct {
-    int32_t kind, epilogue, input, output, layer, window, parts, column; /* column: of the features, for KEEP; for REFINE:
-                      outputs that a slice should have on its list, at least */
-    float epsilon, scale;
-    const float *norm, *key_norm;  /* weights ready to multiply, or NULL */
-    const float *cosine, *sine;    /* [positions, head_dim / 2] */
-    matrix part[MAX_PARTS];
-} operation;
-
-typedef struct {
-    int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads, features;
-    uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
-} shape;
-
-/* paceline.kernels.base.Batch, and where the results go. features [rows][shape.features]: what KEEP writes, or what a
-   head reads; a head without them goes on from its own last pass: row r from what was there row carry[r]. */
-typedef struct {
-    const int32_t *tokens, *positions, *slots, *row_starts, *bases, *page_table, *logit_rows, *tails, *carry;
-    float *logits, *features;
-    int32_t *argmax;
-    int32_t rows, sequences, table_width, outs, depth;
-} batch;
+_Static_assert(TILE == LANES, "a tile of outputs is one vector");
 
 /* Rows quantised to int8 with a scale for each group of 32. BLOCK rows (the last block: what is left) lie interleaved
    so that one pointer walks all of them: q [k / 4][rows of the block][4], and scale, shift (= scale * sum) and offset
@@ -108,13 +70,6 @@ typedef struct { /* a member's own memory */
     float *slice;                                /* rough outputs of one, where there are shortlists */
 } scratch;
 
-typedef struct { /* of a draw after a pass; mirrored in layout.py */
-    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
-    const uint64_t *seeds;            /* [sequences] */
-    const int32_t *roots;             /* [sequences] the rows that drafts begin after; NULL: there are none */
-    int32_t *tokens;                  /* out [outs] */
-} draws;
-
 typedef struct { /* a head's pass that nobody has asked for yet: see follow.c */
     unsigned number;    /* of the run, 0: there is none */
     batch rows;
@@ -130,7 +85,6 @@ typedef struct { /* a head's pass that nobody has asked for yet: see follow.c */
     size_t capacity;
 } beginning;
 
-typedef struct program program;
 struct program {
     pool *pool;
     shape shape;
@@ -213,13 +167,6 @@ static inline uint16_t *key_at(const shape *s, int layer, int64_t slot, int head
 
 static inline uint16_t *value_at(const shape *s, int layer, int64_t slot, int head) {
     return values_of(s, layer, slot / PAGE, head) + slot % PAGE / 2 * 2 * s->head_dim + slot % 2;
-}
-
-/* Bytes of GROUP inputs of a tile: weights, then their scales. */
-static inline int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
-
-static inline int64_t tile_bytes(int format, int inputs) {
-    return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
 }
 
 #endif

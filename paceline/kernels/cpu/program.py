@@ -14,27 +14,33 @@ import torch
 from torch import Tensor
 
 from paceline.errors import OutOfMemory, UnsupportedModel
-from paceline.kernels.cpu.build import Library
-from paceline.kernels.cpu.layout import (
-    LANES,
-    OUT_OF_MEMORY,
-    STATUS,
+from paceline.kernels.cpu.abi import (
+    TILE,
     Buffer,
     Draws,
     Epilogue,
     Format,
-    Kind,
     Matrix,
     Operation,
+    OperationKind,
     Order,
     Pass,
     Shape,
+    Status,
 )
+from paceline.kernels.cpu.build import Library
 from paceline.kernels.cpu.memory import Arena
 from paceline.kernels.cpu.team import team
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Fields = dict[str, float | int | None]
+PROBLEMS = {
+    Status.BAD_TOKEN: "a token outside of the vocabulary",
+    Status.BAD_POSITION: "a position outside of the context or of the draft",
+    Status.BAD_SLOT: "a KV slot that does not exist",
+    Status.BAD_PAGE: "a page table that is too short or names a page that does not exist",
+    Status.BAD_ROWS: "rows that do not add up",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +73,9 @@ class Program:
     def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
         """Copy matrices [n, k], each with its bias, into the arena: tile by tile, taking turns, as gates read them."""
         formats = [_format(weight) for weight, _ in weights]
-        sizes = [tile_bytes(format, weight.q.shape[1]) for format, (weight, _) in zip(formats, weights, strict=True)]
+        sizes = [self._tile_bytes(format, weight) for format, (weight, _) in zip(formats, weights, strict=True)]
         assert len({len(weight.q) for weight, _ in weights}) == 1, "matrices that take turns have as many outputs"
-        address = self._arena.take(-(-len(weights[0][0].q) // LANES) * sum(sizes))
+        address = self._arena.take(-(-len(weights[0][0].q) // TILE) * sum(sizes))
         packed = []
         for format, size, (weight, bias) in zip(formats, sizes, weights, strict=True):
             packed.append(self._pack_one(weight, bias, format, address, stride=sum(sizes)))
@@ -81,17 +87,20 @@ class Program:
         q, scale, minimum = weight.q.contiguous(), *_constants(weight, format)
         pointers = (q.data_ptr(), scale.data_ptr(), minimum.data_ptr() if format == Format.GROUP4 else None)
         self._library.paceline_pack(address, stride, format, outputs, inputs, *pointers)
-        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % LANES)))
+        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % TILE)))
         return Packed(address=address, stride=stride, format=format, outputs=outputs, inputs=inputs, bias=padded)
+
+    def _tile_bytes(self, format: Format, weight: Quantised) -> int:
+        return int(self._library.paceline_tile_bytes(format, weight.q.shape[1]))
 
     def pack_half(self, weight: Tensor) -> Packed:
         """Copy a matrix [n, k] into the arena in fp16, for products with inputs as they are."""
         outputs, inputs = weight.shape
-        assert outputs % LANES == 0, f"{outputs} outputs are not a multiple of {LANES}"
-        tiles = weight.detach().float().view(-1, LANES, inputs).transpose(1, 2).half().contiguous()
+        assert outputs % TILE == 0, f"{outputs} outputs are not a multiple of {TILE}"
+        tiles = weight.detach().float().view(-1, TILE, inputs).transpose(1, 2).half().contiguous()
         address = self._arena.take(2 * outputs * inputs)
         memmove(address, tiles.data_ptr(), 2 * outputs * inputs)
-        return Packed(address=address, stride=2 * LANES * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
+        return Packed(address=address, stride=2 * TILE * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
 
     def pack_rows(self, weight: Tensor) -> Packed:
         """Copy a matrix [n, k] into the arena in 8 bits, row by row, for products with some of its rows."""
@@ -105,7 +114,7 @@ class Program:
 
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""
-        self._add(Kind.EMBED, [table], {"scale": scale})
+        self._add(OperationKind.EMBED, [table], {"scale": scale})
 
     def linear(
         self,
@@ -125,7 +134,7 @@ class Program:
         gated = epilogue in (Epilogue.SILU_GATE, Epilogue.GELU_GATE)
         placed = list(parts) if gated else _side_by_side(parts)
         fields: Fields = {"norm": self._pointer(norm), "input": source, "output": target}
-        self._add(Kind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
+        self._add(OperationKind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
 
     def rotate(
         self,
@@ -142,24 +151,24 @@ class Program:
         assert min(len(cosine), len(sine)) >= self._shape.positions, "a rotary table shorter than the context"
         fields: Fields = {"cosine": self._pointer(cosine), "sine": self._pointer(sine)}
         fields |= {"norm": self._pointer(query_norm), "key_norm": self._pointer(key_norm)}
-        self._add(Kind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
+        self._add(OperationKind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
 
     def attend(self, layer: int, *, window: int) -> None:
         """attended ← attention of the projected queries over their pages; window 0: none"""
-        self._add(Kind.ATTEND, [], {"layer": layer, "window": window})
+        self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window})
 
     def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
         """residual ← residual + norm of branch"""
-        self._add(Kind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
+        self._add(OperationKind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
 
     def keep(self, column: int, *, norm: Tensor | None = None, epsilon: float = 0.0) -> None:
         """features[column …] ← residual, or its norm"""
-        self._add(Kind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
+        self._add(OperationKind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
 
     def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, onwards: bool) -> None:
         """paired ← norm of table[token], norm of residual; `onwards`: residual ← the latter"""
         norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
-        self._add(Kind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
+        self._add(OperationKind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
 
     def shortlist(
         self, down: Packed, up: Packed, exact: Packed, *, few: int, norms: tuple[Tensor, Tensor], epsilon: float
@@ -169,7 +178,7 @@ class Program:
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
-        self._add(Kind.REFINE, [exact], fields | {"column": few})
+        self._add(OperationKind.REFINE, [exact], fields | {"few": few})
 
     def finish(self) -> None:
         operations = (Operation * len(self._operations))(*self._operations)
@@ -188,9 +197,9 @@ class Program:
             self._refuse(status, pass_)
 
     def _refuse(self, status: int, pass_: Pass) -> None:
-        if status == OUT_OF_MEMORY:
+        if status == Status.OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
-        raise AssertionError(f"a batch with {STATUS[status]}")
+        raise AssertionError(f"a batch with {PROBLEMS[Status(status)]}")
 
     def run_draft(self, pass_: Pass, order: Order) -> None:
         """The pass, then one over the head's own output for every level of a draft."""
@@ -201,12 +210,12 @@ class Program:
         """Let the first pass of a draft begin as soon as the target has drawn what it will be about. `ids`: int32, the
         target's token of each output."""
         self._kept.append(ids)
-        self._library.paceline_follow(target._handle, self._handle, ids.data_ptr(), len(ids))
+        self._library.paceline_prefetch(target._handle, self._handle, ids.data_ptr(), len(ids))
 
     @property
     def followed(self) -> int:
         """How many first passes were there when they were asked for."""
-        return int(self._library.paceline_followed(self._handle))
+        return int(self._library.paceline_prefetched(self._handle))
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
         """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
@@ -219,7 +228,7 @@ class Program:
         if getattr(self, "_handle", None):
             self._library.paceline_program_free(self._handle)
 
-    def _add(self, kind: Kind, parts: Sequence[Packed], fields: Fields) -> None:
+    def _add(self, kind: OperationKind, parts: Sequence[Packed], fields: Fields) -> None:
         operation = Operation(kind=kind, parts=len(parts), **fields)
         for index, part in enumerate(parts):
             operation.part[index] = _matrix(part)
@@ -245,12 +254,6 @@ def _format(weight: Quantised) -> Format:
         raise UnsupportedModel(f"a matrix with {inputs} inputs; the CPU kernels need a multiple of {GROUP}")
     assert weight.bits == 4 or weight.symmetric, "8-bit weights are scale * (q - 128)"
     return Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
-
-
-def tile_bytes(format: Format, inputs: int) -> int:
-    """As in program.h."""
-    group = {Format.CHANNEL8: 512, Format.GROUP8: 512 + 32, Format.GROUP4: 256 + 64}[format]
-    return inputs // GROUP * group + (64 if format == Format.CHANNEL8 else 0)
 
 
 def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ static void to_bf16(uint16_t *out, const float *x, int n) {
 }
 
 static void store_key_value(const shape *s, int layer, int slot, int head, const float *key, const float *value) {
-    uint16_t numbers[512];
+    uint16_t numbers[HEAD_DIM_MAX];
     uint16_t *keys = key_at(s, layer, slot, head), *values = value_at(s, layer, slot, head);
     to_bf16(numbers, key, s->head_dim);
     for (int d = 0; d < s->head_dim; d += 2) memcpy(keys + d * PAGE, numbers + d, 2 * sizeof *numbers);

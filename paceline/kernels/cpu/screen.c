@@ -91,7 +91,7 @@ void run_refine(member *self, program *p, const operation *o) {
         const int row = unit / SLICES, slice = unit % SLICES;
         const int count = copy_slice(p->batch->logits + (int64_t)row * m->outputs, slice, m->outputs, scores);
         shortlist *list = &p->shortlists[unit];
-        list->count = list_from(scores, count, find_line(scores, count, o->column), slice, list->places);
+        list->count = list_from(scores, count, find_line(scores, count, o->few), slice, list->places);
         rms_norm(x, row_of(p, RESIDUAL, p->batch->logit_rows[row]), o->norm, m->inputs, o->epsilon);
         compute(m, x, list);
     }

@@ -13,24 +13,8 @@
 #include "program.h"
 #include "vmath.h"
 
-#define WIDTH_MAX 8 /* tokens that may follow one */
-#define BEAM 4      /* nodes of a sequence that are read in one pass */
 #define DEPTH_MAX 16
 #define USUAL 0.7f /* the chance that the best of what follows a node is right */
-
-typedef struct { /* mirrored in layout.py */
-    const int32_t *ids;               /* [vocab] the target's token of each output */
-    const int32_t *limits;            /* [sequences] nodes wanted, at least 1 */
-    const uint64_t *seeds;            /* [sequences] of the noise */
-    const float *inverse_temperature; /* [sequences]; 0: the best tokens without noise */
-    const float *worth;               /* [sequences] a node that is believed in less is left out */
-    const float *least;               /* [sequences] nodes that are believed in less, all together, are not read */
-    const float *min_p, *top_p;       /* [sequences]; 0 and 1: not wanted */
-    const int32_t *top_k;             /* [sequences]; 0: not wanted */
-    int32_t *tokens, *parents;        /* out [sequences][longest] the most likely first; -1: the root */
-    int32_t *counts;                  /* out [sequences] */
-    int32_t longest, vocab, width;
-} order;
 
 typedef struct {
     float belief;           /* that it and all before it are right */
@@ -215,7 +199,7 @@ static void add_nodes(const drafting *d, int row) {
     const node none = {.belief = 1.0f, .parent = -1}, *above = at < 0 ? &none : &t->nodes[at];
     for (int i = 0; i < d->o->width && d->tops[row][i].index != INT32_MAX; i++) {
         const float product = above->belief * d->chances[row][i], belief = product >= 0.0f ? product : 0.0f; /* no NaN */
-        if (t->count && (belief < d->o->worth[s] || count_above(t, belief) >= d->o->limits[s])) continue;
+        if (t->count && (belief < d->o->min_confidence[s] || count_above(t, belief) >= d->o->limits[s])) continue;
         t->nodes[t->count++] = (node){belief, d->tops[row][i].index, at, above->depth + 1, -1, {0}};
     }
 }
@@ -261,7 +245,7 @@ static int choose(const drafting *d, int s, int32_t *chosen) {
         together += t->nodes[most].belief;
         chosen[n++] = most;
     }
-    return together >= d->o->least[s] ? n : 0;
+    return together >= d->o->min_level_confidence[s] ? n : 0;
 }
 
 typedef struct { /* memory for the batch of a level */
