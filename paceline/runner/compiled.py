@@ -15,10 +15,11 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu import team
 from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
+from paceline.kernels.cpu.pick import pick
+from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 from paceline.models.config import ModelConfig
@@ -49,7 +50,7 @@ class CompiledForward:
         check_supported(config)
         self.vocab_size = config.vocab_size
         self.taps = taps
-        self.threads = threads or team.default_threads()
+        self.threads = threads or default_threads()
         # Rows up to which a pass hardly costs more than its weights do: beyond, arithmetic sets the pace.
         packed = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
         self.cheap_rows = 6 if packed else 8
@@ -77,8 +78,8 @@ class CompiledForward:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.program.rows_of(self.embedding, tokens)
 
-    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(self._library, self.threads, logits, scales, keys)
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        return pick(self._library, self.threads, logits, inverse_temperatures, keys)
 
     def _prepare(self, batch: Batch) -> tuple[Batch, Pass, Draws, Output]:
         output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)

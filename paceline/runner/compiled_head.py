@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu import team
 from paceline.kernels.cpu.abi import BEAM, Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
+from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
@@ -71,8 +71,8 @@ class CompiledHead:
         self._program.run(pass_)
         return output
 
-    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(self._library, self.threads, logits, scales, keys, ids=self.ids)
+    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
+        return pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor, wanted: Sequence[Wanted], *, width: int) -> list[Tree]:
         longest = max(each.limit for each in wanted)

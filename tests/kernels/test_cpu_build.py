@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UnknownOption
 from paceline.kernels.cpu import build
-from paceline.kernels.cpu.team import default_threads
+from paceline.kernels.cpu.pool import default_threads
 
 
 def test_the_widest_variant_is_chosen_unless_another_is_named(monkeypatch):

@@ -12,7 +12,7 @@ from paceline.accept.coupled import accept_coupled
 from paceline.draft import Draft
 from paceline.kernels import noise
 from paceline.kernels.cpu.build import load_library
-from paceline.kernels.cpu.team import pick
+from paceline.kernels.cpu.pick import pick
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Stream, noise_keys

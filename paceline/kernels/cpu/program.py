@@ -30,7 +30,7 @@ from paceline.kernels.cpu.abi import (
 )
 from paceline.kernels.cpu.build import Library
 from paceline.kernels.cpu.memory import Arena
-from paceline.kernels.cpu.team import team
+from paceline.kernels.cpu.pool import thread_pool
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Fields = dict[str, float | int | None]
@@ -64,7 +64,7 @@ class Program:
         self._library = library
         self._shape = shape
         self._kv = kv
-        self._team = team(library, threads)
+        self._pool = thread_pool(library, threads)
         self._arena = Arena()
         self._operations: list[Operation] = []
         self._kept: list[Tensor] = []
@@ -182,7 +182,7 @@ class Program:
 
     def finish(self) -> None:
         operations = (Operation * len(self._operations))(*self._operations)
-        arguments = (self._team, byref(self._shape), byref(operations), len(operations))
+        arguments = (self._pool, byref(self._shape), byref(operations), len(operations))
         self._handle = self._library.paceline_program_new(*arguments)
         if not self._handle:
             raise OutOfMemory("no memory for the buffers of a forward pass")
