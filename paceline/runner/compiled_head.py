@@ -51,15 +51,15 @@ class CompiledHead:
         self._program = Program(self._library, shape, kv=self.kv, threads=self.threads)
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
-        self._program.follow(target.program, self.ids)
+        self._program.prefetch(target.program, self.ids)
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
         self._known: dict[tuple[int, int], Drafts] = {}  # by the id of a batch and the width of drafts
 
     @property
-    def followed(self) -> int:
-        """Drafts whose first pass was begun before they were asked for."""
-        return self._program.followed
+    def prefetched(self) -> int:
+        """Drafts whose first pass was prefetched; for tests."""
+        return self._program.prefetched
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         rows = None if features is not None else np.array(carry, dtype=np.int32)

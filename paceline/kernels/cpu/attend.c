@@ -103,7 +103,7 @@ static void score_shared(const walk *w, int c, reach all) {
 
 /* Scores of all nodes. Where a tree begins inside of a page that was scored with what lies before, they are there. */
 static void score_tails(const walk *w, int c, reach all) {
-    const tail_plan *t = &w->p->tails;
+    const tail_plan *t = &w->p->plan.tails;
     const int32_t *pages = t->pages + t->starts[w->block.sequence];
     const int count = t->starts[w->block.sequence + 1] - t->starts[w->block.sequence], stride = t->widest * PAGE;
     const int last = all.tail / PAGE, known = all.from < all.tail && all.tail % PAGE && pages[0] == table_of(w, c)[last];
@@ -119,9 +119,9 @@ static void score_tails(const walk *w, int c, reach all) {
 static void place_tail(const walk *w, int q, int c, reach own) {
     const batch *b = w->p->batch;
     const int row = row_of_query(w, q);
-    const int32_t *places = w->p->tails.places + (int64_t)row * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
+    const int32_t *places = w->p->plan.tails.places + (int64_t)row * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
     for (int key = own.tail; key < own.to; key++)
-        w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * w->p->tails.widest * PAGE + places[key]];
+        w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * w->p->plan.tails.widest * PAGE + places[key]];
 }
 
 /* The values of keys from `from` to `to`, both even, that all rows of the block find through the page table. */
@@ -238,7 +238,7 @@ static void emit_state(const walk *w) {
 static float *partial(const walk *w, int chunk) {
     const program *p = w->p;
     const int64_t unit = (int64_t)w->index * p->shape.kv_heads + w->head;
-    return p->partials + (unit * p->partial_chunks + chunk - w->low) * QUERY_BLOCK * (p->shape.head_dim + 2);
+    return p->plan.partials + (unit * p->plan.chunks + chunk - w->low) * QUERY_BLOCK * (p->shape.head_dim + 2);
 }
 
 static void whole_walk(const walk *w) {
@@ -253,10 +253,10 @@ static void whole_walk(const walk *w) {
 /* Some of the chunks; whoever is the last to finish folds all of them. */
 static void split_walk(const walk *w, int split) {
     const program *p = w->p;
-    const int chunks = w->high - w->low, first = w->low + chunks * split / p->splits;
-    for (int c = first; c < w->low + chunks * (split + 1) / p->splits; c++) block_chunk(w, c, partial(w, c));
-    atomic_int *finished = &p->finished[w->index * p->shape.kv_heads + w->head];
-    if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < p->splits) return;
+    const int chunks = w->high - w->low, first = w->low + chunks * split / p->plan.splits;
+    for (int c = first; c < w->low + chunks * (split + 1) / p->plan.splits; c++) block_chunk(w, c, partial(w, c));
+    atomic_int *finished = &p->plan.finished[w->index * p->shape.kv_heads + w->head];
+    if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < p->plan.splits) return;
     atomic_store_explicit(finished, 0, memory_order_relaxed);
     clear_state(w);
     for (int c = w->low; c < w->high; c++) fold(w->s->state, partial(w, c), w->block.rows * w->group, p->shape.head_dim);
@@ -272,7 +272,7 @@ static void load_queries(const walk *w) {
 }
 
 static walk begin_walk(program *p, const operation *o, scratch *s, int index, int head) {
-    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
+    walk w = {p, o, s, p->plan.blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
     for (int r = w.block.first; r < w.block.first + w.block.rows; r++) {
         const int position = p->batch->positions[r];
         const int low = first_key(position, o->window) / CHUNK, high = position / CHUNK + 1;
@@ -285,11 +285,11 @@ static walk begin_walk(program *p, const operation *o, scratch *s, int index, in
 
 void run_attend(member *self, program *p, const operation *o) {
     const int heads = p->shape.kv_heads;
-    work_begin(self, p->block_count * heads * p->splits);
+    work_begin(self, p->plan.block_count * heads * p->plan.splits);
     for (int unit; (unit = work_next(self)) >= 0;) {
-        const int split = unit % p->splits, head = unit / p->splits % heads, index = unit / p->splits / heads;
+        const int split = unit % p->plan.splits, head = unit / p->plan.splits % heads, index = unit / p->plan.splits / heads;
         const walk w = begin_walk(p, o, &p->scratch[self->index], index, head);
-        if (p->splits > 1) split_walk(&w, split);
+        if (p->plan.splits > 1) split_walk(&w, split);
         else whole_walk(&w);
     }
 }

@@ -36,8 +36,8 @@ INLINE void score_pages(const narrow *queries, const int count, const int pages,
         vp keys[SCORE_PAGES];
         for (int page = 0; page < pages; page++) {
             if (fetching) {
-                prefetch_far(job->keys[page] + (dim + d) * PAGE);
-                prefetch_far(job->next[page] + d * PAGE);
+                prefetch_l2(job->keys[page] + (dim + d) * PAGE);
+                prefetch_l2(job->next[page] + d * PAGE);
             }
             keys[page] = vp_load(job->keys[page] + d * PAGE);
         }

@@ -38,7 +38,7 @@ static int plan_tree(const batch *b, tail_plan *t, int s, int count) {
 }
 
 static int reserve_tail_scores(program *p) {
-    const tail_plan *t = &p->tails;
+    const tail_plan *t = &p->plan.tails;
     for (int i = 0; i < p->shape.threads; i++) {
         scratch *s = &p->scratch[i];
         if (t->widest <= s->tail_pages) continue;
@@ -52,7 +52,7 @@ static int reserve_tail_scores(program *p) {
 
 static int plan_trees(program *p) {
     const batch *b = p->batch;
-    tail_plan *t = &p->tails;
+    tail_plan *t = &p->plan.tails;
     const int64_t places = (int64_t)b->rows * b->depth;
     t->widest = 0;
     if (!b->tails) return 1;
@@ -72,12 +72,12 @@ static void cut_rows(program *p, int s, int parts) {
     parts = parts < least ? least : parts < rows ? parts : rows;
     for (int i = 0; i < parts; i++) {
         const int begin = (int)((int64_t)rows * i / parts), end = (int)((int64_t)rows * (i + 1) / parts);
-        p->blocks[p->block_count++] = (query_block){s, first + begin, end - begin};
+        p->plan.blocks[p->plan.block_count++] = (query_block){s, first + begin, end - begin};
     }
 }
 
 static void make_blocks(program *p, int parts) {
-    p->block_count = 0;
+    p->plan.block_count = 0;
     for (int s = 0; s < p->batch->sequences; s++) cut_rows(p, s, parts);
 }
 
@@ -96,11 +96,11 @@ static int is_even(int units, int threads) {
 }
 
 static int reserve_partials(program *p, int64_t floats) {
-    if (floats <= p->partial_capacity) return 0;
-    free(p->partials);
-    p->partials = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
-    p->partial_capacity = p->partials ? floats : 0;
-    return p->partials ? 0 : -1;
+    if (floats <= p->plan.partial_floats) return 0;
+    free(p->plan.partials);
+    p->plan.partials = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
+    p->plan.partial_floats = p->plan.partials ? floats : 0;
+    return p->plan.partials ? 0 : -1;
 }
 
 /* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. A sequence that
@@ -108,15 +108,15 @@ static int reserve_partials(program *p, int64_t floats) {
 int plan_attention(program *p) {
     if (!plan_trees(p)) return -1;
     const int threads = pool_threads(p->pool), heads = p->shape.kv_heads, wanted = 4 * threads;
-    p->partial_chunks = count_chunks(p->batch);
-    p->splits = 1;
+    p->plan.chunks = count_chunks(p->batch);
+    p->plan.splits = 1;
     make_blocks(p, 1);
-    if (threads == 1 || p->block_count == 0 || p->block_count * heads >= wanted) return 0;
-    if (!is_even(p->block_count * heads, threads)) make_blocks(p, 2);
-    const int units = p->block_count * heads;
-    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
+    if (threads == 1 || p->plan.block_count == 0 || p->plan.block_count * heads >= wanted) return 0;
+    if (!is_even(p->plan.block_count * heads, threads)) make_blocks(p, 2);
+    const int units = p->plan.block_count * heads;
+    const int64_t floats = (int64_t)units * p->plan.chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
     if (units >= wanted || is_even(units, threads) || floats > PARTIAL_FLOATS_MAX) return 0;
     const int splits = (wanted + units - 1) / units;
-    p->splits = splits < p->partial_chunks ? splits : p->partial_chunks;
-    return p->splits > 1 ? reserve_partials(p, floats) : 0;
+    p->plan.splits = splits < p->plan.chunks ? splits : p->plan.chunks;
+    return p->plan.splits > 1 ? reserve_partials(p, floats) : 0;
 }

@@ -9,7 +9,6 @@
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
 #define AHEAD 32768                 /* bytes between what is used and what is fetched into the second-level cache */
 #define SOON 1024                   /* and into the first */
-#define LINE 64
 #define LINES_MEANWHILE 5           /* that memory gives a member while it quantises GROUP inputs */
 #define FEW_ROWS 3                  /* with so few memory sets the pace, and the hardware fetches best alone */
 
@@ -25,7 +24,7 @@ typedef struct { /* weights to have fetched while something else is done */
 } errand;
 
 INLINE void fetch_some(errand *e) {
-    for (int line = 0; line < LINES_MEANWHILE && e->next < e->end; line++, e->next += LINE) prefetch_far(e->next);
+    for (int line = 0; line < LINES_MEANWHILE && e->next < e->end; line++, e->next += CACHE_LINE) prefetch_l2(e->next);
 }
 
 /* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
@@ -79,8 +78,8 @@ INLINE void next_group(quantised *in, const int width) {
 
 #define fetch_ahead(w, rows)                                                                                           \
     do {                                                                                                               \
-        if ((rows) > FEW_ROWS) prefetch_far((w) + AHEAD);                                                              \
-        if ((rows) > FEW_ROWS) prefetch((w) + SOON);                                                                   \
+        if ((rows) > FEW_ROWS) prefetch_l2((w) + AHEAD);                                                              \
+        if ((rows) > FEW_ROWS) prefetch_l1((w) + SOON);                                                                   \
     } while (0)
 
 /* One group of 8-bit weights with each row. */
@@ -296,29 +295,5 @@ void run_linear(member *self, program *p, const operation *o) {
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit / tiles * slice, to = from + slice < rows ? from + slice : rows;
         run_tile(self, p, o, &in, unit % tiles, from, to);
-    }
-}
-
-/* residual += norm(branch): models that norm the output of attention and MLP as well */
-void run_add_norm(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    float *normal = p->scratch[self->index].row;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *x = row_of(p, RESIDUAL, row);
-        rms_norm(normal, row_of(p, BRANCH, row), o->norm, hidden, o->epsilon);
-        for (int j = 0; j < hidden; j += LANES) vf_store(x + j, vf_add(vf_load(x + j), vf_load(normal + j)));
-    }
-}
-
-/* features ← residual, or its norm */
-void run_keep(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        const float *x = row_of(p, RESIDUAL, row);
-        float *out = row_of(p, FEATURES, row) + o->column;
-        if (o->norm) rms_norm(out, x, o->norm, hidden, o->epsilon);
-        else memcpy(out, x, sizeof(float) * (size_t)hidden);
     }
 }

@@ -7,7 +7,6 @@
    GROUP4    4 × [16 outputs][4 inputs] of two nibbles (inputs j and j + 4), 16 scales and 16 minimums in fp16
    A weight is scale * (q - 128) in the 8-bit formats and scale * q + minimum in the 4-bit one. */
 #include "program.h"
-#include "vmath.h"
 
 /* Bytes of GROUP inputs of a tile: weights, then their scales. */
 static int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
@@ -57,7 +56,7 @@ static float half_value(const uint16_t *halves, int lane) {
     return values[lane];
 }
 
-static void unpack_row(const matrix *m, int n, float *out) {
+void unpack_row(const matrix *m, int n, float *out) {
     const uint8_t *tile = m->data + n / LANES * m->stride;
     const int lane = n % LANES;
     float scale = 0.0f, minimum = 0.0f;
@@ -80,28 +79,4 @@ EXPORT int paceline_rows(const matrix *m, const int32_t *rows, int count, float 
         unpack_row(m, rows[i], out + (int64_t)i * m->inputs);
     }
     return 0;
-}
-
-/* The embedding of each token, times operation.scale. */
-void run_embed(member *self, program *p, const operation *o) {
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *out = row_of(p, RESIDUAL, row);
-        unpack_row(&o->part[0], p->batch->tokens[row], out);
-        for (int j = 0; j < p->shape.hidden; j++) out[j] *= o->scale;
-    }
-}
-
-/* paired ← norm of the token's embedding │ norm of the residual, which goes on as its norm where that is the output */
-void run_pair(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    float *embedding = p->scratch[self->index].row;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *out = row_of(p, PAIRED, row), *x = row_of(p, RESIDUAL, row);
-        unpack_row(&o->part[0], p->batch->tokens[row], embedding);
-        rms_norm(out, embedding, o->norm, hidden, o->epsilon);
-        rms_norm(out + hidden, x, o->key_norm, hidden, o->epsilon);
-        if (o->output == RESIDUAL) memcpy(x, out + hidden, sizeof(float) * (size_t)hidden);
-    }
 }

@@ -9,7 +9,6 @@
 
 #include "simd.h"
 
-#define CACHE_LINE 64
 #define COUNTER_SETS 4 /* works take turns with them */
 #define TAKEN_PART 4   /* of what is left in a share, taken at once */
 #define MOST_TAKEN 16
@@ -33,7 +32,7 @@ struct pool {
     unsigned started, finished;  /* of the runs that helpers begin: the last, and the last that came to its end */
     atomic_int sleepers, stopping;
     pid_t owner; /* a forked child has the memory but not the threads */
-    team_function *function;
+    pool_function *function;
     void *argument;
     counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, units finished */
     pthread_t *helpers;
@@ -174,7 +173,7 @@ static void begin_generation(pool *p) {
     }
 }
 
-static void open_run(pool *p, team_function *function, void *argument) {
+static void open_run(pool *p, pool_function *function, void *argument) {
     p->function = function;
     p->argument = argument;
     if (p->threads > 1) {
@@ -205,14 +204,14 @@ static void enter(pool *p) {
     p->finished = p->started;
 }
 
-void pool_run(pool *p, team_function *function, void *argument) {
+void pool_run(pool *p, pool_function *function, void *argument) {
     enter(p);
     open_run(p, function, argument);
     close_run(p);
     pthread_mutex_unlock(&p->running);
 }
 
-unsigned pool_start(pool *p, team_function *function, void *argument) {
+unsigned pool_start(pool *p, pool_function *function, void *argument) {
     unsigned number = 0;
     enter(p);
     if (p->threads > 1) {

@@ -22,12 +22,12 @@ typedef struct {
     int done;         /* units this member has finished */
 } member;
 
-typedef void team_function(member *self, void *argument);
+typedef void pool_function(member *self, void *argument);
 
-void pool_run(pool *, team_function *, void *argument);
+void pool_run(pool *, pool_function *, void *argument);
 /* Let the helpers begin, and go on with something else; there is a number for it, 0: there are no helpers. What it reads
    and writes must stay. It is over once it was finished, by the caller's help, or anything else was run. */
-unsigned pool_start(pool *, team_function *, void *argument);
+unsigned pool_start(pool *, pool_function *, void *argument);
 /* False: it was never run to its end, for a fork has taken the helpers. */
 int pool_finish(pool *, unsigned number);
 int pool_threads(const pool *);

@@ -206,15 +206,15 @@ class Program:
         if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
             self._refuse(status, pass_)
 
-    def follow(self, target: Program, ids: Tensor) -> None:
-        """Let the first pass of a draft begin as soon as the target has drawn what it will be about. `ids`: int32, the
-        target's token of each output."""
+    def prefetch(self, target: Program, ids: Tensor) -> None:
+        """Start the first pass of each draft as soon as the target has drawn its tokens. `ids` int32: the target's
+        token of each output of this head."""
         self._kept.append(ids)
         self._library.paceline_prefetch(target._handle, self._handle, ids.data_ptr(), len(ids))
 
     @property
-    def followed(self) -> int:
-        """How many first passes were there when they were asked for."""
+    def prefetched(self) -> int:
+        """Prefetched passes that a draft has asked for; for tests."""
         return int(self._library.paceline_prefetched(self._handle))
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:

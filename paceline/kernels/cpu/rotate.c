@@ -4,7 +4,6 @@
 
 #define BF16_MAX 0x1.fep127f
 #define SOME_ROWS 16
-#define LINE 64
 
 /* Pairs (d, d + half) turned by the angle of the position, then times `scale`. */
 static void rotate(float *x, const float *cosine, const float *sine, int half, float scale) {
@@ -76,8 +75,8 @@ static void fetch_slot(const program *p, const operation *o, int row, int head) 
     const uint16_t *keys = keys_of(&p->shape, o->layer, slot / PAGE, head);
     const uint16_t *value = value_at(&p->shape, o->layer, slot, head);
     const int known = row && slot / PAGE == p->batch->slots[row - 1] / PAGE;
-    for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
-    for (int i = 0; i < 2 * dim; i += LINE / 2) prefetch_far(value + i);
+    for (int i = 0; i < dim * PAGE && !known; i += CACHE_LINE / 2) prefetch_l2(keys + i);
+    for (int i = 0; i < 2 * dim; i += CACHE_LINE / 2) prefetch_l2(value + i);
 }
 
 /* Have the places fetched where the member will store keys and values. */

@@ -48,7 +48,8 @@ static inline vp vp_set1(const narrow *two) { return (vp){vf_set1(two[0]), vf_se
 static inline vf vf_dot2(vp a, vp b, vf sum) { return vf_fma(a.even, b.even, vf_fma(a.odd, b.odd, sum)); }
 #endif
 
-#define LANES 16
+#define LANES 16      /* numbers of a vector */
+#define CACHE_LINE 64 /* bytes */
 #define INLINE static inline __attribute__((always_inline))
 
 #endif

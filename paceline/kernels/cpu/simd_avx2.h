@@ -141,7 +141,7 @@ static inline vi dot4_end(dot4 sum) {
     return r;
 }
 
-#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
-#define prefetch_far(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
+#define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
+#define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 static inline void pause_cpu(void) { _mm_pause(); }
 #undef BOTH

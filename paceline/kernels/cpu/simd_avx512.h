@@ -104,6 +104,6 @@ static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
-#define prefetch_far(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
+#define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
+#define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 static inline void pause_cpu(void) { _mm_pause(); }

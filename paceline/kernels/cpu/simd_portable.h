@@ -107,8 +107,8 @@ static inline dot4 dot4_begin(void) { return vi_zero(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-#define prefetch(p) __builtin_prefetch(p)
-#define prefetch_far(p) __builtin_prefetch(p, 0, 2)
+#define prefetch_l1(p) __builtin_prefetch(p)
+#define prefetch_l2(p) __builtin_prefetch(p, 0, 2)
 static inline void pause_cpu(void) {}
 #undef MAP
 #undef LANES

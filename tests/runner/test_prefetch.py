@@ -115,10 +115,10 @@ def test_the_draft_is_the_one_that_is_not_begun_before(
     shares, features = pair.verify(drafts)
     assert [share.count for share in shares] == [3] * sequences  # the root and the two that were drawn
     found = pair.draft(shares, features)
-    assert pair.head.followed == 1
+    assert pair.head.prefetched == 1
     alone.verify(drafts)
     assert found == alone.draft(shares, features)
-    assert alone.head.followed == 0  # nobody is there to begin
+    assert alone.head.prefetched == 0  # nobody is there to begin
 
 
 def test_further_drafts_find_what_was_read() -> None:
@@ -149,7 +149,7 @@ def test_who_asks_for_something_else_gets_that(change: str) -> None:
         pair = Pair.of(small(), threads=threads)
         shares, features = CHANGES[change](*pair.verify(drafts_of(pair)))
         found.append(pair.draft(shares, features))
-        assert pair.head.followed == 0
+        assert pair.head.prefetched == 0
     assert found[0] == found[1]
 
 
@@ -160,7 +160,7 @@ def test_another_token_is_something_else() -> None:
         shares, features = pair.verify(drafts_of(pair))
         pair.lanes.tokens_np[0, PROMPT + 2] ^= 1
         found.append(pair.draft(shares, features))
-        assert pair.head.followed == 0
+        assert pair.head.prefetched == 0
     assert found[0] == found[1]
 
 
@@ -172,7 +172,7 @@ def test_all_logits_are_there_after_a_pass_that_was_begun_for_a_few(head: Callab
     alone.verify(drafts_of(alone))
     one, other = (each.head(each.batch(shares), features=features) for each in (pair, alone))
     assert torch.equal(one.logits, other.logits)
-    assert pair.head.followed == 0
+    assert pair.head.prefetched == 0
 
 
 def test_nobody_begins_for_ever_what_is_never_asked_for() -> None:
@@ -185,7 +185,7 @@ def test_nobody_begins_for_ever_what_is_never_asked_for() -> None:
         if turn >= 10:
             pair.draft(shares, features)
             asked += 1
-    assert 70 - 32 <= pair.head.followed < asked
+    assert 70 - 32 <= pair.head.prefetched < asked
 
 
 @pytest.mark.parametrize("first", ["target", "head"])
@@ -212,7 +212,7 @@ def test_one_whose_place_another_has_taken_may_go_while_it_still_reads() -> None
         for _ in range(2):  # the memory of a new head grows with its first draft, and what was begun is lost
             shares, features = pair.verify(drafts)
             pair.draft(shares, features)
-        assert pair.head.followed == 1
+        assert pair.head.prefetched == 1
 
 
 def test_a_child_process_computes_what_its_parent_had_begun() -> None:
@@ -222,7 +222,7 @@ def test_a_child_process_computes_what_its_parent_had_begun() -> None:
     expected = alone.draft(shares, features)
     child = os.fork()
     if not child:
-        os._exit(0 if pair.draft(shares, features) == expected and pair.head.followed == 0 else 1)
+        os._exit(0 if pair.draft(shares, features) == expected and pair.head.prefetched == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert pair.draft(shares, features) == expected
-    assert pair.head.followed == 1
+    assert pair.head.prefetched == 1
