@@ -40,8 +40,8 @@ static const abi_entry entries[] = {
 
     FIELD(batch, tokens), FIELD(batch, positions), FIELD(batch, slots), FIELD(batch, row_starts), FIELD(batch, bases),
     FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, logits),
-    FIELD(batch, features), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences), FIELD(batch, table_width),
-    FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
+    FIELD(batch, features), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
+    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
 
     FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),
 

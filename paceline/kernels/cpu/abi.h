@@ -108,7 +108,7 @@ typedef struct {
     int32_t depth;
 } batch;
 
-/* How the tokens after a pass are drawn. */
+/* Parameters and results of the draws after a pass. */
 typedef struct {
     const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: 0 for all */
     const uint64_t *seeds;            /* [sequences] */
@@ -116,7 +116,7 @@ typedef struct {
     int32_t *tokens;                  /* out [outs] */
 } draws;
 
-/* What a head drafts. A node's confidence is the probability that it and all its ancestors are accepted. */
+/* Parameters and results of drafts. A node's confidence is the probability that it and all its ancestors are accepted. */
 typedef struct {
     const int32_t *ids;                /* [vocab] target token of each output */
     const int32_t *limits;             /* [sequences] most nodes of a draft, at least 1 */
@@ -135,8 +135,8 @@ typedef struct {
     int32_t width; /* most children of a node; 1: drafts are chains */
 } order;
 
-/* One line of the list that Python compares: the value of a constant, the size of a structure, or the offset and size of
-   a field. `size` is 0 for all but fields. */
+/* One line of the list that Python compares: the value of a constant, the size of a structure, or the offset and size
+   of a field. `size` is 0 for all but fields. */
 typedef struct {
     const char *name; /* "BEAM", "batch" or "batch.rows"; NULL ends the list */
     int64_t value;
@@ -175,8 +175,9 @@ EXPORT int paceline_program_run(program *, const batch *);
    position. After a drafted token that was not drawn itself the result is arbitrary. */
 EXPORT int paceline_program_draw(program *, const batch *, const draws *);
 
-/* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the tree.
-   logits and argmax of `first` have room for BEAM rows a sequence. After an error drafts hold what was found before it. */
+/* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
+   tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error drafts hold what was found
+   before it. */
 EXPORT int paceline_draft(program *head, const batch *first, const order *);
 
 /* From now on, start the first pass of the head's next draft as soon as the target has drawn its tokens.
@@ -189,8 +190,8 @@ EXPORT int paceline_kv_move(const shape *, const int32_t *source, const int32_t 
 /* Read KV slots: keys and values bf16 [layers][count][kv_heads][head_dim]. */
 EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uint16_t *keys, uint16_t *values);
 
-/* tokens[row] = argmax(logits[row] * inverse_temperature[row] + noise of keys[row]); 0 where all is NaN.
-   logits: a pointer for each row. keys [rows][2]. ids [vocab]: token of each output, that the noise is keyed by; NULL: the
+/* tokens[row] = argmax(logits[row] * inverse_temperature[row] + noise of keys[row]); 0 where all is NaN. logits: a
+   pointer for each row. keys [rows][2]. ids [vocab]: token of each output, that the noise is keyed by; NULL: the
    outputs are the tokens. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);

@@ -25,8 +25,8 @@ static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
    Fitted to 10,000 rows of MT-bench (docs/experiments.md, "Trees of a head", and again in "Temperature 1 on two cores,
    once more"). Greedy, the best token is right more often than its probability says, because the target takes its best
-   one, too. Under shared noise two distances count as much: of the best ahead of the second, and of the others behind the
-   best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is
+   one, too. Under shared noise two distances count as much: of the best ahead of the second, and of the others behind
+   the best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is
    `chain_acceptance` in paceline/drafters/drawing.py. */
 static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
     const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
@@ -53,8 +53,8 @@ static float log_mass(const float *logits, int vocab, float most) {
 
 /* About the smallest logit that min-p, top-k and top-p keep; -INFINITY: they keep all.
 
-   Outputs are counted by how far they are below the best, in steps of 1 / FILTER_STEPS nat; a step is kept or dropped as a
-   whole. A guess need not be exact, and outputs more than FILTER_NATS below the best have no mass that counts. */
+   Outputs are counted by how far they are below the best, in steps of 1 / FILTER_STEPS nat; a step is kept or dropped
+   as a whole. A guess need not be exact, and outputs more than FILTER_NATS below the best have no mass that counts. */
 static float filter_floor(const float *logits, int vocab, float best, float inverse_temperature, float min_p,
                           float top_p, int top_k) {
     int32_t counts[FILTER_NATS * FILTER_STEPS] = {0};

@@ -1,8 +1,8 @@
 /* The token after each row with logits: the best, or by the noise of the sequence's seed and the row's position.
 
-   Only tokens on the path that the target draws are drawn with noise, one after the other, since the next row of the path
-   is known only then. In a draft that is about every third row. Behind a drafted token that was not drawn the result is
-   the best token: it is never used. */
+   Only tokens on the path that the target draws are drawn with noise, one after the other, since the next row of the
+   path is known only then. In a draft that is about every third row. Behind a drafted token that was not drawn the
+   result is the best token: it is never used. */
 #include "draw.h"
 
 #include <stdlib.h>
@@ -82,7 +82,8 @@ static int any_noisy(const draws *d, int sequences) {
 
 static int draw_noisy(const program *p, const batch *b, const draws *d) {
     const size_t n = (size_t)b->outs, sequences = (size_t)b->sequences;
-    char *memory = malloc(n * (sizeof(float *) + 2 * sizeof(float) + 4 * sizeof(int32_t)) + sizeof(int32_t) * sequences);
+    const size_t bytes = n * (sizeof(float *) + 2 * sizeof(float) + 4 * sizeof(int32_t)) + sizeof(int32_t) * sequences;
+    char *memory = malloc(bytes);
     if (!memory) return OUT_OF_MEMORY;
     noisy_rows rows = {.logits = (const float **)memory};
     rows.inverse_temperature = (float *)(rows.logits + n), rows.bound = rows.inverse_temperature + n;

@@ -26,8 +26,8 @@ static void note(best *top, vf noisy, int first, int count) {
 }
 
 /* Whether any of LANES tokens, with scaled logits l and uniform numbers u, may reach `least` with noise; without
-   logarithms. -log(-log u) <= -log(1 - u), so that l + noise >= least needs 1 - u <= exp(l - least). A power of two that
-   is not less replaces the exponential. The slack of 1 % is far above any rounding. NaN counts as far behind. */
+   logarithms. -log(-log u) <= -log(1 - u), so that l + noise >= least needs 1 - u <= exp(l - least). A power of two
+   that is not less replaces the exponential. The slack of 1 % is far above any rounding. NaN counts as far behind. */
 INLINE int may_reach(vf l, vf u, vf least) {
     const vf behind = vf_max(vf_min(vf_sub(least, l), vf_set1(80.0f)), vf_set1(0.0f));
     const vi halvings = vf_to_int(vf_sub(vf_mul(behind, vf_set1(1.44269504f)), vf_set1(0.5f))); /* rounded down */
@@ -46,7 +46,8 @@ static int best_vector(const float *logits, int from, int to) {
     return at;
 }
 
-/* A bound for [from, to): the highest noisy value in the vector with the best logit. Not a number: there is no bound. */
+/* A bound for [from, to): the highest noisy value in the vector with the best logit. Not a number: there is no
+   bound. */
 static float find_bound(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
                         int from, int to) {
     const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]);
@@ -195,8 +196,8 @@ void pick_several(const float *logits, float inverse_temperature, const uint32_t
     }
 }
 
-/* -log(-log u) with d = 1 - u. The inner logarithm is the beginning of its series, d + d²/2 + d³/2: right where the noise
-   is large. The outer one is read off the bits of a float, and at most 0.06 off. */
+/* -log(-log u) with d = 1 - u. The inner logarithm is the beginning of its series, d + d²/2 + d³/2: right where the
+   noise is large. The outer one is read off the bits of a float, and at most 0.06 off. */
 vf add_rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids) {
     const vf half = vf_set1(0.5f), one = vf_set1(1.0f);
     const vf d = vf_sub(one, uniform(vi_load(ids), vi_set1((int32_t)keys[0]), vi_set1((int32_t)keys[1])));

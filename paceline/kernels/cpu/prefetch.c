@@ -7,8 +7,8 @@
 
    These are the rows of the head's next first pass, if the host goes on as it mostly does. The pool's helpers start on
    them at once, without the caller. When the host asks for exactly this pass, it is done or nearly done, and the caller
-   helps to finish it. "Exactly" compares tokens, positions, slots, pages, hidden states and noise. When the host asks for
-   anything else, its rows are computed as ever and overwrite the slots that they need. */
+   helps to finish it. "Exactly" compares tokens, positions, slots, pages, hidden states and noise. When the host asks
+   for anything else, its rows are computed as ever and overwrite the slots that they need. */
 #include <stdlib.h>
 
 #include "draw.h"
@@ -23,9 +23,10 @@
 /* Append a row: the target's hidden states of `row`, and the token after it. */
 static void put_row(prefetch *f, const batch *b, int s, int row, int32_t token, int width) {
     const int n = f->batch.rows++, position = b->positions[row], page = position / PAGE;
+    const int32_t *pages = b->page_table + (int64_t)s * b->table_width;
     f->tokens[n] = token;
     f->positions[n] = position;
-    f->slots[n] = page < b->table_width ? b->page_table[(int64_t)s * b->table_width + page] * PAGE + position % PAGE : -1;
+    f->slots[n] = page < b->table_width ? pages[page] * PAGE + position % PAGE : -1;
     memcpy(f->batch.features + (int64_t)n * width, b->features + (int64_t)row * width, sizeof(float) * (size_t)width);
 }
 
@@ -119,8 +120,9 @@ static int same(const void *a, const void *b, size_t count, size_t size) { retur
 
 static int same_pages(const batch *a, const batch *b, int s) {
     const int last = a->positions[a->logit_rows[s]] / PAGE;
-    return last < b->table_width && same(a->page_table + (int64_t)s * a->table_width,
-                                         b->page_table + (int64_t)s * b->table_width, (size_t)last + 1, sizeof(int32_t));
+    const int32_t *one = a->page_table + (int64_t)s * a->table_width;
+    const int32_t *other = b->page_table + (int64_t)s * b->table_width;
+    return last < b->table_width && same(one, other, (size_t)last + 1, sizeof(int32_t));
 }
 
 /* Whether the prefetched pass is the one over batch b under this noise. */

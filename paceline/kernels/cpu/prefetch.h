@@ -35,8 +35,8 @@ typedef struct {
 /* Start the pass that the target's head is likely to need next, after a pass of the target and the draws from it. */
 void start_prefetch(program *target, const batch *, const draws *);
 
-/* Take the prefetched pass if it is the one that is asked for; true: its results are in the batch. Nothing of the head is
-   in flight afterwards. */
+/* Take the prefetched pass if it is the one that is asked for; true: its results are in the batch. Nothing of the head
+   is in flight afterwards. */
 int take_prefetched(program *head, const batch *, const row_noise *);
 
 /* Wait for a prefetched pass and forget it. */

@@ -37,8 +37,8 @@ static int make_scratch(scratch *s, const shape *shape, int inputs, int slice) {
     s->gathered = zeroed(2 * CHUNK * dim);
     s->sums = zeroed(4 * QUERY_BLOCK * (dim + 2));
     s->state = zeroed(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights && s->gathered &&
-           s->sums && s->state && s->slice;
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights &&
+           s->gathered && s->sums && s->state && s->slice;
 }
 
 static void free_scratch(scratch *s) {
@@ -217,8 +217,8 @@ static int needed_operations(const program *p) {
     return n;
 }
 
-/* Whether this pass skips an operation: those for features without features, those for shortlists without shortlists, and
-   the logits where shortlists replace them. */
+/* Whether this pass skips an operation: those for features without features, those for shortlists without shortlists,
+   and the logits where shortlists replace them. */
 static int is_skipped(const program *p, const operation *o) {
     if (o->input == FEATURES || o->kind == KEEP) return !p->batch->features;
     if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
@@ -236,7 +236,8 @@ void forward(member *self, void *argument) {
     }
 }
 
-/* Clear the best of every thread: one that comes too late for this pass must not leave what it found in an earlier one. */
+/* Clear the best of every thread: one that comes too late for this pass must not leave what it found in an earlier
+   one. */
 static void clear_best(program *p) {
     for (int t = 0; t < p->shape.threads; t++)
         for (int i = 0; i < p->batch->outs; i++) p->scratch[t].best[i] = (best){-INFINITY, NOTHING};
@@ -253,13 +254,14 @@ static void gather_argmax(const program *p, int threads) {
     }
 }
 
-/* Copy the rows of the last pass that this one continues from. Several rows may continue from one, in any order, so they
-   go through a buffer that is not in use yet. */
+/* Copy the rows of the last pass that this one continues from. Several rows may continue from one, in any order, so
+   they go through a buffer that is not in use yet. */
 static void carry_rows(program *p) {
     const size_t bytes = sizeof(float) * (size_t)p->shape.hidden;
-    if (!p->batch->carry) return;
-    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, BRANCH, r), row_of(p, RESIDUAL, p->batch->carry[r]), bytes);
-    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
+    const batch *b = p->batch;
+    if (!b->carry) return;
+    for (int r = 0; r < b->rows; r++) memcpy(row_of(p, BRANCH, r), row_of(p, RESIDUAL, b->carry[r]), bytes);
+    for (int r = 0; r < b->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
 }
 
 int prepare_pass(program *p, const batch *b) {

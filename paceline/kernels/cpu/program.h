@@ -1,7 +1,7 @@
 /* A forward pass from the inside: the program, its buffers, and the memory of each thread.
 
-   What Python hands over is in abi.h. The plan of attention, shortlists and prefetched passes keep their state in one
-   member of the program each, declared in the header that is named for them. */
+   What Python hands over is in abi.h. The plan of attention, shortlists and prefetched passes have one field of the
+   program each, declared in the header that is named for them. */
 #ifndef PACELINE_PROGRAM_H
 #define PACELINE_PROGRAM_H
 
@@ -91,7 +91,8 @@ void unpack_row(const matrix *, int n, float *out);
 /* Run a pass: FINE, or why nothing was computed. */
 int run_pass(program *, const batch *);
 
-/* The parts of a pass: check the batch and prepare (FINE, or why not), `forward` in every thread, gather the results. */
+/* The parts of a pass: check the batch and prepare (FINE, or why not), `forward` in every thread, gather the
+   results. */
 int prepare_pass(program *, const batch *);
 void forward(member *, void *program);
 void finish_pass(const program *);

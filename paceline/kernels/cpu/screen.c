@@ -10,10 +10,10 @@
 #include "program.h"
 #include "vmath.h"
 
-#define CUT_STEPS 12     /* most steps of the search for a cut */
-#define CUT_RANGE 32.0f  /* nats below the best score of a slice: no cut is lower */
-#define FIRST_CUT 6.0f   /* nats below the best score of a slice, where the cut mostly is */
-#define OUTPUTS_AT_ONCE 4 /* sums of several outputs wait for each other less */
+#define CUT_STEPS 12      /* of the search for a cut, at most */
+#define CUT_RANGE 32.0f   /* nats from the best score of a slice down to the lowest cut */
+#define FIRST_CUT 6.0f    /* nats from the best score of a slice down to where the cut mostly is */
+#define OUTPUTS_AT_ONCE 4 /* whose sums are independent, so that none waits for another */
 
 void score_tile(program *p, int tile, int vocab, int first_row, int rows, const float *rough) {
     const row_noise *noise = p->screen.noise;
@@ -79,7 +79,8 @@ static void compute_exactly(const matrix *m, const float *x, shortlist *list) {
             sums[r] = vf_set1(0.0f);
         }
         for (int j = 0; j < m->inputs; j += LANES)
-            for (int r = 0; r < OUTPUTS_AT_ONCE; r++) sums[r] = vf_fma(vf_load_bytes(w[r] + j), vf_load(x + j), sums[r]);
+            for (int r = 0; r < OUTPUTS_AT_ONCE; r++)
+                sums[r] = vf_fma(vf_load_bytes(w[r] + j), vf_load(x + j), sums[r]);
         for (int r = 0; r < OUTPUTS_AT_ONCE && i + r < list->count; r++)
             list->logits[i + r] = vf_sum(sums[r]) * m->bias[list->places[i + r]];
     }

@@ -4,15 +4,16 @@
             │     └── dog               confidence is that of its parent times the probability that the target
             └─ a ──── cat               accepts it. A node with too little is left out, and nothing follows it.
 
-   The nodes of a level are read in one pass. A node's keys and values go behind those of the committed text, in the order
-   in which nodes are read; its row sees the text and its own ancestors (`tails`). The first pass is the caller's batch,
-   with one logit row a sequence. With `width` 1 each node has one child, and the tree is a chain. */
+   The nodes of a level are read in one pass. A node's keys and values go behind those of the committed text, in the
+   order in which nodes are read; its row sees the text and its own ancestors (`tails`). The first pass is the caller's
+   batch, with one logit row a sequence. With `width` 1 each node has one child, and the tree is a chain. */
 #include "tree.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define CHILD_ACCEPTANCE 0.7f /* usual probability that a node's best child is accepted (experiments: Trees of a head) */
+/* Usual probability that a node's best child is accepted: docs/experiments.md, "Trees of a head". */
+#define CHILD_ACCEPTANCE 0.7f
 
 /* ---- growing ---- */
 
