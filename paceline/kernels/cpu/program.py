@@ -1,7 +1,7 @@
 """A forward pass as a list of operations: built once from Python, then run as one C call.
 
-The builder knows linear layers, norms, rotation and attention, but no models: which operations make a decoder is the
-runner's business. Whatever an operation points to is kept alive by the program.
+A program knows linear layers, norms, rotation and attention, but no models: the runner decides which operations make a
+decoder. The program keeps alive all memory that its operations point to.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref, memmove
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from paceline.kernels.cpu.memory import Arena
 from paceline.kernels.cpu.pool import thread_pool
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
-Fields = dict[str, float | int | None]
+Fields = dict[str, float | int | None]  # of an Operation
 PROBLEMS = {
     Status.BAD_TOKEN: "a token outside of the vocabulary",
     Status.BAD_POSITION: "a position outside of the context or of the draft",
@@ -45,7 +46,7 @@ PROBLEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix in tiles of 16 outputs somewhere in the arena, with its bias."""
+    """A matrix in the arena, in tiles of 16 outputs, with its bias."""
 
     address: int
     stride: int  # bytes from tile to tile
@@ -53,14 +54,15 @@ class Packed:
     outputs: int
     inputs: int
     bias: Tensor | None = None
-    column: int = 0  # where its outputs begin in the output buffer
+    column: int = 0  # first column of its outputs in the output buffer
 
 
 class Program:
     """Operations in the order they run. Add them, `finish()` once, then `run` as often as needed."""
 
     def __init__(self, library: Library, shape: Shape, *, kv: object, threads: int) -> None:
-        """`kv`: whose memory the shape speaks of. A pass may still be under way when nobody else holds it any more."""
+        """`kv` owns the memory of `shape.kv`. The program keeps it, since a prefetched pass may still use that memory
+        after all other owners are gone."""
         self._library = library
         self._shape = shape
         self._kv = kv
@@ -71,10 +73,12 @@ class Program:
         self._handle: int | None = None
 
     def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
-        """Copy matrices [n, k], each with its bias, into the arena: tile by tile, taking turns, as gates read them."""
+        """Copy matrices [n, k], each with its bias, into the arena: interleaved tile by tile, as gates read them."""
         formats = [_format(weight) for weight, _ in weights]
         sizes = [self._tile_bytes(format, weight) for format, (weight, _) in zip(formats, weights, strict=True)]
-        assert len({len(weight.q) for weight, _ in weights}) == 1, "matrices that take turns have as many outputs"
+        assert len({len(weight.q) for weight, _ in weights}) == 1, (
+            "interleaved matrices have the same number of outputs"
+        )
         address = self._arena.take(-(-len(weights[0][0].q) // TILE) * sum(sizes))
         packed = []
         for format, size, (weight, bias) in zip(formats, sizes, weights, strict=True):
@@ -94,7 +98,7 @@ class Program:
         return int(self._library.paceline_tile_bytes(format, weight.q.shape[1]))
 
     def pack_half(self, weight: Tensor) -> Packed:
-        """Copy a matrix [n, k] into the arena in fp16, for products with inputs as they are."""
+        """Copy a matrix [n, k] into the arena in fp16, for products with float inputs."""
         outputs, inputs = weight.shape
         assert outputs % TILE == 0, f"{outputs} outputs are not a multiple of {TILE}"
         tiles = weight.detach().float().view(-1, TILE, inputs).transpose(1, 2).half().contiguous()
@@ -126,10 +130,10 @@ class Program:
         norm: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """target ← (norm of) source times each part, side by side, then what the epilogue says.
+        """target ← epilogue of (norm of) source times each part, side by side.
 
-        Gates take two parts: activation(first) * second. ADD_SILU: source + silu(product), which must not go where the
-        source is. LOGITS go to the output of the pass."""
+        Gates take two parts: activation(first) * second. ADD_SILU gives source + silu(product), and its target must not
+        be its source. LOGITS go to the output of the pass."""
         assert len({part.inputs for part in parts}) == 1, "parts of one product share their inputs"
         gated = epilogue in (Epilogue.SILU_GATE, Epilogue.GELU_GATE)
         placed = list(parts) if gated else _side_by_side(parts)
@@ -146,7 +150,7 @@ class Program:
         norms: tuple[Tensor, Tensor] | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """Norm (if given) and rotate the projected queries and keys, scale the queries, store keys and values."""
+        """Norm (if given) and rotate the projected queries and keys, scale the queries, and store keys and values."""
         query_norm, key_norm = norms or (None, None)
         assert min(len(cosine), len(sine)) >= self._shape.positions, "a rotary table shorter than the context"
         fields: Fields = {"cosine": self._pointer(cosine), "sine": self._pointer(sine)}
@@ -154,7 +158,7 @@ class Program:
         self._add(OperationKind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
 
     def attend(self, layer: int, *, window: int) -> None:
-        """attended ← attention of the projected queries over their pages; window 0: none"""
+        """attended ← attention of the projected queries over their pages; window 0: no window"""
         self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window})
 
     def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
@@ -165,22 +169,27 @@ class Program:
         """features[column …] ← residual, or its norm"""
         self._add(OperationKind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
 
-    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, onwards: bool) -> None:
-        """paired ← norm of table[token], norm of residual; `onwards`: residual ← the latter"""
+    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, replace_residual: bool) -> None:
+        """paired ← norm of table[token] │ norm of residual; `replace_residual`: residual ← its norm"""
         norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
-        self._add(OperationKind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
+        self._add(
+            OperationKind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if replace_residual else Buffer.PAIRED}
+        )
 
     def shortlist(
         self, down: Packed, up: Packed, exact: Packed, *, few: int, norms: tuple[Tensor, Tensor], epsilon: float
     ) -> None:
-        """For passes that want but the best outputs: rough ones by way of `down` and `up`, and the best of them as they
-        are by `exact`, from `pack_rows`: at least `few` of each slice. `norms`: before `down`, before `exact`."""
+        """Let a draft compute only the outputs that may be among the best (docs/adr/0013).
+
+        All outputs are computed roughly, through `down` and `up`. At least `few` of each slice are then computed
+        exactly, by `exact` from `pack_rows`. `norms`: the one before `down`, and the one before `exact`."""
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
         self._add(OperationKind.REFINE, [exact], fields | {"few": few})
 
     def finish(self) -> None:
+        """Make the C program of the operations so far."""
         operations = (Operation * len(self._operations))(*self._operations)
         arguments = (self._pool, byref(self._shape), byref(operations), len(operations))
         self._handle = self._library.paceline_program_new(*arguments)
@@ -188,23 +197,24 @@ class Program:
             raise OutOfMemory("no memory for the buffers of a forward pass")
 
     def run(self, pass_: Pass) -> None:
+        """Run a pass."""
         if status := self._library.paceline_program_run(self._handle, byref(pass_)):
             self._refuse(status, pass_)
 
     def run_and_draw(self, pass_: Pass, draws: Draws) -> None:
-        """The pass, then a token after each row with logits."""
+        """Run a pass, then draw the token after each row with logits."""
         if status := self._library.paceline_program_draw(self._handle, byref(pass_), byref(draws)):
             self._refuse(status, pass_)
 
-    def _refuse(self, status: int, pass_: Pass) -> None:
+    def run_draft(self, pass_: Pass, order: Order) -> None:
+        """Run the first pass of a draft, then one pass over the head's own output for every level of its tree."""
+        if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
+            self._refuse(status, pass_)
+
+    def _refuse(self, status: int, pass_: Pass) -> NoReturn:
         if status == Status.OUT_OF_MEMORY:
             raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
         raise AssertionError(f"a batch with {PROBLEMS[Status(status)]}")
-
-    def run_draft(self, pass_: Pass, order: Order) -> None:
-        """The pass, then one over the head's own output for every level of a draft."""
-        if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
-            self._refuse(status, pass_)
 
     def prefetch(self, target: Program, ids: Tensor) -> None:
         """Start the first pass of each draft as soon as the target has drawn its tokens. `ids` int32: the target's
@@ -218,7 +228,7 @@ class Program:
         return int(self._library.paceline_prefetched(self._handle))
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
-        """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
+        """Unpack rows int32 [n] of a matrix as float32 [n, inputs]."""
         out = torch.empty((len(rows), matrix.inputs))
         status = self._library.paceline_rows(byref(_matrix(matrix)), rows.data_ptr(), len(rows), out.data_ptr())
         assert status == 0, f"rows outside of a matrix of {matrix.outputs}"
@@ -257,13 +267,14 @@ def _format(weight: Quantised) -> Format:
 
 
 def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:
-    """Scales and minimums as packing wants them: float [n, 1], or fp16 [n, groups]."""
+    """Convert scales and minimums to the types that are packed: float [n, 1], or fp16 [n, groups]."""
     dtype = torch.float32 if format == Format.CHANNEL8 else torch.float16
     scale, minimum = weight.scale.to(dtype).contiguous(), weight.minimum.to(dtype).contiguous()
     return scale, minimum
 
 
 def _side_by_side(parts: Sequence[Packed]) -> list[Packed]:
+    """Place the outputs of each part behind those of the part before."""
     placed, column = [], 0
     for part in parts:
         placed.append(replace(part, column=column))
