@@ -29,19 +29,19 @@ from torch import Tensor
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Seen
-from paceline.drafters.drawing import Drawing, belief, chance
+from paceline.drafters.drawing import Drawing, belief, chain_acceptance
 from paceline.drafters.held import HeldStates
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.pages import PageMarks, PagePool
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.heads import HeadForward, Tree, Wanted
 from paceline.runner.lanes import Lanes
 from paceline.sampling import Pick
 
-USUAL = 0.5  # how likely the next token of a draft is right, where the draft so far is in doubt
+NEXT_ACCEPTANCE = 0.5  # usual probability that the next token of a chain is accepted, where the chain is in doubt
 NET = 0.25  # what a level brings by tokens that the ones before it are likely to have, less what their rows cost
-MOST_BRANCHES = 8  # as in tree.c
 MANY = 1 << 30  # as good as all of a vocabulary
 HOLD = 32  # rows that the first pass of a draft may have; of more, those before the last are read in chunks
 WORTH = 96  # rows that are read for each token that one sequence alone may still draft
@@ -92,8 +92,8 @@ class EagleDrafter:
         than `min_confidence` is left out; by default what does not pay, or what the request says."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
-        if not 1 <= branches <= MOST_BRANCHES:
-            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {MOST_BRANCHES}")
+        if not 1 <= branches <= WIDTH_MAX:
+            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
         self.name = name
         self.taps = taps
         self.max_draft = max_draft
@@ -260,7 +260,7 @@ class EagleDrafter:
         """Of the belief in a whole draft, at which it ends: the request's own, the user's, or what the next token must
         be worth."""
         own = self._own_floor(ask)
-        return ask.price / USUAL if own is None else own
+        return ask.price / NEXT_ACCEPTANCE if own is None else own
 
     def _own_floor(self, ask: Ask) -> float | None:
         return self._min_confidence if ask.p_min is None else ask.p_min
@@ -314,7 +314,7 @@ class EagleDrafter:
         self._lanes.tokens_np[drawing.ask.lane, drawing.position] = token
         drawing.tokens.append(token)
         if drawing.floor and not drawing.complete:
-            drawing.confidence *= chance(belief(logits[0], place), drawn=not sampler.greedy)
+            drawing.confidence *= chain_acceptance(belief(logits[0], place), drawn=not sampler.greedy)
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Over the target's vocabulary, where what the head cannot say is impossible."""
