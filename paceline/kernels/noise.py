@@ -1,4 +1,4 @@
-"""Gumbel noise from a counter, in plain torch: the same bits on every machine and in kernels/cpu/pick.c.
+"""Gumbel noise from a counter, in plain torch: the same bits on every machine and in kernels/cpu/noise.h.
 
 The noise of token j is a hash of (keys, j), turned into a uniform number and that into -log(-log u). The logarithm is
 made of single additions and multiplications, each of which every machine rounds alike; torch's own is not.
