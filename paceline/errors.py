@@ -11,6 +11,7 @@
     │   └── VocabularyMismatch    500  target and drafter do not speak the same tokens
     ├── MissingExtra              500  an optional dependency; says what to install
     ├── OutOfMemory               503  weights or KV cache do not fit
+    ├── AbiMismatch               500  the C kernels and their mirror in Python disagree
     ├── StorageError              507  a file cannot be written: the disk is full, or the place is closed
     └── EngineDead                503  the engine stopped after an internal error
 
@@ -75,6 +76,10 @@ class MissingExtra(PacelineError, ImportError):
 
 class OutOfMemory(PacelineError, MemoryError):
     status = 503
+
+
+class AbiMismatch(PacelineError):
+    pass
 
 
 class StorageError(PacelineError, OSError):

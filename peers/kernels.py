@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.bench.machine import describe
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.kernels.cpu.team import default_threads
+from paceline.kernels.cpu.pool import default_threads
 from paceline.models.load import load_model
 from paceline.runner.forwards.compiled import CompiledForward
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu import team
 from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.pick import pick
 
 CONTEXTS = 4099  # distinct distributions by the last token
 HIDDEN = 64
@@ -98,8 +98,8 @@ class ToyForward:
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.from_numpy(table(8, self.vocab_size, HIDDEN)[tokens.numpy()])
 
-    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(load_library(), 1, logits, inverse_temperatures, keys)
+    def pick(self, logits: Tensor, scales: Tensor, keys: Tensor) -> Tensor:
+        return pick(load_library(), 1, logits, scales, keys)
 
     def _context(self, batch: Batch, row: int, owner: int) -> np.ndarray:
         """The tokens that a row attends to, itself last."""

@@ -128,7 +128,7 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
     """Builds the Forward, so that a shape no kernel has is found out here."""
-    from paceline.kernels.cpu.team import default_threads
+    from paceline.kernels.cpu.pool import default_threads
 
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
     return {

@@ -66,5 +66,6 @@ def head_confidence(probability: float, *, drawn: bool) -> float:
 
     The best token is right more often than its probability says, because the target takes its best token, too. Where
     both draw with the same noise, even an unlikely token is right as often as the two distributions overlap there.
-    Fitted to SmolLM2's head: docs/experiments.md, "How sure a head is of its tokens"."""
+    Fitted to SmolLM2's head on 15,000 rows of MT-bench: docs/experiments.md, "How sure a head is of its tokens". The
+    trees of a compiled head also know the token's rank: kernels/cpu/candidates.c."""
     return 0.22 + 0.65 * math.sqrt(probability) if drawn else 2.5 * probability / (1 + 1.5 * probability)

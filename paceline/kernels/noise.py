@@ -1,4 +1,4 @@
-"""Gumbel noise from a counter, in plain torch: the same bits on every machine and in kernels/cpu/pick.c.
+"""Gumbel noise from a counter, in plain torch: the same bits on every machine and in kernels/cpu/noise.h.
 
 A hash of (keys, j) gives token j a uniform number u, and its noise is -log(-log u). The logarithm consists of single
 additions and multiplications, which every machine rounds alike; torch's own logarithm does not round alike everywhere.

@@ -1,4 +1,4 @@
-"""Compiling: which variant, where it lands, and what is said where it cannot be done."""
+"""Compiling the C kernels: the choice of a variant, the place of its library, and messages where it fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UnknownOption
 from paceline.kernels.cpu import build
-from paceline.kernels.cpu.team import default_threads
+from paceline.kernels.cpu.pool import default_threads
 
 
 def test_the_widest_variant_is_chosen_unless_another_is_named(monkeypatch):
@@ -34,7 +34,7 @@ def test_no_flag_binds_the_library_to_this_machine():
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """A cache of its own and one tiny source, so that compiling takes no time."""
+    """A cache of the test's own and one tiny source, so that compiling takes no time."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.c").write_text("int one(void) { return 1; }\n")

@@ -1,6 +1,7 @@
 """The law of the compiled forward: a row's bits depend on its own tokens alone.
 
-Not on the rows beside it, the number of threads, or whether its context came as prefill, decode, chain or tree.
+They do not depend on the rows beside it, the number of threads, or whether its context was a prefill, decoded, a chain
+or a tree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def plain(forward, tokens, pages):
 
 
 def random_passes(source: random.Random) -> list[list[tuple[int, int, int]]]:
-    """Passes of (sequence, start, stop): chunks of random sizes in random company, until all are done."""
+    """Passes of (sequence, start, stop): chunks of random sizes beside random other ones, until all are done."""
     done = [0] * len(LENGTHS)
     passes = []
     while any(d < n for d, n in zip(done, LENGTHS, strict=True)):

@@ -1,4 +1,4 @@
-"""Sampling in C has the bits of sampling in torch."""
+"""Sampling in C gives the same bits as sampling in torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.accept.coupled import accept_coupled
 from paceline.draft import Draft
 from paceline.kernels import noise
 from paceline.kernels.cpu.build import load_library
-from paceline.kernels.cpu.team import pick
+from paceline.kernels.cpu.pick import pick
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Stream, noise_keys
@@ -48,8 +48,8 @@ def test_tokens_are_the_same(library, rows, vocab, threads):
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e5, 1e9])
-def test_who_is_far_behind_is_left_out_and_nobody_else(library, spread, scale):
-    """Flat, peaked, and so hot or cold that rounding decides; tokens come in steps, so that there are ties."""
+def test_skipping_hopeless_tokens_changes_no_token(library, spread, scale):
+    """Logits flat and peaked, temperatures where rounding decides, and logits in steps, so that there are ties."""
     random = torch.Generator().manual_seed(7)
     logits = (torch.randn(9, 6000, generator=random) * spread * 4).round() / 4
     logits[3, ::2] = -torch.inf
@@ -64,7 +64,7 @@ def by_noise(logits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return noisy.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
 
 
-def test_rows_may_lie_apart_and_tokens_may_be_forbidden(library):
+def test_rows_need_not_be_adjacent_and_tokens_may_be_forbidden(library):
     logits = torch.full((4, 20000), -torch.inf)
     logits[::2, 12345] = -3.0
     logits[::2, 17] = torch.nan
@@ -73,7 +73,7 @@ def test_rows_may_lie_apart_and_tokens_may_be_forbidden(library):
 
 @pytest.mark.parametrize("vocab", [90, 9000])
 def test_a_pass_draws_as_sampling_does(library, vocab):
-    """Chunks, plain rows, a chain and a tree of several sequences; hot, cold, without noise, and large seeds."""
+    """Chunks, plain rows, a chain and a tree of several sequences; high and low temperatures, greedy, large seeds."""
     forward = compiled(replace(PLAIN, vocab_size=vocab), num_pages=25)
     lanes = Lanes(count=5, max_context=60, max_draft=4)
     lanes.tokens_np[:] = torch.randint(0, 90, lanes.tokens_np.shape, generator=torch.Generator().manual_seed(3)).numpy()
@@ -93,7 +93,7 @@ def test_a_pass_draws_as_sampling_does(library, vocab):
     assert got[5:10] == output.argmax[5:10].tolist()
     assert got[10:11] == drawn(output.logits[10:11], shares[4], [20])
     assert got != output.argmax.tolist()
-    every = forward(replace(build_batch(lanes, shares), roots=None))  # nobody says that there are drafts
+    every = forward(replace(build_batch(lanes, shares), roots=None))  # without roots every row is drawn
     assert [*every.drawn] == [
         *drawn(every.logits[:2], shares[0], [8, 9]),
         *drawn(every.logits[2:5], shares[2], [1, 2, 3]),
@@ -103,8 +103,8 @@ def test_a_pass_draws_as_sampling_does(library, vocab):
 
 
 def test_more_is_drawn_after_drafts_that_were_drawn(library):
-    """Two sequences with trees that grow by the token that was drawn, by others beside it, before and after it, and by
-    the same one in wrong places."""
+    """Two sequences whose trees grow: by the drawn token, by other tokens beside it, before and after it, and by the
+    drawn token in wrong places."""
     forward = compiled(replace(PLAIN, vocab_size=900), num_pages=14)
     lanes = Lanes(count=2, max_context=60, max_draft=40)
     lanes.tokens_np[:] = torch.randint(0, 90, lanes.tokens_np.shape, generator=torch.Generator().manual_seed(3)).numpy()

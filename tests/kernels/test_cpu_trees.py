@@ -1,6 +1,6 @@
-"""Trees in the compiled forward: every node gets the bits it has as the end of a plain text.
+"""Trees in the compiled forward: every node has the bits that it has as the end of a plain text.
 
-Wherever pages, chunks of 128 keys and windows end, in any company, and wherever the slots of the nodes lie.
+This holds wherever pages, chunks of 128 keys and windows end, beside any other sequences, and in any KV slots.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE, Batch
 from tests.kernels.tiny_forward import CONFIGS, PLAIN, RUNNABLE, compiled, ints, rows_of
 
-WIDTH = 12  # pages a sequence
+WIDTH = 12  # pages of a sequence
 SHAPES = {
     "everything": CONFIGS["everything"],  # windows of 70 and none
-    "short-window": replace(PLAIN, windows=(5,)),  # ends among the nodes
-    "many-heads": CONFIGS["many-heads"],  # five rows a block
+    "short-window": replace(PLAIN, windows=(5,)),  # a window that ends among the nodes
+    "many-heads": CONFIGS["many-heads"],  # five rows in a query block
     "wide-heads": CONFIGS["wide-heads"],
 }
 
@@ -46,7 +46,7 @@ def slot_of(work: Work, position: int) -> int:
 
 
 def random_tree(source: random.Random, tokens: list[int], pages: list[int], base: int, nodes: int, deep: float) -> Work:
-    """A node follows the one before it with probability `deep`. Slots in the order of rows, as a runner plants them."""
+    """A tree whose nodes follow the one before with probability `deep`; slots in the order of rows, as in a runner."""
     parents = [i - 1 if source.random() < deep else source.randrange(-1, i) if i else -1 for i in range(nodes)]
     work = Work(
         tokens, pages, base, parents, [source.randrange(90) for _ in parents], count=source.randint(1, min(3, base))
@@ -80,7 +80,7 @@ def planted(works: Sequence[Work]) -> Batch:
 
 
 def check(alone, works: Sequence[Work], logits: Tensor) -> None:
-    """Each row of a batch of trees against the text that ends with it, computed without any tree."""
+    """Compare each row of a batch of trees with the text that ends with it, computed without any tree."""
     for work in works:
         mine, logits = logits[: work.count + len(work.parents)], logits[work.count + len(work.parents) :]
         committed = alone(rows_of((work.tokens, work.base - work.count, work.base, work.pages))).logits
@@ -115,7 +115,7 @@ def test_trees_where_pages_chunks_and_windows_end(variant, shape, base, monkeypa
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("window", [0, 4, 5])
 @pytest.mark.parametrize("base", [6, 7, 127, 128, 129])
-def test_values_of_two_positions_are_a_pair_wherever_they_lie(variant, window, base, monkeypatch):
+def test_values_of_two_positions_are_a_pair_in_any_slots(variant, window, base, monkeypatch):
     """Kernels add the values of positions 2i and 2i + 1 at once; slots and windows begin and end at either."""
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     source = random.Random(base)
@@ -148,8 +148,8 @@ def test_trees_beside_each_other_and_beside_sequences_without(threads):
         check(alone, works, forward(planted(works)).logits.clone())
 
 
-def test_nodes_of_an_earlier_pass_wherever_they_lie():
-    """Level by level, as a head drafts a tree: ancestors were computed by passes before."""
+def test_nodes_of_earlier_passes_in_any_slots():
+    """A tree level by level, as a head drafts it: ancestors were computed by earlier passes."""
     source = random.Random(8)
     tokens, pages = text_and_pages(source, 0, 130)
     alone, forward = (compiled(CONFIGS["everything"], num_pages=3 * WIDTH, threads=2) for _ in range(2))

@@ -19,6 +19,7 @@ from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
+from paceline.kernels.cpu.abi import WIDTH_MAX
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
 from paceline.runner.heads.protocol import HeadForward, TreeHead
@@ -28,7 +29,6 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 from paceline.types import Off
 
-MAX_BRANCHES = 8  # tokens that may follow one: WIDTH_MAX of kernels/cpu/tree.c
 STATE_BYTES = 256 << 20  # memory for hidden states: some 39,000 tokens of SmolLM2
 COPY_AFTER = 5  # tokens that must have been seen together before, for their continuation to be copied
 MAX_COPY = 16  # tokens of a copy
@@ -60,8 +60,8 @@ class EagleDrafter(FeatureDrafter):
         that do not pay, and a request's `p_min` replaces both."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
-        if not 1 <= branches <= MAX_BRANCHES:
-            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {MAX_BRANCHES}")
+        if not 1 <= branches <= WIDTH_MAX:
+            raise InvalidRequest(f"branches {branches} must be 1, for chains, to {WIDTH_MAX}")
         self.taps = taps
         self.max_draft = max_draft
         self._reading = HeadReading(

@@ -1,30 +1,36 @@
 /* Attention over pages.
 
-   The keys of a row are taken in chunks of 128 positions that begin at multiples of 128. Each chunk gives a maximum,
-   a sum and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on
-   its position and keys alone: not on the rows beside it, not on who computed which chunk, and not on whether its
+   A row's keys are taken in chunks of 128 positions that begin at multiples of 128. Each chunk gives a maximum, a sum
+   and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on its
+   position and keys alone: not on the rows beside it, not on which thread computed which chunk, and not on whether its
    ancestors were found through the page table or through `tails`. Values are added in pairs, those of positions 2i and
-   2i + 1 at once; where the two do not lie side by side, they are put there first.
+   2i + 1 at once; values of a pair that are not adjacent are copied side by side first.
 
-   The rows of a tree score all nodes' pages together, then each puts the scores of its own ancestors where their
-   positions are:
+   The rows of a tree score the pages of all nodes together. Then each row copies the scores of its own ancestors to
+   their positions:
 
        page table      0 ............... base │            shared by all queries of the block
-       nodes' slots                           │ a b c d e   scored for all of them, in no order
-       a query's own   0 ............... base │ a c e       in the order of positions                                 */
+       nodes' slots                           │ a b c d e   scored for all queries, in any order
+       a query's own   0 ............... base │ a c e       in the order of positions */
 #include "attend.h"
 
-typedef struct { /* what one unit of work looks at */
+/* One unit of work: the queries of a block on one KV head, and their walk over the chunks. */
+typedef struct {
     program *p;
     const operation *o;
     scratch *s;
     query_block block;
-    int index, head, group; /* of the block; kv head; queries a row */
-    int low, high;          /* chunks that any row of the block needs: low … high-1 */
+    int index; /* of the block */
+    int head;  /* KV head */
+    int group; /* queries of a row: heads that share the KV head */
+    int low;   /* first chunk that any row of the block needs */
+    int high;  /* end of the chunks that any row needs */
 } walk;
 
-typedef struct { /* keys of a chunk that a query attends to, relative to it: none where from >= to */
-    int from, to, tail; /* those from `tail` on are found through `tails` */
+/* Keys [from, to) of a chunk that a query attends to, none where from >= to. Those from `tail` on are found through
+   `tails`. */
+typedef struct {
+    int from, to, tail;
 } reach;
 
 static int first_key(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
@@ -39,7 +45,7 @@ static int larger(int a, int b) { return a > b ? a : b; }
 
 static int row_of_query(const walk *w, int q) { return w->block.first + q / w->group; }
 
-/* The first position of a tree, relative to chunk c: what lies before is found through the page table. */
+/* First position of a tree, relative to chunk c. Positions before it are found through the page table. */
 static int base_in(const walk *w, int c) {
     return w->p->batch->tails ? w->p->batch->bases[w->block.sequence] - c * CHUNK : CHUNK;
 }
@@ -50,7 +56,7 @@ static reach reach_of(const walk *w, int row, int c) {
     return (reach){from, to, larger(base_in(w, c), from)};
 }
 
-/* The keys of chunk c that any row of the block attends to, and those of them found through the page table. */
+/* Keys of chunk c that any row of the block attends to; those before `tail` are found through the page table. */
 static reach reach_of_all(const walk *w, int c) {
     reach all = {CHUNK, 0, 0};
     for (int r = 0; r < w->block.rows; r++) {
@@ -62,13 +68,13 @@ static reach reach_of_all(const walk *w, int c) {
     return all;
 }
 
-/* How many of `left` queries to take at once, so that all turns are about the same. */
+/* Queries to take at once of those that are left, so that all turns are about the same size. */
 static int some_of(int left, int most) {
     const int turns = (left + most - 1) / most;
     return (left + turns - 1) / turns;
 }
 
-/* Scores of one or two pages for all queries of the block: out [queries][stride]. */
+/* Score one or two pages for all queries of the block: out [queries][stride]. */
 static void score_block(const walk *w, const score_job *job, float *out, int stride) {
     const int queries = w->block.rows * w->group, dim = w->p->shape.head_dim;
     for (int q = 0, n; q < queries; q += n) {
@@ -77,7 +83,7 @@ static void score_block(const walk *w, const score_job *job, float *out, int str
     }
 }
 
-/* Up to SCORE_PAGES of `count` pages, and as many after them. */
+/* A job for the first SCORE_PAGES of `count` pages, that prefetches as many after them. */
 static score_job job_of(const walk *w, const int32_t *pages, int count) {
     score_job job = {.pages = smaller(count, SCORE_PAGES)};
     for (int i = 0; i < job.pages; i++) {
@@ -101,12 +107,13 @@ static void score_shared(const walk *w, int c, reach all) {
     }
 }
 
-/* Scores of all nodes. Where a tree begins inside of a page that was scored with what lies before, they are there. */
+/* Score all nodes of the trees. A tree that begins inside a shared page finds that page's scores already there. */
 static void score_tails(const walk *w, int c, reach all) {
-    const tail_plan *t = &w->p->tails;
+    const tail_plan *t = &w->p->plan.tails;
     const int32_t *pages = t->pages + t->starts[w->block.sequence];
     const int count = t->starts[w->block.sequence + 1] - t->starts[w->block.sequence], stride = t->widest * PAGE;
-    const int last = all.tail / PAGE, known = all.from < all.tail && all.tail % PAGE && pages[0] == table_of(w, c)[last];
+    const int last = all.tail / PAGE;
+    const int known = all.from < all.tail && all.tail % PAGE && pages[0] == table_of(w, c)[last];
     for (int q = 0; known && q < w->block.rows * w->group; q++)
         vf_store(w->s->tail_scores + q * stride, vf_load(w->s->scores + q * CHUNK + last * PAGE));
     for (int page = known; page < count; page += SCORE_PAGES) {
@@ -115,26 +122,27 @@ static void score_tails(const walk *w, int c, reach all) {
     }
 }
 
-/* The scores of a query's own ancestors to the places of their positions. */
+/* Copy the scores of a query's own ancestors to their positions. */
 static void place_tail(const walk *w, int q, int c, reach own) {
     const batch *b = w->p->batch;
+    const tail_plan *t = &w->p->plan.tails;
     const int row = row_of_query(w, q);
-    const int32_t *places = w->p->tails.places + (int64_t)row * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
+    const int32_t *places = t->places + (int64_t)row * b->depth + (c * CHUNK - b->bases[w->block.sequence]);
     for (int key = own.tail; key < own.to; key++)
-        w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * w->p->tails.widest * PAGE + places[key]];
+        w->s->scores[q * CHUNK + key] = w->s->tail_scores[q * t->widest * PAGE + places[key]];
 }
 
-/* The values of keys from `from` to `to`, both even, that all rows of the block find through the page table. */
+/* Add the weighted values of keys [from, to), both even, that all rows of the block find through the page table. */
 static void weigh_shared(const walk *w, int c, int from, int to, float *out) {
     const program *p = w->p;
     const int32_t *table = table_of(w, c);
     const int queries = w->block.rows * w->group, dim = p->shape.head_dim;
-    run runs[CHUNK_PAGES];
+    value_run runs[CHUNK_PAGES];
     int count = 0;
     for (int key = from, next; key < to; key = next) {
         next = smaller((key / PAGE + 1) * PAGE, to);
         const uint16_t *values = values_of(&p->shape, w->o->layer, table[key / PAGE], w->head) + key % PAGE * dim;
-        runs[count++] = (run){values, key, (next - key) / 2};
+        runs[count++] = (value_run){values, key, (next - key) / 2};
     }
     for (int q = 0, n; q < queries; q += n) {
         n = some_of(queries - q, VALUE_QUERIES);
@@ -142,7 +150,7 @@ static void weigh_shared(const walk *w, int c, int from, int to, float *out) {
     }
 }
 
-/* Where a row finds the value of a key of chunk c. */
+/* The value of a key of chunk c, as one row finds it. */
 static const uint16_t *value_of(const walk *w, int row, int c, int key) {
     const batch *b = w->p->batch;
     const int step = c * CHUNK + key - b->bases[w->block.sequence];
@@ -151,27 +159,27 @@ static const uint16_t *value_of(const walk *w, int row, int c, int key) {
     return value_at(&w->p->shape, w->o->layer, slot, w->head);
 }
 
-/* Two values side by side, as they lie in a page. */
+/* Interleave two values, as a page does. */
 static void gather_pair(uint16_t *restrict out, const uint16_t *even, const uint16_t *odd, int dim) {
     for (int d = 0; d < 2 * dim; d += 2) out[d] = even[d], out[d + 1] = odd[d];
 }
 
-/* The values from key `from`, even, to a row's own last: put side by side, since its ancestors lie anywhere. A last key
-   without a partner is paired with itself: the partner has no weight. */
+/* Add the weighted values of one row's keys [from, to), `from` even. Its ancestors are scattered, so their values are
+   copied side by side first. A last key without a partner is paired with itself: the partner's weight is zero. */
 static void weigh_tail(const walk *w, int r, int c, int from, int to, float *out) {
     const int dim = w->p->shape.head_dim, row = w->block.first + r;
     uint16_t *pair = w->s->gathered;
     for (int key = from; key < to; key += 2, pair += 2 * dim)
         gather_pair(pair, value_of(w, row, c, key), value_of(w, row, c, smaller(key + 1, to - 1)), dim);
-    const run all = {w->s->gathered, from, (even_above(to) - from) / 2};
+    const value_run all = {w->s->gathered, from, (even_above(to) - from) / 2};
     for (int q = r * w->group, n; from < to && q < (r + 1) * w->group; q += n) {
         n = smaller((r + 1) * w->group - q, VALUE_QUERIES);
         weigh_values(w->s->weights + q * CHUNK, n, &all, 1, dim, out + q * (dim + 2));
     }
 }
 
-/* Pairs that all rows find through the page table, then what each row has of its own. To the latter belongs a pair whose
-   second key is the first of a tree. */
+/* Add the weighted values of chunk c: pairs that all rows share, then those of each row's own ancestors. A pair whose
+   second key is the first of a tree belongs to the latter. */
 static void weigh_all(const walk *w, int c, reach all, float *out) {
     const int trees = all.tail < all.to, from = even_below(all.from), tail = even_below(all.tail);
     weigh_shared(w, c, from, trees ? tail : even_above(all.to), out);
@@ -181,7 +189,7 @@ static void weigh_all(const walk *w, int c, reach all, float *out) {
     }
 }
 
-/* Weighted values, maximum and sum of chunk c: out [queries of the block][head_dim values, maximum, sum]. */
+/* out [queries of the block][head_dim weighted values, maximum, sum] of chunk c */
 static void block_chunk(const walk *w, int c, float *out) {
     const int dim = w->p->shape.head_dim, width = dim + 2, queries = w->block.rows * w->group;
     const reach all = reach_of_all(w, c);
@@ -193,14 +201,14 @@ static void block_chunk(const walk *w, int c, float *out) {
         const reach own = reach_of(w, row_of_query(w, q), c);
         if (trees) place_tail(w, q, c, own);
         float *scores = w->s->scores + q * CHUNK, *maximum = out + q * width + dim;
-        soften(scores, w->s->weights + q * CHUNK, all.from, all.to, own.from, own.to, maximum, maximum + 1);
+        softmax(scores, w->s->weights + q * CHUNK, all.from, all.to, own.from, own.to, maximum, maximum + 1);
     }
     weigh_all(w, c, all, out);
 }
 
 /* ---- over chunks ---- */
 
-/* state ← state and chunk together, for each query; both [queries][head_dim values, maximum, sum]. */
+/* Fold a chunk into the state of each query; both [queries][head_dim weighted values, maximum, sum]. */
 static void fold(float *state, const float *chunk, int queries, int dim) {
     for (int q = 0; q < queries; q++, state += dim + 2, chunk += dim + 2) {
         if (chunk[dim + 1] == 0.0f) continue;
@@ -238,7 +246,7 @@ static void emit_state(const walk *w) {
 static float *partial(const walk *w, int chunk) {
     const program *p = w->p;
     const int64_t unit = (int64_t)w->index * p->shape.kv_heads + w->head;
-    return p->partials + (unit * p->partial_chunks + chunk - w->low) * QUERY_BLOCK * (p->shape.head_dim + 2);
+    return p->plan.partials + (unit * p->plan.chunks + chunk - w->low) * QUERY_BLOCK * (p->shape.head_dim + 2);
 }
 
 static void whole_walk(const walk *w) {
@@ -250,16 +258,17 @@ static void whole_walk(const walk *w) {
     emit_state(w);
 }
 
-/* Some of the chunks; whoever is the last to finish folds all of them. */
+/* Walk over some of the chunks. The last of the splits to finish folds all of them. */
 static void split_walk(const walk *w, int split) {
     const program *p = w->p;
-    const int chunks = w->high - w->low, first = w->low + chunks * split / p->splits;
-    for (int c = first; c < w->low + chunks * (split + 1) / p->splits; c++) block_chunk(w, c, partial(w, c));
-    atomic_int *finished = &p->finished[w->index * p->shape.kv_heads + w->head];
-    if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < p->splits) return;
+    const int chunks = w->high - w->low, first = w->low + chunks * split / p->plan.splits;
+    for (int c = first; c < w->low + chunks * (split + 1) / p->plan.splits; c++) block_chunk(w, c, partial(w, c));
+    atomic_int *finished = &p->plan.finished[w->index * p->shape.kv_heads + w->head];
+    if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < p->plan.splits) return;
     atomic_store_explicit(finished, 0, memory_order_relaxed);
     clear_state(w);
-    for (int c = w->low; c < w->high; c++) fold(w->s->state, partial(w, c), w->block.rows * w->group, p->shape.head_dim);
+    for (int c = w->low; c < w->high; c++)
+        fold(w->s->state, partial(w, c), w->block.rows * w->group, p->shape.head_dim);
     emit_state(w);
 }
 
@@ -272,7 +281,7 @@ static void load_queries(const walk *w) {
 }
 
 static walk begin_walk(program *p, const operation *o, scratch *s, int index, int head) {
-    walk w = {p, o, s, p->blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
+    walk w = {p, o, s, p->plan.blocks[index], index, head, p->shape.heads / p->shape.kv_heads, INT32_MAX, 0};
     for (int r = w.block.first; r < w.block.first + w.block.rows; r++) {
         const int position = p->batch->positions[r];
         const int low = first_key(position, o->window) / CHUNK, high = position / CHUNK + 1;
@@ -283,13 +292,14 @@ static walk begin_walk(program *p, const operation *o, scratch *s, int index, in
     return w;
 }
 
+/* attended ← attention of the projected queries over their pages */
 void run_attend(member *self, program *p, const operation *o) {
-    const int heads = p->shape.kv_heads;
-    work_begin(self, p->block_count * heads * p->splits);
+    const int heads = p->shape.kv_heads, splits = p->plan.splits;
+    work_begin(self, p->plan.block_count * heads * splits);
     for (int unit; (unit = work_next(self)) >= 0;) {
-        const int split = unit % p->splits, head = unit / p->splits % heads, index = unit / p->splits / heads;
+        const int split = unit % splits, head = unit / splits % heads, index = unit / splits / heads;
         const walk w = begin_walk(p, o, &p->scratch[self->index], index, head);
-        if (p->splits > 1) split_walk(&w, split);
+        if (splits > 1) split_walk(&w, split);
         else whole_walk(&w);
     }
 }

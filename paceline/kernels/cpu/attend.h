@@ -1,8 +1,8 @@
 /* The arithmetic of attention on one chunk of keys: scores, their softmax, weighted values.
 
-   What is computed for a query never depends on the queries beside it, nor for a key on the keys beside it: a score adds
-   over pairs of dimensions in order, a value over pairs of keys in order. A key of a pair that the query does not attend
-   to has no weight, and adds nothing. */
+   The result of a query never depends on the queries beside it, nor the score of a key on the keys beside it. A score
+   adds over pairs of dimensions in order, a weighted value over pairs of keys in order. A key of a pair that the query
+   does not attend to has weight zero, and adds nothing. */
 #ifndef PACELINE_ATTEND_H
 #define PACELINE_ATTEND_H
 
@@ -13,20 +13,22 @@
 
 typedef struct {
     const uint16_t *keys[2]; /* pages to score */
-    const uint16_t *next[2]; /* those that come after them */
+    const uint16_t *next[2]; /* pages to score after them */
     int pages;               /* 1 or 2 */
 } score_job;
 
-typedef struct { /* values that lie one after the other: of pairs of keys of the chunk, from `key` on */
+/* Adjacent values: those of `pairs` pairs of keys, from key `key` of the chunk on. */
+typedef struct {
     const uint16_t *values;
-    int key, pairs;
-} run;
+    int key;
+    int pairs;
+} value_run;
 
-/* Scores of the keys of one or two pages with queries [count][dim]: out [queries][stride]. `fetching`: have the values of
-   these pages and the keys of the next fetched meanwhile; pages lie apart, so the hardware cannot guess them. */
+/* Score the keys of one or two pages with queries [count][dim]: out [queries][stride]. `fetching`: prefetch the values
+   of these pages and the keys of the next meanwhile; pages are scattered, so the hardware cannot guess them. */
 INLINE void score_pages(const narrow *queries, const int count, const int pages, const score_job *job, int dim,
                         const int fetching, float *out, int stride) {
-    const narrow *q[(SCORE_QUERIES + 2) / 3]; /* of every third, so that all fit the registers */
+    const narrow *q[(SCORE_QUERIES + 2) / 3]; /* every third query, so that all pointers fit the registers */
     vf sum[SCORE_PAGES][SCORE_QUERIES];
     for (int i = 0; i < count; i++) {
         q[i / 3] = queries + i / 3 * 3 * dim;
@@ -36,8 +38,8 @@ INLINE void score_pages(const narrow *queries, const int count, const int pages,
         vp keys[SCORE_PAGES];
         for (int page = 0; page < pages; page++) {
             if (fetching) {
-                prefetch_far(job->keys[page] + (dim + d) * PAGE);
-                prefetch_far(job->next[page] + d * PAGE);
+                prefetch_l2(job->keys[page] + (dim + d) * PAGE);
+                prefetch_l2(job->next[page] + d * PAGE);
             }
             keys[page] = vp_load(job->keys[page] + d * PAGE);
         }
@@ -67,16 +69,15 @@ static void score(const narrow *queries, int count, const score_job *job, int di
     else score_some(queries, count, SCORE_PAGES, job, dim, 0, out, stride);
 }
 
-/* The lanes [from, to) as bits; none where from >= to. */
+/* Bits of the lanes [from, to); none where from >= to. */
 static unsigned lanes_between(int from, int to) {
     from = from < 0 ? 0 : from > LANES ? LANES : from;
     to = to < 0 ? 0 : to > LANES ? LANES : to;
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* Of scores [low, high) the weights exp(score - maximum), zero outside of [from, to); gives maximum and sum. The sum is
-   that of the weights as they are rounded. */
-static void soften(float *scores, narrow *weights, int low, int high, int from, int to, float *maximum, float *sum) {
+/* weights[low, high) ← exp(score - maximum), zero outside of [from, to). The sum is that of the rounded weights. */
+static void softmax(float *scores, narrow *weights, int low, int high, int from, int to, float *maximum, float *sum) {
     const vf nothing = vf_set1(-INFINITY);
     vf top = nothing, total = vf_set1(0.0f);
     for (int i = low / LANES * LANES; i < high; i += LANES) {
@@ -86,19 +87,19 @@ static void soften(float *scores, narrow *weights, int low, int high, int from, 
     }
     *maximum = vf_top(top);
     for (int i = low / LANES * LANES; i < high; i += LANES) {
-        const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* no key at all: exp(NaN) = 0 */
+        const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* without any key: exp(NaN) = 0 */
         total = vf_add(total, vf_narrow(weights + i, e));
     }
     *sum = vf_sum(total);
 }
 
-/* out += Σ weight * value over the pairs of some runs, in order, for `vectors` × 16 dimensions. */
-INLINE void weigh(const narrow *weights, const int queries, const int vectors, const run *runs, int count, int dim,
-                  int d, float *out) {
+/* out ← out + Σ weight * value over the pairs of some runs, in order, for `vectors` × 16 dimensions */
+INLINE void weigh(const narrow *weights, const int queries, const int vectors, const value_run *runs, int count,
+                  int dim, int d, float *out) {
     vf sum[VALUE_QUERIES][4];
     for (int i = 0; i < queries; i++)
         for (int j = 0; j < vectors; j++) sum[i][j] = vf_load(out + i * (dim + 2) + d + j * LANES);
-    for (const run *r = runs; r < runs + count; r++) {
+    for (const value_run *r = runs; r < runs + count; r++) {
         const uint16_t *value = r->values + 2 * d;
         const narrow *weight = weights + r->key, *end = weight + 2 * r->pairs;
         for (; weight < end; weight += 2, value += 2 * dim) {
@@ -117,7 +118,7 @@ INLINE void weigh(const narrow *weights, const int queries, const int vectors, c
         for (; d + 64 <= dim; d += 64) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 4, runs, count, dim, d, out);   \
         for (; d < dim; d += LANES) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 1, runs, count, dim, d, out);      \
         break;
-static void weigh_values(const narrow *w, int queries, const run *runs, int count, int dim, float *out) {
+static void weigh_values(const narrow *w, int queries, const value_run *runs, int count, int dim, float *out) {
     int d = 0;
     switch (queries) {
         WEIGH_CASE(1) WEIGH_CASE(2) WEIGH_CASE(3) WEIGH_CASE(4) WEIGH_CASE(5) WEIGH_CASE(6)

@@ -1,11 +1,14 @@
-/* Before a pass: rows into query blocks, who walks over which chunks, and where the nodes of trees are.
+/* Plans attention before a pass: rows into query blocks, chunks onto threads, and the places of the nodes of trees.
 
-   Made once a pass and used by every layer. Nothing here changes what is computed for a row. */
+   A plan is made once a pass and used by every layer. It never changes what is computed for a row. */
+#include "attend_plan.h"
+
 #include <stdlib.h>
 
 #include "program.h"
 
-#define PARTIAL_FLOATS_MAX (1 << 24)
+#define PARTIAL_FLOATS_MAX (1 << 24) /* 64 MiB for the partial results of split walks */
+#define UNITS_PER_THREAD 4           /* enough units of work to keep every thread busy */
 
 /* ---- trees ---- */
 
@@ -17,7 +20,7 @@ static int reserve_ints(int32_t **memory, int64_t *capacity, int64_t ints) {
     return *memory != NULL;
 }
 
-/* Which of the pages [first, count) is `page`; it becomes the last where it is none of them. */
+/* Index of `page` among the pages [first, count). A page that is not among them is appended. */
 static int page_among(int32_t *pages, int first, int *count, int page) {
     for (int i = first; i < *count; i++)
         if (pages[i] == page) return i - first;
@@ -25,7 +28,7 @@ static int page_among(int32_t *pages, int first, int *count, int page) {
     return (*count)++ - first;
 }
 
-/* The pages of a sequence's tails, and where in them each of its rows finds its ancestors; how many there are so far. */
+/* Collect the pages of a sequence's nodes and the places of each row's ancestors in them; return the pages so far. */
 static int plan_tree(const batch *b, tail_plan *t, int s, int count) {
     const int first = count;
     for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row++)
@@ -38,12 +41,12 @@ static int plan_tree(const batch *b, tail_plan *t, int s, int count) {
 }
 
 static int reserve_tail_scores(program *p) {
-    const tail_plan *t = &p->tails;
+    const tail_plan *t = &p->plan.tails;
     for (int i = 0; i < p->shape.threads; i++) {
         scratch *s = &p->scratch[i];
         if (t->widest <= s->tail_pages) continue;
         free(s->tail_scores);
-        s->tail_scores = aligned_alloc(64, sizeof(float) * QUERY_BLOCK * PAGE * (size_t)t->widest);
+        s->tail_scores = aligned_alloc(CACHE_LINE, sizeof(float) * QUERY_BLOCK * PAGE * (size_t)t->widest);
         s->tail_pages = s->tail_scores ? t->widest : 0;
         if (!s->tail_scores) return 0;
     }
@@ -52,7 +55,7 @@ static int reserve_tail_scores(program *p) {
 
 static int plan_trees(program *p) {
     const batch *b = p->batch;
-    tail_plan *t = &p->tails;
+    tail_plan *t = &p->plan.tails;
     const int64_t places = (int64_t)b->rows * b->depth;
     t->widest = 0;
     if (!b->tails) return 1;
@@ -65,23 +68,23 @@ static int plan_trees(program *p) {
 
 /* ---- blocks and splits ---- */
 
-/* The rows of a sequence in `parts` blocks of about the same size, or in as many as it needs. */
+/* Cut the rows of a sequence into `parts` blocks of about the same size, or more where a block has no room. */
 static void cut_rows(program *p, int s, int parts) {
     const int first = p->batch->row_starts[s], rows = p->batch->row_starts[s + 1] - first;
     const int most = QUERY_BLOCK / (p->shape.heads / p->shape.kv_heads), least = (rows + most - 1) / most;
     parts = parts < least ? least : parts < rows ? parts : rows;
     for (int i = 0; i < parts; i++) {
         const int begin = (int)((int64_t)rows * i / parts), end = (int)((int64_t)rows * (i + 1) / parts);
-        p->blocks[p->block_count++] = (query_block){s, first + begin, end - begin};
+        p->plan.blocks[p->plan.block_count++] = (query_block){s, first + begin, end - begin};
     }
 }
 
 static void make_blocks(program *p, int parts) {
-    p->block_count = 0;
+    p->plan.block_count = 0;
     for (int s = 0; s < p->batch->sequences; s++) cut_rows(p, s, parts);
 }
 
-/* Chunks that the row with the most of them needs. */
+/* Chunks of the row with the longest context. */
 static int count_chunks(const batch *b) {
     int chunks = 1;
     for (int row = 0; row < b->rows; row++)
@@ -89,34 +92,34 @@ static int count_chunks(const batch *b) {
     return chunks;
 }
 
-/* Whether so few units of about the same size are shared out well. */
+/* Whether units of about the same size keep all threads busy for at least 7/8 of the time. */
 static int is_even(int units, int threads) {
     const int turns = (units + threads - 1) / threads;
     return turns * threads * 7 <= units * 8;
 }
 
 static int reserve_partials(program *p, int64_t floats) {
-    if (floats <= p->partial_capacity) return 0;
-    free(p->partials);
-    p->partials = aligned_alloc(64, (size_t)(floats * 4 + 63) / 64 * 64);
-    p->partial_capacity = p->partials ? floats : 0;
-    return p->partials ? 0 : -1;
+    if (floats <= p->plan.partial_floats) return 0;
+    free(p->plan.partials);
+    p->plan.partials = aligned_alloc(CACHE_LINE, (size_t)(floats * 4 + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+    p->plan.partial_floats = p->plan.partials ? floats : 0;
+    return p->plan.partials ? 0 : -1;
 }
 
-/* Rows into query blocks, and whether the walk over chunks must be shared out to keep every member busy. A sequence that
-   cannot be shared out evenly by its heads is cut in two first: that costs less than to put chunks together again. */
+/* Query blocks first; chunks are split among threads only where blocks and heads do not keep all threads busy. Cutting
+   a sequence's rows in two is tried before: it costs less than folding the chunks of several threads. */
 int plan_attention(program *p) {
     if (!plan_trees(p)) return -1;
-    const int threads = pool_threads(p->pool), heads = p->shape.kv_heads, wanted = 4 * threads;
-    p->partial_chunks = count_chunks(p->batch);
-    p->splits = 1;
+    const int threads = pool_threads(p->pool), heads = p->shape.kv_heads, wanted = UNITS_PER_THREAD * threads;
+    p->plan.chunks = count_chunks(p->batch);
+    p->plan.splits = 1;
     make_blocks(p, 1);
-    if (threads == 1 || p->block_count == 0 || p->block_count * heads >= wanted) return 0;
-    if (!is_even(p->block_count * heads, threads)) make_blocks(p, 2);
-    const int units = p->block_count * heads;
-    const int64_t floats = (int64_t)units * p->partial_chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
+    if (threads == 1 || p->plan.block_count == 0 || p->plan.block_count * heads >= wanted) return 0;
+    if (!is_even(p->plan.block_count * heads, threads)) make_blocks(p, 2);
+    const int units = p->plan.block_count * heads;
+    const int64_t floats = (int64_t)units * p->plan.chunks * QUERY_BLOCK * (p->shape.head_dim + 2);
     if (units >= wanted || is_even(units, threads) || floats > PARTIAL_FLOATS_MAX) return 0;
     const int splits = (wanted + units - 1) / units;
-    p->splits = splits < p->partial_chunks ? splits : p->partial_chunks;
-    return p->splits > 1 ? reserve_partials(p, floats) : 0;
+    p->plan.splits = splits < p->plan.chunks ? splits : p->plan.chunks;
+    return p->plan.splits > 1 ? reserve_partials(p, floats) : 0;
 }

@@ -1,8 +1,8 @@
-"""The C sources compiled once for this machine, into the user's cache, and loaded.
+"""Compiles the C sources once for this machine, into the user's cache, and loads the library.
 
-The file name is a hash of sources, flags and compiler, so a new version never meets an old library, and processes that
-compile at the same time write the same file and rename it into place. Never `-march=native`: what runs where is one of
-four variants, and their flags are written here.
+The file name is a hash of sources, flags and compiler: a new version never loads an old library, and processes that
+compile at the same time write the same file and rename it into place. `-march=native` is never used: a library is one
+of four variants, whose flags are written here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
 from paceline.errors import PacelineError, UnknownOption
+from paceline.kernels.cpu import abi
+from paceline.kernels.cpu.abi_check import check_abi
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
@@ -37,34 +38,16 @@ NEEDS = {
     "avx512": NEEDS_AVX512,
     "avx2": {"avx2", "fma", "f16c"},
 }
-OLDER = {"avx512bf16": "avx512"}  # for compilers that do not know the newest instructions
-POINTER = c_void_p
-SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
-    "paceline_pool_new": (POINTER, (c_int,)),
-    "paceline_pool_free": (None, (POINTER,)),
-    "paceline_pack": (None, (POINTER, c_int64, c_int, c_int, c_int, POINTER, POINTER, POINTER)),
-    "paceline_rows": (c_int, (POINTER, POINTER, c_int, POINTER)),
-    "paceline_program_new": (POINTER, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_program_run": (c_int, (POINTER, POINTER)),
-    "paceline_program_draw": (c_int, (POINTER, POINTER, POINTER)),
-    "paceline_program_free": (None, (POINTER,)),
-    "paceline_kv_move": (c_int, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_kv_read": (None, (POINTER, POINTER, c_int, POINTER, POINTER)),
-    "paceline_pick": (c_int, (POINTER, POINTER, POINTER, POINTER, POINTER, c_int, c_int, POINTER)),
-    "paceline_follow": (None, (POINTER, POINTER, POINTER, c_int)),
-    "paceline_followed": (c_int64, (POINTER,)),
-    "paceline_draft": (c_int, (POINTER, POINTER, POINTER)),
-    "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
-}
+OLDER = {"avx512bf16": "avx512"}  # variant to use where the compiler does not know the newest instructions
 
 
 class NoCompiler(PacelineError):
-    """The C kernels cannot be built here; the caller runs plain torch instead and shows this message."""
+    """No C compiler works here. The caller runs plain torch instead and shows this message."""
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Names as Linux spells them; empty where that cannot be known."""
+    """Instruction sets of this CPU, as Linux spells them; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -74,7 +57,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def choose_variant() -> str:
-    """The widest variant this CPU runs, or the one PACELINE_CPU_VARIANT names."""
+    """Return the widest variant that this CPU runs, or the one that PACELINE_CPU_VARIANT names."""
     forced = os.environ.get("PACELINE_CPU_VARIANT")
     if forced is not None and forced not in VARIANTS:
         raise UnknownOption("PACELINE_CPU_VARIANT", forced, VARIANTS)
@@ -84,7 +67,7 @@ def choose_variant() -> str:
 
 
 def compiler() -> list[str]:
-    """`$CC`, else the machine's cc, gcc or clang."""
+    """The command of the C compiler: `$CC`, else the machine's cc, gcc or clang."""
     if command := shlex.split(os.environ.get("CC", "")):
         return command
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
@@ -120,7 +103,7 @@ def _digest(command: list[str]) -> str:
 
 
 def library_path(variant: str) -> Path:
-    """The compiled library of `variant`, compiled now if it is not there yet."""
+    """Return the path of a variant's library, and compile it if it does not exist yet."""
     command = [*compiler(), *FLAGS, *VARIANTS[variant]]
     target = cache_folder() / f"kernels-{variant}-{_digest(command)}.so"
     if target.exists():
@@ -134,16 +117,17 @@ def library_path(variant: str) -> Path:
 
 
 class Library(ctypes.CDLL):
-    """The kernels of one variant, with the types of their functions."""
+    """The kernels of one variant, with the types of their functions; raises AbiMismatch if the mirror is wrong."""
 
     variant: str
 
     def __init__(self, variant: str) -> None:
         super().__init__(str(library_path(variant)))
         self.variant = variant
-        for name, (result, arguments) in SIGNATURES.items():
+        for name, (result, arguments) in abi.FUNCTIONS.items():
             function = getattr(self, name)
             function.restype, function.argtypes = result, arguments
+        check_abi(self)
 
 
 @cache
@@ -152,7 +136,7 @@ def _load(variant: str) -> Library:
 
 
 def load_library() -> Library:
-    """The kernels for this CPU, compiled on first use. Raises NoCompiler where that is impossible."""
+    """Load the kernels for this CPU, compiled on first use. Raises NoCompiler where that is impossible."""
     variant = choose_variant()
     try:
         return _load(variant)

@@ -1,25 +1,25 @@
-/* Products of floats: inputs as they are, weights in fp16, for inputs that lose too much in 8 bits.
+/* Linear layers with fp16 weights and float inputs, for inputs that lose too much in 8 bits.
 
-   A tile holds 16 outputs: [inputs][16]. Inputs are added one after the other, so that a row's outputs never depend on
-   other rows. */
+   A tile is [inputs][TILE]. Inputs are added one after the other, so that a row's outputs never depend on other
+   rows. */
 #include "program.h"
 
-/* Up to BLOCK rows of one tile, into their places of the output. */
+/* Compute one tile for up to BLOCK rows. */
 INLINE void half_tile(const program *p, const operation *o, int tile, int first, const int rows) {
     const matrix *m = o->part;
     const uint16_t *w = (const uint16_t *)(m->data + tile * m->stride);
     const float *x[BLOCK];
     vf total[BLOCK];
     for (int r = 0; r < rows; r++) x[r] = row_of(p, o->input, first + r), total[r] = vf_set1(0.0f);
-    for (int j = 0; j < m->inputs; j++, w += LANES) {
+    for (int j = 0; j < m->inputs; j++, w += TILE) {
         const vf weights = vf_load_half(w);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(weights, vf_set1(x[r][j]), total[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(row_of(p, o->output, first + r) + tile * LANES, total[r]);
+    for (int r = 0; r < rows; r++) vf_store(row_of(p, o->output, first + r) + tile * TILE, total[r]);
 }
 
 static void half_rows(const program *p, const operation *o, int tile, int first, int rows) {
-    switch (rows) { /* so that sums stay in registers */
+    switch (rows) { /* one kernel for each number of rows, so that sums stay in registers */
         case 1: half_tile(p, o, tile, first, 1); break;
         case 2: half_tile(p, o, tile, first, 2); break;
         case 3: half_tile(p, o, tile, first, 3); break;
@@ -31,9 +31,9 @@ static void half_rows(const program *p, const operation *o, int tile, int first,
     }
 }
 
-/* One matrix whose outputs are a multiple of 16, stored without any epilogue. */
+/* output ← input times one matrix, whose outputs are a multiple of TILE; without any epilogue */
 void run_linear_half(member *self, program *p, const operation *o) {
-    const int tiles = o->part[0].outputs / LANES, rows = p->batch->rows;
+    const int tiles = o->part[0].outputs / TILE, rows = p->batch->rows;
     work_begin(self, tiles);
     for (int tile; (tile = work_next(self)) >= 0;)
         for (int row = 0; row < rows; row += BLOCK)

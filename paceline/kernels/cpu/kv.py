@@ -2,7 +2,7 @@
 
 [layers][pages][kv_heads] of { keys [head_dim / 2][PAGE_SIZE][2], values [PAGE_SIZE / 2][head_dim][2] }
 
-So the lanes of a vector are 16 keys with two dimensions each, or 16 dimensions of the values of two keys.
+A vector of 16 pairs is then two dimensions of 16 keys, or 16 dimensions of the values of two keys.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from torch import Tensor
 
 from paceline.errors import OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.abi import Shape
 from paceline.kernels.cpu.build import Library
-from paceline.kernels.cpu.layout import Shape
 from paceline.kernels.cpu.memory import Region
 
 
 def page_bytes(*, layers: int, kv_heads: int, head_dim: int) -> int:
-    """Memory of one page over all layers."""
+    """Bytes of one page over all layers."""
     return 2 * 2 * PAGE_SIZE * layers * kv_heads * head_dim
 
 
 class CpuKV:
-    """Implements KVMemory. `shape` must not change afterwards but for its `kv`, which is set here."""
+    """Implements KVMemory."""
 
     def __init__(self, library: Library, shape: Shape) -> None:
+        """Allocate the memory and set `shape.kv`. The sizes in `shape` must not change afterwards."""
         size = shape.pages * page_bytes(layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         self.num_pages: int = shape.pages
         self._library = library

@@ -1,34 +1,36 @@
-/* Linear layers: (norm and) quantise the rows, integer products with packed weights, scale, and what follows.
+/* Linear layers: norm (if any) and quantise the rows, multiply integers with packed weights, scale, run the epilogue.
 
-   A row's outputs never depend on other rows: sums inside a group are exact integers, groups are added in order, and
-   the kernels for 1 … 8 rows do the same float operations for each of them. */
+   A row's outputs never depend on other rows. Sums inside a group are exact integers, groups are added in order, and
+   the kernels for 1 … 8 rows do the same float operations for each row. */
 #include "program.h"
 #include "vmath.h"
 
-#define OWN_ROWS 8                  /* up to here each member quantises all rows for itself and saves a wait */
-#define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles go by */
-#define AHEAD 32768                 /* bytes between what is used and what is fetched into the second-level cache */
-#define SOON 1024                   /* and into the first */
-#define LINE 64
-#define LINES_MEANWHILE 5           /* that memory gives a member while it quantises GROUP inputs */
-#define FEW_ROWS 3                  /* with so few memory sets the pace, and the hardware fetches best alone */
+/* Measured on two cores of a Zen 4: docs/experiments.md, "Several rows of one sequence on a CPU" and "Temperature 1 on
+   two cores", with "once more". */
+#define ROWS_QUANTISED_ALONE 8       /* up to here each thread quantises all rows for itself, and saves a wait */
+#define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles pass by */
+#define L2_AHEAD_BYTES 32768         /* from the weights in use to those prefetched into the second-level cache */
+#define L1_AHEAD_BYTES 1024          /* from the weights in use to those prefetched into the first-level cache */
+#define LINES_PER_GROUP 5            /* cache lines that memory delivers while a thread quantises GROUP inputs */
+#define ROWS_WITHOUT_PREFETCH 3      /* up to here memory sets the pace, and the hardware prefetches best alone */
 
-/* Whether the outputs are logits: of those rows alone where they are wanted. */
-static int is_last(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
+/* Whether the outputs are logits, exact or rough: only rows with logits are computed. */
+static int gives_logits(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
 
 static int block_rows(const quantised *in, int block) {
     return in->rows - block * BLOCK < BLOCK ? in->rows - block * BLOCK : BLOCK;
 }
 
-typedef struct { /* weights to have fetched while something else is done */
+/* Weights to prefetch while inputs are quantised. */
+typedef struct {
     const uint8_t *next, *end;
-} errand;
+} weight_span;
 
-INLINE void fetch_some(errand *e) {
-    for (int line = 0; line < LINES_MEANWHILE && e->next < e->end; line++, e->next += LINE) prefetch_far(e->next);
+INLINE void prefetch_some(weight_span *w) {
+    for (int line = 0; line < LINES_PER_GROUP && w->next < w->end; line++, w->next += CACHE_LINE) prefetch_l2(w->next);
 }
 
-/* GROUP inputs to int8 with the given factor, into their places among the rows of the block; their sum. */
+/* Quantise GROUP inputs to int8 with the given factor, store them among the rows of the block, and return their sum. */
 INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, int width) {
     int32_t four[GROUP / 4];
     const vi first = vf_to_int(vf_mul(low, factor)), second = vf_to_int(vf_mul(high, factor));
@@ -38,15 +40,15 @@ INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, int width) 
     return vi_sum(vi_add(first, second));
 }
 
-/* Groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is one. */
+/* Quantise groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is a norm. */
 static void quantise_row(const quantised *in, int row, const float *x, const float *norm, vf factor, int k, int from,
-                         int to, errand *meanwhile) {
+                         int to, weight_span *meanwhile) {
     const int block = row / BLOCK, lane = row % BLOCK, width = block_rows(in, block);
     int8_t *q = in->q + (int64_t)block * BLOCK * k + (int64_t)from * GROUP * width + lane * 4;
     int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * width + lane;
     for (int j = from * GROUP; j < to * GROUP; j += GROUP, q += GROUP * width, at += width) {
         vf low = vf_load(x + j), high = vf_load(x + j + LANES);
-        fetch_some(meanwhile);
+        prefetch_some(meanwhile);
         if (norm) {
             low = vf_mul(vf_mul(low, factor), vf_load(norm + j));
             high = vf_mul(vf_mul(high, factor), vf_load(norm + j + LANES));
@@ -59,12 +61,12 @@ static void quantise_row(const quantised *in, int row, const float *x, const flo
     }
 }
 
-/* Groups [from, to) of rows [first, last) of the input. */
-static void prepare_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to,
-                         errand meanwhile) {
+/* Quantise groups [from, to) of rows [first, last) of the input. */
+static void quantise_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to,
+                          weight_span meanwhile) {
     const int k = o->part[0].inputs;
     for (int row = first; row < last; row++) {
-        const float *x = row_of(p, o->input, is_last(o) ? p->batch->logit_rows[row] : row);
+        const float *x = row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
         const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
         quantise_row(in, row, x, o->norm, factor, k, from, to, &meanwhile);
     }
@@ -77,20 +79,20 @@ INLINE void next_group(quantised *in, const int width) {
     in->offset += width;
 }
 
-#define fetch_ahead(w, rows)                                                                                           \
+#define prefetch_ahead(w, rows)                                                                                        \
     do {                                                                                                               \
-        if ((rows) > FEW_ROWS) prefetch_far((w) + AHEAD);                                                              \
-        if ((rows) > FEW_ROWS) prefetch((w) + SOON);                                                                   \
+        if ((rows) > ROWS_WITHOUT_PREFETCH) prefetch_l2((w) + L2_AHEAD_BYTES);                                         \
+        if ((rows) > ROWS_WITHOUT_PREFETCH) prefetch_l1((w) + L1_AHEAD_BYTES);                                         \
     } while (0)
 
-/* One group of 8-bit weights with each row. */
+/* out[r] ← products of one group of 8-bit weights with row r */
 INLINE void group8(const uint8_t *w, const quantised *in, const int rows, const int width, vf *out) {
     dot8 sum[MAX_KERNEL_ROWS];
     for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
 #pragma GCC unroll 8
     for (int b = 0; b < 8; b++) {
         const vw weights = weights8(w + 64 * b);
-        fetch_ahead(w + 64 * b, rows);
+        prefetch_ahead(w + 64 * b, rows);
         for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q + 4 * (width * b + r));
     }
     for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
@@ -101,11 +103,11 @@ INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 544, next_group(&in, width)) {
         group8(w, &in, rows, width, sum);
-        fetch_ahead(w + 512, rows);
+        prefetch_ahead(w + 512, rows);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
         for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
+    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
 }
 
 INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
@@ -115,8 +117,8 @@ INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int 
         group8(w, &in, rows, width, sum);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
-    fetch_ahead(w, rows);
-    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, vf_mul(total[r], vf_load((const float *)w)));
+    prefetch_ahead(w, rows);
+    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
 }
 
 INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
@@ -129,22 +131,22 @@ INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int ro
         for (int b = 0; b < 4; b++) {
             vw even, odd;
             weights4(w + 64 * b, &even, &odd);
-            fetch_ahead(w + 64 * b, rows);
+            prefetch_ahead(w + 64 * b, rows);
             for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (width * 2 * b + r));
             for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (width * (2 * b + 1) + r));
         }
         const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
-        fetch_ahead(w + 256, rows);
+        prefetch_ahead(w + 256, rows);
         for (int r = 0; r < rows; r++) {
             total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
             total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
         }
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * LANES, total[r]);
+    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
 }
 
-/* One kernel a number of rows, so that sums stay in registers and, where a kernel takes whole blocks, so that the
-   distance between inputs is known. */
+/* One kernel for each number of rows, so that sums stay in registers. Where a kernel takes whole blocks, the distance
+   between the inputs of a row is known to the compiler as well. */
 #define ROWS_CASE(n, kernel)                                                                                           \
     case n: {                                                                                                          \
         const int some = n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS;                                                    \
@@ -163,7 +165,7 @@ DISPATCH(tile_group8)
 DISPATCH(tile_group4)
 DISPATCH(tile_channel8)
 
-/* Outputs of one tile for the rows of one block: out [rows][16]. */
+/* Compute the outputs of one tile for the rows of one block: out [rows][TILE]. */
 static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, float *out) {
     const uint8_t *w = m->data + tile * m->stride;
     const int groups = m->inputs / GROUP, rows = block_rows(inputs, block);
@@ -172,35 +174,36 @@ static void tile_product(const matrix *m, int tile, const quantised *inputs, int
         const quantised in = {inputs->q + (int64_t)block * BLOCK * m->inputs + 4 * r, inputs->scale + at,
                               inputs->shift + at, inputs->offset + at, rows};
         const int some = rows - r < MAX_KERNEL_ROWS ? rows - r : MAX_KERNEL_ROWS;
-        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, rows, out + r * LANES);
-        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, rows, out + r * LANES);
-        else tile_channel8_rows(w, groups, in, some, rows, out + r * LANES);
+        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, rows, out + r * TILE);
+        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, rows, out + r * TILE);
+        else tile_channel8_rows(w, groups, in, some, rows, out + r * TILE);
     }
     if (m->bias)
         for (int r = 0; r < rows; r++)
-            vf_store(out + r * LANES, vf_add(vf_load(out + r * LANES), vf_load(m->bias + tile * LANES)));
+            vf_store(out + r * TILE, vf_add(vf_load(out + r * TILE), vf_load(m->bias + tile * TILE)));
 }
 
-/* Keep the highest logit; the lowest index among equals; never a NaN. */
+/* Keep the highest logit: the lowest index among equals, and never a NaN. */
 static void note_best(best *b, const float *values, int first, int count) {
     if (!vf_ge(vf_load(values), vf_set1(b->value)) && b->index != INT32_MAX) return;
     for (int i = 0; i < count; i++)
         if (values[i] > b->value || (values[i] == b->value && first + i < b->index)) *b = (best){values[i], first + i};
 }
 
-static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int first_row, int rows, const float *tile_out) {
-    const int first = tile * LANES, count = m->outputs - first < LANES ? m->outputs - first : LANES;
+static void emit_logits(program *p, scratch *s, const matrix *m, int tile, int first_row, int rows,
+                        const float *tile_out) {
+    const int first = tile * TILE, count = m->outputs - first < TILE ? m->outputs - first : TILE;
     for (int r = 0; r < rows; r++) {
-        const float *values = tile_out + r * LANES;
+        const float *values = tile_out + r * TILE;
         float *to = p->batch->logits + (int64_t)(first_row + r) * m->outputs + first;
-        if (count == LANES) vf_store(to, vf_load(values));
+        if (count == TILE) vf_store(to, vf_load(values));
         else memcpy(to, values, sizeof(float) * (size_t)count);
         note_best(&s->best[first_row + r], values, first, count);
     }
 }
 
 static void emit_gated(float *gate, const float *up, int rows, int epilogue) {
-    for (int i = 0; i < rows * LANES; i += LANES) {
+    for (int i = 0; i < rows * TILE; i += LANES) {
         const vf g = vf_load(gate + i);
         vf_store(gate + i, vf_mul(epilogue == SILU_GATE ? vf_silu(g) : vf_gelu_tanh(g), vf_load(up + i)));
     }
@@ -209,31 +212,32 @@ static void emit_gated(float *gate, const float *up, int rows, int epilogue) {
 static void emit(program *p, const operation *o, int column, int first_row, int rows, const float *tile_out) {
     for (int r = 0; r < rows; r++) {
         float *out = row_of(p, o->output, first_row + r) + column;
-        vf y = vf_load(tile_out + r * LANES);
+        vf y = vf_load(tile_out + r * TILE);
         if (o->epilogue == ADD) y = vf_add(vf_load(out), y);
         if (o->epilogue == ADD_SILU) y = vf_add(vf_load(row_of(p, o->input, first_row + r) + column), vf_silu(y));
         vf_store(out, y);
     }
 }
 
-/* A tile with up to STRIPE rows, block after block: out [rows][16]. */
+/* Compute one tile for rows [from, to), at most STRIPE, block after block: out [rows][TILE]. */
 static void stripe_product(const matrix *m, int tile, const quantised *in, int from, int to, float *out) {
-    for (int row = from; row < to; row += BLOCK) tile_product(m, tile, in, row / BLOCK, out + (row - from) * LANES);
+    for (int row = from; row < to; row += BLOCK) tile_product(m, tile, in, row / BLOCK, out + (row - from) * TILE);
 }
 
 static int is_gated(const operation *o) { return o->epilogue == SILU_GATE || o->epilogue == GELU_GATE; }
 
-/* The matrix that a tile of the output belongs to, and which of its tiles that is. Gates: the first of both. */
+/* Find the matrix that a tile of the output belongs to, and make `tile` the index in it. Gates: the first of the
+   two. */
 static const matrix *part_of(const operation *o, int *tile) {
     const matrix *m = o->part;
-    while (!is_gated(o) && *tile * LANES >= m->outputs) *tile -= (m++->outputs + LANES - 1) / LANES;
+    while (!is_gated(o) && *tile * TILE >= m->outputs) *tile -= (m++->outputs + TILE - 1) / TILE;
     return m;
 }
 
-/* One tile of the output for rows [from, to). */
+/* Compute one tile of the output for rows [from, to), with the epilogue. */
 static void run_tile(member *self, program *p, const operation *o, const quantised *in, int tile, int from, int to) {
     const int gated = is_gated(o);
-    float out[STRIPE * LANES], up[STRIPE * LANES];
+    float out[STRIPE * TILE], up[STRIPE * TILE];
     const matrix *m = part_of(o, &tile);
     for (int first = from; first < to; first += STRIPE) {
         const int last = first + STRIPE < to ? first + STRIPE : to, rows = last - first;
@@ -244,81 +248,59 @@ static void run_tile(member *self, program *p, const operation *o, const quantis
         }
         if (o->epilogue == LOGITS) emit_logits(p, &p->scratch[self->index], m, tile, first, rows, out);
         else if (o->epilogue == ROUGH) score_tile(p, tile, m->outputs, first, rows, out);
-        else emit(p, o, m->column + tile * LANES, first, rows, out);
+        else emit(p, o, m->column + tile * TILE, first, rows, out);
     }
 }
 
 static int count_tiles(const operation *o) {
     int tiles = 0;
-    for (int i = 0; i < (is_gated(o) ? 1 : o->parts); i++) tiles += (o->part[i].outputs + LANES - 1) / LANES;
+    for (int i = 0; i < (is_gated(o) ? 1 : o->parts); i++) tiles += (o->part[i].outputs + TILE - 1) / TILE;
     return tiles;
 }
 
-/* Quantised inputs of all rows, shared out. The rows of a block lie interleaved, so that one member takes all of them:
-   where blocks are few, each a part of their columns. */
-static void prepare_together(member *self, program *p, const operation *o, const quantised *in) {
+/* Quantise all rows, each thread some of them. The rows of a block are interleaved, so one thread takes all of them;
+   where there are few blocks, each thread takes some of their columns. */
+static void quantise_together(member *self, program *p, const operation *o, const quantised *in) {
     const int groups = o->part[0].inputs / GROUP, blocks = (in->rows + BLOCK - 1) / BLOCK;
     const int parts = blocks < 2 * self->count ? self->count : 1;
     work_begin(self, blocks * parts);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int first = unit / parts * BLOCK, part = unit % parts;
-        prepare_rows(p, o, in, first, first + block_rows(in, unit / parts), groups * part / parts,
-                     groups * (part + 1) / parts, (errand){NULL, NULL});
+        quantise_rows(p, o, in, first, first + block_rows(in, unit / parts), groups * part / parts,
+                      groups * (part + 1) / parts, (weight_span){NULL, NULL});
     }
     work_end(self);
 }
 
-/* What a member will begin with: memory would rest while it quantises. From then on as much is fetched ahead. */
-static errand first_weights(const member *self, const operation *o, int rows) {
+/* The weights that a thread begins with: memory would be idle while it quantises. Afterwards prefetch_ahead stays as
+   far ahead. */
+static weight_span first_weights(const member *self, const operation *o, int rows) {
     int tile = (int)((int64_t)self->units * self->index / self->count);
     const matrix *m = part_of(o, &tile);
     const uint8_t *first = m->data + tile * m->stride;
-    return (errand){first, rows > FEW_ROWS ? first + AHEAD : first};
+    return (weight_span){first, rows > ROWS_WITHOUT_PREFETCH ? first + L2_AHEAD_BYTES : first};
 }
 
-/* Quantised inputs of all rows, of this member's own. Where the work is over others may already write to the inputs:
-   then what is read is nonsense, but no unit is left to use it. */
-static void prepare_alone(member *self, program *p, const operation *o, const quantised *in) {
+/* Quantise all rows for this thread alone. If the work is already over, other threads may be writing to the inputs: the
+   result is then meaningless, but no unit is left that would use it. */
+static void quantise_alone(member *self, program *p, const operation *o, const quantised *in) {
     if (work_over(self)) return;
-    prepare_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP, first_weights(self, o, in->rows));
+    quantise_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP, first_weights(self, o, in->rows));
 }
 
+/* output ← epilogue of (norm of) input times the parts */
 void run_linear(member *self, program *p, const operation *o) {
-    const int rows = is_last(o) ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
-    const int alone = rows <= OWN_ROWS;
+    const int rows = gives_logits(o) ? p->batch->outs : p->batch->rows, tiles = count_tiles(o);
+    const int alone = rows <= ROWS_QUANTISED_ALONE;
     quantised in = alone ? p->scratch[self->index].inputs : p->shared;
     in.rows = rows;
     int slice = CACHED_INPUT_BYTES / o->part[0].inputs / BLOCK * BLOCK;
     slice = slice < BLOCK ? BLOCK : slice;
-    if (!alone) prepare_together(self, p, o, &in);
+    if (!alone) quantise_together(self, p, o, &in);
     work_begin(self, tiles * ((rows + slice - 1) / slice));
-    if (alone) prepare_alone(self, p, o, &in);
+    if (alone) quantise_alone(self, p, o, &in);
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int from = unit / tiles * slice, to = from + slice < rows ? from + slice : rows;
         run_tile(self, p, o, &in, unit % tiles, from, to);
-    }
-}
-
-/* residual += norm(branch): models that norm the output of attention and MLP as well */
-void run_add_norm(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    float *normal = p->scratch[self->index].row;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *x = row_of(p, RESIDUAL, row);
-        rms_norm(normal, row_of(p, BRANCH, row), o->norm, hidden, o->epsilon);
-        for (int j = 0; j < hidden; j += LANES) vf_store(x + j, vf_add(vf_load(x + j), vf_load(normal + j)));
-    }
-}
-
-/* features ← residual, or its norm */
-void run_keep(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        const float *x = row_of(p, RESIDUAL, row);
-        float *out = row_of(p, FEATURES, row) + o->column;
-        if (o->norm) rms_norm(out, x, o->norm, hidden, o->epsilon);
-        else memcpy(out, x, sizeof(float) * (size_t)hidden);
     }
 }

@@ -8,43 +8,40 @@ from contextlib import suppress
 
 from paceline.errors import OutOfMemory
 
-HUGE = 2 << 20
-LINE = 64
+HUGE_PAGE_BYTES = 2 << 20
+CACHE_LINE_BYTES = 64
+REGION_BYTES = 256 << 20  # least size of a region of the arena
 
 
 class Region:
-    """`size` bytes at `address`, mapped on their own and given back when the object goes."""
+    """`size` bytes at `address`: a mapping of its own, unmapped with the object."""
 
     def __init__(self, size: int, *, what: str) -> None:
+        """`what` the memory is for: named in the error where there is none."""
         self.size = size
         try:
-            self._map = mmap.mmap(-1, max(size, 1) + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = mmap.mmap(-1, max(size, 1) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError):
             raise OutOfMemory(f"no memory for {what}: {size / 2**20:.0f} MiB were asked for") from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # a kernel without huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.address = -(-start // HUGE) * HUGE
+        self.address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 class Arena:
-    """Hands out pieces of regions, one after the other, so that what is read in order lies in order."""
+    """Hands out pieces of large regions one after the other: weights that are read in order are adjacent."""
 
-    def __init__(self, *, region_size: int = 256 << 20) -> None:
-        self._region_size = region_size
+    def __init__(self) -> None:
         self._regions: list[Region] = []
-        self._used = 0
+        self._used = 0  # bytes of the last region
 
     def take(self, size: int) -> int:
-        """The address of `size` zeroed bytes; they live as long as the arena."""
+        """Return the address of `size` zeroed bytes; they live as long as the arena."""
         if not self._regions or self._used + size > self._regions[-1].size:
-            self._regions.append(Region(max(size, self._region_size), what="the model's weights"))
+            self._regions.append(Region(max(size, REGION_BYTES), what="the model's weights"))
             self._used = 0
         address = self._regions[-1].address + self._used
-        self._used += -(-size // LINE) * LINE
+        self._used += -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         return address
-
-    @property
-    def size(self) -> int:
-        return sum(region.size for region in self._regions)

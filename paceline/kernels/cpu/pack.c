@@ -1,16 +1,23 @@
-/* Quantised matrices to tiles and back.
+/* Packs quantised matrices into tiles, and unpacks rows of them.
 
    A tile holds 16 outputs, one group of 32 inputs after the other. Each group has its weights and then its scales, so
-   that a kernel reads one stream from front to end: where scales lay apart, the hardware prefetched half as fast.
+   that a kernel reads one stream from front to end: with scales apart the hardware prefetched half as fast.
+
    CHANNEL8  8 × [16 outputs][4 inputs] u8; 16 scales in float at the end of the tile
    GROUP8    8 × [16 outputs][4 inputs] u8, 16 scales in fp16
    GROUP4    4 × [16 outputs][4 inputs] of two nibbles (inputs j and j + 4), 16 scales and 16 minimums in fp16
    A weight is scale * (q - 128) in the 8-bit formats and scale * q + minimum in the 4-bit one. */
 #include "program.h"
-#include "vmath.h"
 
-/* Where weight (output lane, input j) lies in a tile, without its nibble. */
-static int64_t position(int format, int lane, int j) {
+/* Bytes of one group in a tile: weights, then their scales. */
+static int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
+
+EXPORT int64_t paceline_tile_bytes(int format, int inputs) {
+    return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
+}
+
+/* Byte of weight (output `lane`, input j) in a tile; a byte of GROUP4 holds two of them. */
+static int64_t byte_of(int format, int lane, int j) {
     const int block = j % GROUP / (format == GROUP4 ? 8 : 4);
     return j / GROUP * group_bytes(format) + block * 64 + lane * 4 + j % 4;
 }
@@ -19,82 +26,56 @@ static uint16_t *group_constants(const uint8_t *tile, int format, int group) {
     return (uint16_t *)(tile + group * group_bytes(format) + (format == GROUP8 ? 512 : 256));
 }
 
-/* One output channel: q [inputs]; scale and minimum fp16 [groups], or one float scale. */
+/* Pack one output: q [inputs]; scale and minimum fp16 [groups], or one float scale. */
 static void pack_channel(uint8_t *tile, int format, int lane, int inputs, const uint8_t *q, const void *scale,
                          const uint16_t *minimum) {
-    if (format == CHANNEL8) ((float *)(tile + (int64_t)inputs * LANES))[lane] = *(const float *)scale;
+    if (format == CHANNEL8) ((float *)(tile + (int64_t)inputs * TILE))[lane] = *(const float *)scale;
     for (int g = 0; format != CHANNEL8 && g < inputs / GROUP; g++) {
         group_constants(tile, format, g)[lane] = ((const uint16_t *)scale)[g];
-        if (format == GROUP4) group_constants(tile, format, g)[LANES + lane] = minimum[g];
+        if (format == GROUP4) group_constants(tile, format, g)[TILE + lane] = minimum[g];
     }
     for (int j = 0; j < inputs; j++) {
-        uint8_t *byte = tile + position(format, lane, j);
+        uint8_t *byte = tile + byte_of(format, lane, j);
         *byte = format == GROUP4 ? *byte | (uint8_t)(q[j] << (j / 4 % 2 * 4)) : q[j];
     }
 }
 
-/* data: zeroed memory of outputs/16 (rounded up) tiles, one every `stride` bytes. scale: fp16 [outputs, groups], or float [outputs] for
-   CHANNEL8. minimum: fp16 [outputs, groups], for GROUP4 only. */
 EXPORT void paceline_pack(uint8_t *data, int64_t stride, int format, int outputs, int inputs, const uint8_t *q,
                           const void *scale, const void *minimum) {
     const int64_t width = format == CHANNEL8 ? 4 : inputs / GROUP * 2;
     for (int n = 0; n < outputs; n++)
-        pack_channel(data + n / LANES * stride, format, n % LANES, inputs, q + (int64_t)n * inputs,
+        pack_channel(data + n / TILE * stride, format, n % TILE, inputs, q + (int64_t)n * inputs,
                      (const uint8_t *)scale + n * width,
                      minimum ? (const uint16_t *)((const uint8_t *)minimum + n * width) : NULL);
 }
 
 static float half_value(const uint16_t *halves, int lane) {
-    float values[LANES];
+    float values[TILE];
     vf_store(values, vf_load_half(halves));
     return values[lane];
 }
 
-static void unpack_row(const matrix *m, int n, float *out) {
-    const uint8_t *tile = m->data + n / LANES * m->stride;
-    const int lane = n % LANES;
+void unpack_row(const matrix *m, int n, float *out) {
+    const uint8_t *tile = m->data + n / TILE * m->stride;
+    const int lane = n % TILE;
     float scale = 0.0f, minimum = 0.0f;
-    if (m->format == CHANNEL8) scale = ((const float *)(tile + (int64_t)m->inputs * LANES))[lane];
+    if (m->format == CHANNEL8) scale = ((const float *)(tile + (int64_t)m->inputs * TILE))[lane];
     for (int j = 0; j < m->inputs; j++) {
-        const int byte = tile[position(m->format, lane, j)];
+        const int byte = tile[byte_of(m->format, lane, j)];
         if (m->format != CHANNEL8 && j % GROUP == 0) {
             const uint16_t *constants = group_constants(tile, m->format, j / GROUP);
             scale = half_value(constants, lane);
-            if (m->format == GROUP4) minimum = half_value(constants + LANES, lane);
+            if (m->format == GROUP4) minimum = half_value(constants + TILE, lane);
         }
-        out[j] = m->format == GROUP4 ? scale * (float)(byte >> (j / 4 % 2 * 4) & 15) + minimum : scale * (float)(byte - 128);
+        out[j] = m->format == GROUP4 ? scale * (float)(byte >> (j / 4 % 2 * 4) & 15) + minimum
+                                     : scale * (float)(byte - 128);
     }
 }
 
-/* Rows of a matrix as floats: out [count][inputs]. Non-zero: a row that it does not have. */
 EXPORT int paceline_rows(const matrix *m, const int32_t *rows, int count, float *out) {
     for (int i = 0; i < count; i++) {
         if (rows[i] < 0 || rows[i] >= m->outputs) return -1;
         unpack_row(m, rows[i], out + (int64_t)i * m->inputs);
     }
     return 0;
-}
-
-/* The embedding of each token, times operation.scale. */
-void run_embed(member *self, program *p, const operation *o) {
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *out = row_of(p, RESIDUAL, row);
-        unpack_row(&o->part[0], p->batch->tokens[row], out);
-        for (int j = 0; j < p->shape.hidden; j++) out[j] *= o->scale;
-    }
-}
-
-/* paired ← norm of the token's embedding │ norm of the residual, which goes on as its norm where that is the output */
-void run_pair(member *self, program *p, const operation *o) {
-    const int hidden = p->shape.hidden;
-    float *embedding = p->scratch[self->index].row;
-    work_begin(self, p->batch->rows);
-    for (int row; (row = work_next(self)) >= 0;) {
-        float *out = row_of(p, PAIRED, row), *x = row_of(p, RESIDUAL, row);
-        unpack_row(&o->part[0], p->batch->tokens[row], embedding);
-        rms_norm(out, embedding, o->norm, hidden, o->epsilon);
-        rms_norm(out + hidden, x, o->key_norm, hidden, o->epsilon);
-        if (o->output == RESIDUAL) memcpy(x, out + hidden, sizeof(float) * (size_t)hidden);
-    }
 }

@@ -1,3 +1,4 @@
+/* The threads of a pool and their counters: see pool.h for what it promises. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -9,42 +10,46 @@
 
 #include "simd.h"
 
-#define CACHE_LINE 64
-#define COUNTER_SETS 4 /* works take turns with them */
-#define TAKEN_PART 4   /* of what is left in a share, taken at once */
-#define MOST_TAKEN 16
-#define MOST_WORKS (1u << 20) /* of a run */
+#define COUNTER_SETS 4            /* works use them in turn */
+#define TAKEN_DIVISOR 4           /* a member takes 1 / this of the units left in a share at once */
+#define UNITS_TAKEN_MAX 16        /* most units that a member takes at once */
+#define WORKS_PER_RUN_MAX (1u << 20)
 #define SPINS_BEFORE_YIELD 2048
 #define YIELDS_BEFORE_NAP 64
 #define NAP_NANOSECONDS 20000
-#define SPIN_NANOSECONDS 150000
+#define SPIN_NANOSECONDS 150000   /* time that a helper spins after a run before it sleeps */
 
-/* The number of a work above, how many of its units below: a set is never cleared, a newer number makes it new. */
+/* The number of a work in the upper half, a count of its units in the lower. A counter is never cleared: a newer number
+   makes it new. */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t value;
 } counter;
 
 struct pool {
-    _Alignas(CACHE_LINE) atomic_uint generation; /* runs begun */
+    _Alignas(CACHE_LINE) atomic_uint generation; /* runs so far */
     _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
-    atomic_int open;                             /* whether they still may enter */
+    atomic_int open;                             /* whether helpers may still enter the run */
     _Alignas(CACHE_LINE) int threads;
-    unsigned works;              /* begun in all runs before */
-    unsigned started, finished;  /* of the runs that helpers begin: the last, and the last that came to its end */
-    atomic_int sleepers, stopping;
-    pid_t owner; /* a forked child has the memory but not the threads */
-    team_function *function;
+    unsigned works;    /* of all runs before this one */
+    unsigned started;  /* number of the last run of pool_start */
+    unsigned finished; /* number of the last run of pool_start that came to its end */
+    atomic_int sleepers;
+    atomic_int stopping;
+    pid_t owner; /* process that has the threads: a forked child has only the memory */
+    pool_function *function;
     void *argument;
-    counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, units finished */
+    counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, then units finished */
     pthread_t *helpers;
-    pthread_mutex_t lock, running;
+    pthread_mutex_t lock;    /* of the sleeping helpers */
+    pthread_mutex_t running; /* held by the thread that runs something */
     pthread_cond_t wake;
 };
 
+/* Arguments of a new helper. */
 typedef struct {
     pool *pool;
     int index;
-} birth;
+} helper_start;
 
 static int64_t nanoseconds(void) {
     struct timespec t;
@@ -59,14 +64,14 @@ static void wait_a_little(int *spins) {
     const int n = (*spins)++;
     if (n < SPINS_BEFORE_YIELD) pause_cpu();
     else if (n < SPINS_BEFORE_YIELD + YIELDS_BEFORE_NAP) sched_yield();
-    else nanosleep(&nap, NULL); /* whoever is waited for was put aside: leave it this core */
+    else nanosleep(&nap, NULL); /* the thread that has the unit is suspended: leave it this core */
 }
 
 static counter *counter_of(const member *self, int share) {
     return &self->pool->counters[self->work % COUNTER_SETS * (unsigned)(self->count + 1) + (unsigned)share];
 }
 
-/* The counter as it stands for this work; -1: a later work uses it, this one is long over. */
+/* The count of this work; -1: a later work uses the counter, and this one is long over. */
 static int64_t count_in(const member *self, uint64_t value) {
     const int32_t later = (int32_t)((uint32_t)(value >> 32) - self->work);
     return later > 0 ? -1 : later < 0 ? 0 : (int64_t)(uint32_t)value;
@@ -82,8 +87,8 @@ void work_begin(member *self, int units) {
     self->done = 0;
 }
 
-/* Take some units of one share, fewer as it comes to its end. An atomic operation makes the CPU wait for all memory
-   it has asked for, so there should be few of them among the loads of a matrix. False: none is left. */
+/* Take some units of one share, fewer as it comes to its end. False: none is left. An atomic operation makes the CPU
+   wait for all loads in flight, so there should be few of them among the loads of a matrix. */
 static int take(member *self, int share) {
     const int first = (int)((int64_t)self->units * share / self->count);
     const int last = (int)((int64_t)self->units * (share + 1) / self->count);
@@ -92,8 +97,8 @@ static int take(member *self, int share) {
     for (;;) {
         const int64_t taken = count_in(self, value);
         if (taken < 0 || first + taken >= last) return 0;
-        int64_t some = (last - first - taken) / TAKEN_PART;
-        some = some < 1 ? 1 : some > MOST_TAKEN ? MOST_TAKEN : some;
+        int64_t some = (last - first - taken) / TAKEN_DIVISOR;
+        some = some < 1 ? 1 : some > UNITS_TAKEN_MAX ? UNITS_TAKEN_MAX : some;
         if (!atomic_compare_exchange_weak_explicit(&c->value, &value, counted(self, taken + some), memory_order_relaxed,
                                                    memory_order_relaxed))
             continue;
@@ -135,14 +140,14 @@ static unsigned take_part(pool *p, int index) {
     return self.work;
 }
 
-/* Nobody enters a run that is closed, and a run is not over before all who entered have left. */
+/* Take part in a run that is open. A run is not over before all helpers that entered have left. */
 static void join_run(pool *p, int index) {
     atomic_fetch_add(&p->inside, 1);
     if (atomic_load(&p->open)) take_part(p, index);
     atomic_fetch_sub(&p->inside, 1);
 }
 
-/* Spin, then sleep, until there is a run after `seen`; the number of the latest. */
+/* Spin, then sleep, until there is a run after `seen`, and return the number of the latest. */
 static unsigned await_run(pool *p, unsigned seen) {
     const int64_t patience = nanoseconds() + SPIN_NANOSECONDS;
     for (int spins = 1; atomic_load(&p->generation) == seen && (spins & 255 || nanoseconds() < patience); spins++)
@@ -158,7 +163,7 @@ static unsigned await_run(pool *p, unsigned seen) {
 }
 
 static void *helper(void *argument) {
-    const birth b = *(birth *)argument;
+    const helper_start b = *(helper_start *)argument;
     free(argument);
     for (unsigned seen = await_run(b.pool, 0); !atomic_load(&b.pool->stopping); seen = await_run(b.pool, seen))
         join_run(b.pool, b.index);
@@ -174,7 +179,7 @@ static void begin_generation(pool *p) {
     }
 }
 
-static void open_run(pool *p, team_function *function, void *argument) {
+static void open_run(pool *p, pool_function *function, void *argument) {
     p->function = function;
     p->argument = argument;
     if (p->threads > 1) {
@@ -183,36 +188,36 @@ static void open_run(pool *p, team_function *function, void *argument) {
     }
 }
 
-/* Take part, and wait for the others. */
+/* Take part in the run, and wait for the helpers. */
 static void close_run(pool *p) {
     const unsigned works = take_part(p, 0);
     atomic_store(&p->open, 0);
     for (int spins = 0; p->threads > 1 && atomic_load(&p->inside);) wait_a_little(&spins);
-    p->works = works; /* now that nobody reads it */
+    p->works = works; /* no helper reads it any more */
 }
 
-/* The caller becomes the only one who runs; what helpers have begun before comes to its end. */
+/* Make the caller the only one who runs, and finish a run that helpers were started on. */
 static void enter(pool *p) {
     pthread_mutex_lock(&p->running);
     if (p->owner != getpid()) {
         p->owner = getpid();
         p->threads = 1;
         p->started = p->finished;
-        p->works += MOST_WORKS; /* what lost helpers have counted is of none of the works to come */
+        p->works += WORKS_PER_RUN_MAX; /* no later work has a number that lost helpers have counted under */
     }
     if (p->started == p->finished) return;
     close_run(p);
     p->finished = p->started;
 }
 
-void pool_run(pool *p, team_function *function, void *argument) {
+void pool_run(pool *p, pool_function *function, void *argument) {
     enter(p);
     open_run(p, function, argument);
     close_run(p);
     pthread_mutex_unlock(&p->running);
 }
 
-unsigned pool_start(pool *p, team_function *function, void *argument) {
+unsigned pool_start(pool *p, pool_function *function, void *argument) {
     unsigned number = 0;
     enter(p);
     if (p->threads > 1) {
@@ -231,15 +236,26 @@ int pool_finish(pool *p, unsigned number) {
 }
 
 static int start_helper(pool *p, int index) {
-    birth *b = malloc(sizeof *b);
+    helper_start *b = malloc(sizeof *b);
     if (!b) return -1;
-    *b = (birth){p, index};
+    *b = (helper_start){p, index};
     if (pthread_create(&p->helpers[index], NULL, helper, b) == 0) return 0;
     free(b);
     return -1;
 }
 
-pool *paceline_pool_new(int threads) {
+static void free_pool(pool *p) {
+    if (p->owner == getpid() && p->threads > 1) {
+        atomic_store(&p->stopping, 1);
+        begin_generation(p);
+        for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i], NULL);
+    }
+    free(p->helpers);
+    free(p->counters);
+    free(p);
+}
+
+EXPORT pool *paceline_pool_new(int threads) {
     pool *p = aligned_alloc(CACHE_LINE, (sizeof *p + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     if (!p) return NULL;
     memset(p, 0, sizeof *p);
@@ -252,20 +268,9 @@ pool *paceline_pool_new(int threads) {
     pthread_mutex_init(&p->running, NULL);
     pthread_cond_init(&p->wake, NULL);
     p->threads = 1;
-    /* A helper that cannot be started makes the team smaller; nobody has begun to run yet. */
+    /* A helper that cannot be started makes the pool smaller: nothing runs yet. */
     while (p->counters && p->helpers && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
     if (p->counters && p->helpers) return p;
-    paceline_pool_free(p);
+    free_pool(p);
     return NULL;
-}
-
-void paceline_pool_free(pool *p) {
-    if (p->owner == getpid() && p->threads > 1) {
-        atomic_store(&p->stopping, 1);
-        begin_generation(p);
-        for (int i = 1; i < p->threads; i++) pthread_join(p->helpers[i], NULL);
-    }
-    free(p->helpers);
-    free(p->counters);
-    free(p);
 }

@@ -1,48 +1,61 @@
-/* A team of threads that runs one function together, sharing out the work inside it.
+/* A pool of threads that run one function together and share the work inside it.
 
-   The caller is member 0. Helpers spin for a moment after a run, because the next forward usually follows at once,
-   then sleep. Machines are noisy: which member does which unit of work is decided while running, so no result may
-   depend on it, and nobody waits for a member, only for the units it has taken. A helper that the system put aside
-   catches up when it is back: the works it finds over cost it nothing. */
+   The calling thread is member 0, the others are helpers. After a run helpers spin for a moment, because the next pass
+   usually follows at once, then they sleep. Machines are noisy, so a thread is never waited for: only the units of work
+   that it has taken are. Which member computes which unit is decided while running, and no result may depend on it. A
+   helper that the system has suspended catches up when it is back: works that are over cost it nothing. */
 #ifndef PACELINE_POOL_H
 #define PACELINE_POOL_H
 
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "abi.h"
 
-typedef struct pool pool;
+/* One thread in a run, and its place in the current work. */
 typedef struct {
     pool *pool;
-    int index, count; /* this member, members */
-    unsigned work;    /* number of the current work, the same for all members */
-    int units;        /* of the current work */
-    int victim;       /* whose share is being taken from */
-    int next, last;   /* units taken and not yet begun */
-    int done;         /* units this member has finished */
+    int index;     /* of this member */
+    int count;     /* members */
+    unsigned work; /* number of the current work, the same for all members */
+    int units;     /* of the current work */
+    int victim;    /* member whose share units are taken from */
+    int next;      /* first unit that is taken and not begun */
+    int last;      /* end of the units that are taken */
+    int done;      /* units that this member has finished */
 } member;
 
-typedef void team_function(member *self, void *argument);
+typedef void pool_function(member *self, void *argument);
 
-EXPORT pool *paceline_pool_new(int threads);
-EXPORT void paceline_pool_free(pool *);
-void pool_run(pool *, team_function *, void *argument);
-/* Let the helpers begin, and go on with something else; there is a number for it, 0: there are no helpers. What it reads
-   and writes must stay. It is over once it was finished, by the caller's help, or anything else was run. */
-unsigned pool_start(pool *, team_function *, void *argument);
-/* False: it was never run to its end, for a fork has taken the helpers. */
+/* ---- runs ---- */
+
+/* Run a function in every thread, and wait for its end. */
+void pool_run(pool *, pool_function *, void *argument);
+
+/* Let the helpers start on a run while the caller goes on, and return its number; 0: there are no helpers. The memory
+   that it reads and writes must stay. The run ends when the caller finishes it, or when the pool runs anything else. */
+unsigned pool_start(pool *, pool_function *, void *argument);
+
+/* Help with a started run until its end. False: it never ended, because a fork took the helpers away. */
 int pool_finish(pool *, unsigned number);
+
 int pool_threads(const pool *);
 
-/* A work: every member calls work_begin, work_next until it gives -1, work_end, with the same number of units.
-   Units 0 … units-1 are shared out: each member begins with its own contiguous share and then takes from others. */
+/* ---- works ----
+
+   A work is one parallel loop over units 0 … units-1. Every member calls work_begin with the same number of units, then
+   work_next until it returns -1, then work_end. Each member begins with its own contiguous share and then steals from
+   others. */
+
 void work_begin(member *, int units);
-/* The next unit, or -1. */
+
+/* Take the next unit, or return -1. */
 int work_next(member *);
-/* Wait until all units are finished; what was written in them is visible after. */
+
+/* Wait until all units are finished; whatever they wrote is visible afterwards. */
 void work_end(member *);
-/* True when there is nothing left to take: what would only prepare for it can be left out. */
+
+/* Whether all units are finished: preparing for them is useless then. */
 int work_over(const member *);
 
 #endif

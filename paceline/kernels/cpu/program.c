@@ -1,61 +1,59 @@
-/* A forward pass: the list of operations, run by all threads together, each when the one before is finished. */
+/* Programs and their passes: a list of operations, each run by all threads together once the one before is done. */
 #include "program.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define ALIGNMENT 64
+#include "draw.h"
 
-static void *memory(int64_t bytes) {
-    void *p = aligned_alloc(ALIGNMENT, (size_t)(bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+static void *zeroed(int64_t bytes) {
+    void *p = aligned_alloc(CACHE_LINE, (size_t)(bytes + 2 * CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     if (p) memset(p, 0, (size_t)bytes);
     return p;
 }
 
-/* ---- making and growing ---- */
+/* ---- memory ---- */
 
 static int make_quantised(quantised *x, int64_t rows, int64_t inputs) {
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK, scales = blocks * (inputs / GROUP) * 4;
-    x->q = memory(blocks * inputs);
-    x->scale = memory(scales);
-    x->shift = memory(scales);
-    x->offset = memory(scales);
+    x->q = zeroed(blocks * inputs);
+    x->scale = zeroed(scales);
+    x->shift = zeroed(scales);
+    x->offset = zeroed(scales);
     return x->q && x->scale && x->shift && x->offset;
 }
 
-static void drop_quantised(quantised *x) {
+static void free_quantised(quantised *x) {
     free(x->q), free(x->scale), free(x->shift), free(x->offset);
 }
 
 static int make_scratch(scratch *s, const shape *shape, int inputs, int slice) {
     const int64_t dim = shape->head_dim;
-    s->slice = memory(4 * (int64_t)slice);
-    s->row = memory(4 * (int64_t)inputs);
-    s->queries = memory((int64_t)sizeof(narrow) * QUERY_BLOCK * dim);
-    s->scores = memory(4 * QUERY_BLOCK * CHUNK);
-    s->weights = memory((int64_t)sizeof(narrow) * QUERY_BLOCK * CHUNK);
-    s->gathered = memory(2 * CHUNK * dim);
-    s->sums = memory(4 * QUERY_BLOCK * (dim + 2));
-    s->state = memory(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights && s->gathered &&
-           s->sums && s->state && s->slice;
+    s->slice = zeroed(4 * (int64_t)slice);
+    s->row = zeroed(4 * (int64_t)inputs);
+    s->queries = zeroed((int64_t)sizeof(narrow) * QUERY_BLOCK * dim);
+    s->scores = zeroed(4 * QUERY_BLOCK * CHUNK);
+    s->weights = zeroed((int64_t)sizeof(narrow) * QUERY_BLOCK * CHUNK);
+    s->gathered = zeroed(2 * CHUNK * dim);
+    s->sums = zeroed(4 * QUERY_BLOCK * (dim + 2));
+    s->state = zeroed(4 * QUERY_BLOCK * (dim + 2));
+    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights &&
+           s->gathered && s->sums && s->state && s->slice;
 }
 
-static void drop_scratch(scratch *s) {
-    drop_quantised(&s->inputs);
+static void free_scratch(scratch *s) {
+    free_quantised(&s->inputs);
     free(s->row), free(s->queries), free(s->scores), free(s->sums), free(s->state), free(s->tail_scores);
     free(s->weights), free(s->gathered), free(s->best), free(s->slice);
 }
 
 EXPORT void paceline_program_free(program *p) {
-    if (p->follower) end_following(p->follower), p->follower->leader = NULL;
-    if (p->leader) p->leader->follower = NULL;
-    end_following(p);
-    free(p->begun.memory);
-    for (int i = 0; p->scratch && i < p->shape.threads; i++) drop_scratch(&p->scratch[i]);
-    for (int i = 0; i < BUFFERS; i++) free(p->buffer[i]);
-    drop_quantised(&p->shared);
-    free(p->scratch), free(p->operations), free(p->shortlists), free(p->blocks), free(p->partials), free(p->finished), free(p->tails.memory);
+    free_prefetch(p);
+    for (int i = 0; p->scratch && i < p->shape.threads; i++) free_scratch(&p->scratch[i]);
+    for (int i = 0; i < OWN_BUFFERS; i++) free(p->buffer[i]);
+    free_quantised(&p->shared);
+    free(p->plan.blocks), free(p->plan.partials), free(p->plan.finished), free(p->plan.tails.memory);
+    free(p->scratch), free(p->operations), free(p->screen.lists);
     free(p);
 }
 
@@ -65,14 +63,14 @@ static int has_pairs(const operation *operations, int count) {
     return 0;
 }
 
-/* Outputs of a slice; 0: there are no shortlists. */
-static int slice_of(const operation *operations, int count) {
+/* Room for the outputs of one slice; 0: the program makes no shortlists. */
+static int slice_outputs(const operation *operations, int count) {
     for (int i = 0; i < count; i++)
         if (operations[i].kind == REFINE) return operations[i].part[0].outputs / SLICES + LANES;
     return 0;
 }
 
-static int width_of_sketch(const operation *operations, int count) {
+static int sketch_width(const operation *operations, int count) {
     for (int i = 0; i < count; i++)
         if (operations[i].kind == LINEAR && operations[i].output == SKETCHED) return operations[i].part[0].outputs;
     return 0;
@@ -85,22 +83,30 @@ static int widest_input(const operation *operations, int count) {
     return most;
 }
 
-/* NULL: out of memory. The matrices, tables and KV memory the operations point to must outlive the program. */
-EXPORT program *paceline_program_new(pool *team, const shape *s, const operation *operations, int count) {
+static void set_strides(program *p, const operation *operations) {
+    const shape *s = &p->shape;
+    p->stride[RESIDUAL] = s->hidden;
+    p->stride[PROJECTED] = (s->heads + 2 * s->kv_heads) * s->head_dim;
+    p->stride[ATTENDED] = s->heads * s->head_dim;
+    p->stride[GATED] = s->intermediate;
+    p->stride[BRANCH] = s->hidden;
+    p->stride[PAIRED] = has_pairs(operations, p->count) ? 2 * s->hidden : 0;
+    p->stride[SKETCHED] = sketch_width(operations, p->count);
+    p->stride[FEATURES] = s->features;
+}
+
+EXPORT program *paceline_program_new(pool *pool, const shape *s, const operation *operations, int count) {
     program *p = calloc(1, sizeof *p);
     if (!p) return NULL;
-    p->pool = team;
+    p->pool = pool;
     p->shape = *s;
-    p->shape.threads = pool_threads(team);
+    p->shape.threads = pool_threads(pool);
     p->count = count;
     p->inputs_max = widest_input(operations, count);
-    const int slice = slice_of(operations, count);
-    p->refines = slice > 0;
-    const int32_t strides[BUFFERS + 1] = {
-        s->hidden, (s->heads + 2 * s->kv_heads) * s->head_dim, s->heads * s->head_dim, s->intermediate, s->hidden,
-        has_pairs(operations, count) ? 2 * s->hidden : 0, width_of_sketch(operations, count), s->features};
-    memcpy(p->stride, strides, sizeof strides);
-    p->operations = memory((int64_t)sizeof *operations * count);
+    const int slice = slice_outputs(operations, count);
+    p->screen.available = slice > 0;
+    set_strides(p, operations);
+    p->operations = zeroed((int64_t)sizeof *operations * count);
     p->scratch = calloc((size_t)p->shape.threads, sizeof *p->scratch);
     int fine = p->operations && p->scratch;
     for (int i = 0; fine && i < p->shape.threads; i++) fine = make_scratch(&p->scratch[i], s, p->inputs_max, slice);
@@ -114,16 +120,16 @@ EXPORT program *paceline_program_new(pool *team, const shape *s, const operation
 
 int reserve_rows(program *p, int rows) {
     if (rows <= p->row_capacity) return 1;
-    end_following(p);
+    drop_prefetched(p); /* it works on the memory that goes */
     p->row_capacity = 0;
-    drop_quantised(&p->shared);
-    free(p->blocks), free(p->finished);
-    p->blocks = memory((int64_t)sizeof *p->blocks * rows);
-    p->finished = memory((int64_t)sizeof *p->finished * rows * p->shape.kv_heads);
-    int fine = make_quantised(&p->shared, rows, p->inputs_max) && p->blocks && p->finished;
-    for (int i = 0; i < BUFFERS; i++) {
+    free_quantised(&p->shared);
+    free(p->plan.blocks), free(p->plan.finished);
+    p->plan.blocks = zeroed((int64_t)sizeof *p->plan.blocks * rows);
+    p->plan.finished = zeroed((int64_t)sizeof *p->plan.finished * rows * p->shape.kv_heads);
+    int fine = make_quantised(&p->shared, rows, p->inputs_max) && p->plan.blocks && p->plan.finished;
+    for (int i = 0; i < OWN_BUFFERS; i++) {
         free(p->buffer[i]);
-        p->buffer[i] = memory(4 * (int64_t)rows * p->stride[i]);
+        p->buffer[i] = zeroed(4 * (int64_t)rows * p->stride[i]);
         fine = fine && p->buffer[i];
     }
     if (fine) p->row_capacity = rows;
@@ -135,16 +141,16 @@ static int reserve_outs(program *p, int outs) {
     p->out_capacity = 0;
     for (int i = 0; i < p->shape.threads; i++) {
         free(p->scratch[i].best);
-        if (!(p->scratch[i].best = memory((int64_t)sizeof(best) * outs))) return 0;
+        if (!(p->scratch[i].best = zeroed((int64_t)sizeof(best) * outs))) return 0;
     }
-    free(p->shortlists);
-    p->shortlists = p->refines ? memory((int64_t)sizeof(shortlist) * outs * SLICES) : NULL;
-    if (p->refines && !p->shortlists) return 0;
+    free(p->screen.lists);
+    p->screen.lists = p->screen.available ? zeroed((int64_t)sizeof(shortlist) * outs * SLICES) : NULL;
+    if (p->screen.available && !p->screen.lists) return 0;
     p->out_capacity = outs;
     return 1;
 }
 
-/* ---- checking ---- */
+/* ---- checks ---- */
 
 static int outside(const int32_t *values, int count, int limit) {
     for (int i = 0; i < count; i++)
@@ -152,10 +158,10 @@ static int outside(const int32_t *values, int count, int limit) {
     return 0;
 }
 
-/* Every row of a sequence finds its keys: pages for what lies below its base, slots of its ancestors for the rest. */
+/* Every row of a sequence must find its keys: pages for positions below its base, slots of its ancestors above. */
 static int check_sequence(const program *p, const batch *b, int s) {
     const int first = b->row_starts[s], last = b->row_starts[s + 1];
-    int known = 0; /* positions found through the page table */
+    int known = 0; /* positions that are found through the page table */
     if (first < 0 || last < first || last > b->rows) return BAD_ROWS;
     for (int r = first; r < last; r++) {
         const int tail = b->tails ? b->positions[r] - b->bases[s] + 1 : 0;
@@ -196,14 +202,14 @@ static void run_operation(member *self, program *p, const operation *o) {
     }
 }
 
-/* Have fetched what an operation begins with: memory would rest while members wait for each other. */
+/* Prefetch what the next operation begins with: memory is idle while threads wait for each other. */
 static void fetch_for(const member *self, const program *p, const operation *next) {
     if (next->kind == ROTATE) fetch_slots(self, p, next);
 }
 
-/* How many operations a pass needs: where no row has logits nothing after the last layer's keys and values, unless hidden
-   states are kept there. */
-static int needed(const program *p) {
+/* Operations that a pass needs. Without logits a pass ends after the last layer's keys and values, unless hidden states
+   are kept after them. */
+static int needed_operations(const program *p) {
     int n = p->count;
     if (p->batch->outs) return n;
     for (; n > 0 && p->operations[n - 1].kind != ROTATE; n--)
@@ -211,28 +217,30 @@ static int needed(const program *p) {
     return n;
 }
 
-/* What is for features where there are none, for shortlists where none are wanted, or for logits where those are. */
-static int is_idle(const program *p, const operation *o) {
+/* Whether this pass skips an operation: those for features without features, those for shortlists without shortlists,
+   and the logits where shortlists replace them. */
+static int is_skipped(const program *p, const operation *o) {
     if (o->input == FEATURES || o->kind == KEEP) return !p->batch->features;
-    if (o->input == SKETCHED || o->output == SKETCHED) return !p->screening;
-    return o->kind == LINEAR && o->epilogue == LOGITS && p->screening;
+    if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
+    return o->kind == LINEAR && o->epilogue == LOGITS && p->screen.noise;
 }
 
 void forward(member *self, void *argument) {
     program *p = argument;
-    const int count = needed(p);
+    const int count = needed_operations(p);
     for (int i = 0; i < count; i++) {
-        if (is_idle(p, &p->operations[i])) continue;
+        if (is_skipped(p, &p->operations[i])) continue;
         run_operation(self, p, &p->operations[i]);
         if (i + 1 < count) fetch_for(self, p, &p->operations[i + 1]);
         work_end(self);
     }
 }
 
-/* For all members: one that comes too late for the run must not leave the best of an earlier one. */
+/* Clear the best of every thread: one that comes too late for this pass must not leave what it found in an earlier
+   one. */
 static void clear_best(program *p) {
     for (int t = 0; t < p->shape.threads; t++)
-        for (int i = 0; i < p->batch->outs; i++) p->scratch[t].best[i] = (best){-INFINITY, INT32_MAX};
+        for (int i = 0; i < p->batch->outs; i++) p->scratch[t].best[i] = (best){-INFINITY, NOTHING};
 }
 
 static void gather_argmax(const program *p, int threads) {
@@ -242,19 +250,21 @@ static void gather_argmax(const program *p, int threads) {
             const best other = p->scratch[t].best[i];
             if (other.value > top.value || (other.value == top.value && other.index < top.index)) top = other;
         }
-        p->batch->argmax[i] = top.index == INT32_MAX ? 0 : top.index; /* nothing but NaN: 0 */
+        p->batch->argmax[i] = top.index == NOTHING ? 0 : top.index; /* all NaN: 0 */
     }
 }
 
-/* Several rows may go on from one, and rows from later ones or earlier ones: by way of a buffer that is not in use yet. */
+/* Copy the rows of the last pass that this one continues from. Several rows may continue from one, in any order, so
+   they go through a buffer that is not in use yet. */
 static void carry_rows(program *p) {
     const size_t bytes = sizeof(float) * (size_t)p->shape.hidden;
-    if (!p->batch->carry) return;
-    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, BRANCH, r), row_of(p, RESIDUAL, p->batch->carry[r]), bytes);
-    for (int r = 0; r < p->batch->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
+    const batch *b = p->batch;
+    if (!b->carry) return;
+    for (int r = 0; r < b->rows; r++) memcpy(row_of(p, BRANCH, r), row_of(p, RESIDUAL, b->carry[r]), bytes);
+    for (int r = 0; r < b->rows; r++) memcpy(row_of(p, RESIDUAL, r), row_of(p, BRANCH, r), bytes);
 }
 
-int begin_pass(program *p, const batch *b) {
+int prepare_pass(program *p, const batch *b) {
     const int status = check(p, b);
     if (status != FINE) return status;
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
@@ -267,16 +277,24 @@ int begin_pass(program *p, const batch *b) {
     return FINE;
 }
 
-void end_pass(const program *p) { gather_argmax(p, pool_threads(p->pool)); }
+void finish_pass(const program *p) { gather_argmax(p, pool_threads(p->pool)); }
 
 int run_pass(program *p, const batch *b) {
-    end_following(p);
+    drop_prefetched(p);
     if (b->rows == 0) return check(p, b);
-    const int status = begin_pass(p, b);
+    const int status = prepare_pass(p, b);
     if (status != FINE) return status;
     pool_run(p->pool, forward, p);
-    end_pass(p);
+    finish_pass(p);
     return FINE;
 }
 
 EXPORT int paceline_program_run(program *p, const batch *b) { return run_pass(p, b); }
+
+EXPORT int paceline_program_draw(program *p, const batch *b, const draws *d) {
+    int status = run_pass(p, b);
+    if (status != FINE || !b->outs) return status;
+    status = draw_tokens(p, b, d);
+    if (status == FINE) start_prefetch(p, b, d);
+    return status;
+}

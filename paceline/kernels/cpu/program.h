@@ -1,197 +1,106 @@
-/* What Python hands over and what one forward pass works on. Mirrored by ctypes structures in layout.py. */
+/* A forward pass from the inside: the program, its buffers, and the memory of each thread.
+
+   What Python hands over is in abi.h. The plan of attention, shortlists and prefetched passes have one field of the
+   program each, declared in the header that is named for them. */
 #ifndef PACELINE_PROGRAM_H
 #define PACELINE_PROGRAM_H
 
+#include "abi.h"
+#include "attend_plan.h"
+#include "pick.h"
 #include "pool.h"
+#include "prefetch.h"
+#include "screen.h"
 #include "simd.h"
 
-#define PAGE 16    /* KV slots a page */
-#define GROUP 32   /* inputs that share a scale */
-#define BLOCK 8    /* rows whose quantised inputs lie interleaved */
-#define STRIPE 32  /* rows a tile serves while it is in the nearest cache */
-#define CHUNK 128  /* keys whose softmax is computed at once; chunks begin at multiples of it */
+#define BLOCK 8                     /* rows whose quantised inputs are interleaved */
+#define STRIPE 32                   /* rows that a tile serves while it is in the first-level cache */
+#define CHUNK 128                   /* keys of one softmax; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
-#define QUERY_BLOCK 32 /* queries (rows × heads of a group) that share one walk over the keys */
-#define MAX_PARTS 3
-#define SLICES 16    /* of a head's outputs, each with a list of the best */
-#define SHORTLIST 40 /* outputs on one list */
+#define OWN_BUFFERS FEATURES        /* buffers before FEATURES, which is the caller's */
 
-enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS }; /* also in layout.py */
+_Static_assert(TILE == LANES, "the outputs of a tile are one vector");
 
-enum { CHANNEL8, GROUP8, GROUP4, HALF };                         /* matrix.format */
-enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };  /* operation.kind */
-enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };   /* operation.epilogue */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, BUFFERS, FEATURES = BUFFERS }; /* .input, .output */
+/* Rows quantised to int8, with a scale for each group of 32 inputs.
 
-/* A packed matrix: tiles of 16 outputs, see pack.c; or, for REFINE, rows of signed bytes, with their scales for a bias. */
-typedef struct {
-    const uint8_t *data;
-    const float *bias; /* [outputs] or NULL */
-    int64_t stride;    /* bytes from tile to tile; more than a tile where two matrices lie interleaved */
-    int32_t format, outputs, inputs, column; /* column: where its outputs begin in the output buffer */
-} matrix;
-
-typedef struct {
-    int32_t kind, epilogue, input, output, layer, window, parts, column; /* column: of the features, for KEEP; for REFINE:
-                      outputs that a slice should have on its list, at least */
-    float epsilon, scale;
-    const float *norm, *key_norm;  /* weights ready to multiply, or NULL */
-    const float *cosine, *sine;    /* [positions, head_dim / 2] */
-    matrix part[MAX_PARTS];
-} operation;
-
-typedef struct {
-    int32_t hidden, intermediate, heads, kv_heads, head_dim, vocab, layers, pages, positions, threads, features;
-    uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
-} shape;
-
-/* paceline.kernels.base.Batch, and where the results go. features [rows][shape.features]: what KEEP writes, or what a
-   head reads; a head without them goes on from its own last pass: row r from what was there row carry[r]. */
-typedef struct {
-    const int32_t *tokens, *positions, *slots, *row_starts, *bases, *page_table, *logit_rows, *tails, *carry;
-    float *logits, *features;
-    int32_t *argmax;
-    int32_t rows, sequences, table_width, outs, depth;
-} batch;
-
-/* Rows quantised to int8 with a scale for each group of 32. BLOCK rows (the last block: what is left) lie interleaved
-   so that one pointer walks all of them: q [k / 4][rows of the block][4], and scale, shift (= scale * sum) and offset
-   (= -128 * sum) [groups][rows of the block]. */
+   BLOCK rows are interleaved, so that one pointer walks all of them; the last block has the rows that are left.
+   With `rows` rows in a block: q [inputs / 4][rows][4]; scale, shift and offset [groups][rows]. */
 typedef struct {
     int8_t *q;
-    float *scale, *shift;
-    int32_t *offset;
-    int32_t rows;
+    float *scale;
+    float *shift;    /* scale * sum of q */
+    int32_t *offset; /* -128 * sum of q */
+    int32_t rows;    /* of all blocks */
 } quantised;
 
+/* Memory of one thread. */
 typedef struct {
-    float value;
-    int32_t index;
-} best;
-
-typedef struct { /* what a pass of a head is for, where only its best outputs are wanted: by row with logits */
-    const float *inverse_temperature; /* 0: the best without noise */
-    const uint32_t *keys;             /* [outs][2] of the noise */
-    const int32_t *ids;               /* [outputs] the tokens that the noise speaks of */
-} screening;
-
-typedef struct { /* of a slice of a row's outputs, those that may be among the best */
-    int32_t count;
-    int32_t places[SHORTLIST];
-    float logits[SHORTLIST];
-} shortlist;
-
-typedef struct { /* rows of one sequence that walk over the keys together */
-    int32_t sequence, first, rows;
-} query_block;
-
-typedef struct { /* where trees find their nodes */
-    int32_t *pages;  /* those of all tails of a sequence, each once, sequence after sequence */
-    int32_t *starts; /* [sequences + 1] */
-    int32_t *places; /* [rows][depth] which slot of the sequence's pages a tail names */
-    int32_t widest;  /* most pages of a sequence */
-    int32_t *memory; /* all of the above */
-    int64_t capacity;
-} tail_plan;
-
-typedef struct { /* a member's own memory */
-    quantised inputs;
-    float *row;                                  /* one normalised row */
-    narrow *queries;                             /* [QUERY_BLOCK][head_dim] */
-    float *scores;                               /* [QUERY_BLOCK][CHUNK] */
-    narrow *weights;                             /* [QUERY_BLOCK][CHUNK] what their softmax gives */
-    uint16_t *gathered;                          /* [CHUNK / 2][head_dim][2] values of one row's own ancestors */
-    float *sums, *state;                         /* [QUERY_BLOCK][head_dim + 2] of one chunk, and over chunks */
-    float *tail_scores;                          /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
-    int32_t tail_pages;                          /* for how many pages there is room */
-    best *best;                                  /* [outs] */
-    float *slice;                                /* rough outputs of one, where there are shortlists */
+    quantised inputs;     /* of one block */
+    float *row;           /* one normalised row */
+    narrow *queries;      /* [QUERY_BLOCK][head_dim] */
+    float *scores;        /* [QUERY_BLOCK][CHUNK] */
+    narrow *weights;      /* [QUERY_BLOCK][CHUNK] softmax of the scores, not yet divided by its sum */
+    uint16_t *gathered;   /* [CHUNK / 2][head_dim][2] values of one row's ancestors in a tree */
+    float *sums;          /* [QUERY_BLOCK][head_dim + 2] of one chunk */
+    float *state;         /* [QUERY_BLOCK][head_dim + 2] of all chunks so far */
+    float *tail_scores;   /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
+    int32_t tail_pages;   /* pages that tail_scores has room for */
+    best *best;           /* [outs] highest logit that this thread has seen */
+    float *slice;         /* rough scores of one slice, where the program makes shortlists */
 } scratch;
 
-typedef struct { /* of a draw after a pass; mirrored in layout.py */
-    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: for all */
-    const uint64_t *seeds;            /* [sequences] */
-    const int32_t *roots;             /* [sequences] the rows that drafts begin after; NULL: there are none */
-    int32_t *tokens;                  /* out [outs] */
-} draws;
-
-typedef struct { /* a head's pass that nobody has asked for yet: see follow.c */
-    unsigned number;    /* of the run, 0: there is none */
-    batch rows;
-    screening noise;
-    int32_t *tokens, *positions, *slots, *starts, *bases, *table, *logit_rows; /* of `rows`, to be written */
-    float *warmths;     /* [sequences], as in `noise` */
-    uint32_t *keys;     /* [sequences][2] */
-    const int32_t *ids; /* [vocab] of the head's outputs */
-    int32_t vocab;
-    int32_t misses, left_out; /* passes in a row that were not asked for; those not begun since */
-    int64_t hits;             /* passes that were there when they were asked for */
-    char *memory; /* all of the above */
-    size_t capacity;
-} beginning;
-
-typedef struct program program;
 struct program {
     pool *pool;
     shape shape;
     operation *operations;
-    int32_t count, row_capacity, out_capacity, inputs_max;
-    int32_t last_rows; /* of the pass before, whose residual stream is still there */
-    float *buffer[BUFFERS + 1]; /* FEATURES are the caller's */
-    int32_t stride[BUFFERS + 1];
-    quantised shared;
-    scratch *scratch; /* [threads] */
-    query_block *blocks;
-    int32_t block_count, splits; /* splits > 1: the chunks of a query block are shared out as well */
-    float *partials;             /* [blocks][kv_heads][partial_chunks][QUERY_BLOCK][head_dim + 2] where splits > 1 */
-    int32_t partial_chunks;
-    int64_t partial_capacity;
-    atomic_int *finished; /* [blocks][kv_heads] splits done */
-    tail_plan tails;
-    int32_t refines;            /* whether it can make shortlists */
-    const screening *screening; /* the pass makes them, and no logits; else NULL */
-    shortlist *shortlists;      /* [outs][SLICES] */
-    program *follower;          /* a head that reads what this one has computed; or NULL */
-    program *leader;            /* whom this one follows; or NULL */
-    beginning begun;
-    const batch *batch;
+    int32_t count; /* operations */
+    int32_t row_capacity;
+    int32_t out_capacity;
+    int32_t inputs_max; /* inputs of the widest linear operation */
+    int32_t last_rows;  /* rows of the pass before whose residual stream is still there */
+    float *buffer[OWN_BUFFERS + 1];
+    int32_t stride[OWN_BUFFERS + 1]; /* floats of a row */
+    quantised shared;                /* inputs of a linear operation, where threads quantise them together */
+    scratch *scratch;                /* [threads] */
+    const batch *batch;              /* of the pass that runs */
+    attend_plan plan;
+    screen screen;
+    prefetch prefetch;
 };
 
-void run_linear(member *, program *, const operation *);
-void run_linear_half(member *, program *, const operation *);
+/* ---- operations: each is called by every thread ---- */
+
 void run_embed(member *, program *, const operation *);
+void run_pair(member *, program *, const operation *);
 void run_add_norm(member *, program *, const operation *);
 void run_keep(member *, program *, const operation *);
-void run_pair(member *, program *, const operation *);
-void run_refine(member *, program *, const operation *);
-void score_tile(program *, int tile, int vocab, int first_row, int rows, const float *rough);
+void run_linear(member *, program *, const operation *);
+void run_linear_half(member *, program *, const operation *);
 void run_rotate(member *, program *, const operation *);
-void fetch_slots(const member *, const program *, const operation *);
 void run_attend(member *, program *, const operation *);
-int plan_attention(program *); /* non-zero: out of memory */
-int reserve_rows(program *, int rows); /* zero: out of memory; what the last pass left is lost where memory grows */
-int run_pass(program *, const batch *); /* FINE, or why nothing was computed */
-/* The same in two parts: FINE, then `forward` by the team, then the end. */
-int begin_pass(program *, const batch *);
+void run_refine(member *, program *, const operation *);
+
+/* Prefetch the KV slots that ROTATE is about to write in this thread. */
+void fetch_slots(const member *, const program *, const operation *);
+
+/* Unpack row n of a matrix: out [inputs]. */
+void unpack_row(const matrix *, int n, float *out);
+
+/* ---- passes ---- */
+
+/* Run a pass: FINE, or why nothing was computed. */
+int run_pass(program *, const batch *);
+
+/* The parts of a pass: check the batch and prepare (FINE, or why not), `forward` in every thread, gather the
+   results. */
+int prepare_pass(program *, const batch *);
 void forward(member *, void *program);
-void end_pass(const program *);
-/* The row of a drafted token of sequence s after a row; -1: there is none. */
-int row_after(const batch *, int s, int row, int32_t token);
-/* After a pass of a target and the draws from it. */
-void begin_to_follow(program *, const batch *, const draws *);
-/* True: the pass was begun before it was asked for, and is over now. In any case nothing is under way after it. */
-int was_begun(program *, const batch *, const screening *);
-void end_following(program *); /* whatever was begun is over, and not asked for any more */
-/* The best `count`, at most LANES, of logits * inverse temperature + noise, the best first, merged into `tops`. ids [vocab]:
-   the tokens that the noise speaks of. */
-void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
-                  best *tops, int count);
-/* logits * inverse temperature + about the noise of LANES tokens. */
-vf rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids);
-/* Of the noise of the token at a position: paceline.sampling.sampler.noise_keys of Stream.TOKEN, the first of four streams. */
-void token_keys(uint32_t *keys, uint64_t seed, int position);
-void clear_tops(best *tops, int count);
-void insert_top(best *tops, int count, best one);
+void finish_pass(const program *);
+
+/* Make room for rows. False: out of memory. Where memory grows, the results of the last pass are lost. */
+int reserve_rows(program *, int rows);
+
+/* ---- places ---- */
 
 static inline float *row_of(const program *p, int buffer, int row) {
     return p->buffer[buffer] + (int64_t)row * p->stride[buffer];
@@ -206,20 +115,14 @@ static inline uint16_t *values_of(const shape *s, int layer, int64_t page, int h
     return keys_of(s, layer, page, head) + PAGE * s->head_dim;
 }
 
-/* The numbers of one slot: pairs of its key 2 * PAGE apart, those of its value 2 apart. */
+/* The key of a slot: pairs of its numbers are 2 * PAGE apart. */
 static inline uint16_t *key_at(const shape *s, int layer, int64_t slot, int head) {
     return keys_of(s, layer, slot / PAGE, head) + 2 * (slot % PAGE);
 }
 
+/* The value of a slot: its numbers are 2 apart. */
 static inline uint16_t *value_at(const shape *s, int layer, int64_t slot, int head) {
     return values_of(s, layer, slot / PAGE, head) + slot % PAGE / 2 * 2 * s->head_dim + slot % 2;
-}
-
-/* Bytes of GROUP inputs of a tile: weights, then their scales. */
-static inline int64_t group_bytes(int format) { return format == CHANNEL8 ? 512 : format == GROUP8 ? 544 : 320; }
-
-static inline int64_t tile_bytes(int format, int inputs) {
-    return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
 }
 
 #endif

@@ -1,7 +1,7 @@
 """A forward pass as a list of operations: built once from Python, then run as one C call.
 
-The builder knows linear layers, norms, rotation and attention, but no models: which operations make a decoder is the
-runner's business. Whatever an operation points to is kept alive by the program.
+A program knows linear layers, norms, rotation and attention, but no models: the runner decides which operations make a
+decoder. The program keeps alive all memory that its operations point to.
 """
 
 from __future__ import annotations
@@ -9,37 +9,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref, memmove
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from paceline.errors import OutOfMemory, UnsupportedModel
-from paceline.kernels.cpu.build import Library
-from paceline.kernels.cpu.layout import (
-    LANES,
-    OUT_OF_MEMORY,
-    STATUS,
+from paceline.kernels.cpu.abi import (
+    TILE,
     Buffer,
     Draws,
     Epilogue,
     Format,
-    Kind,
     Matrix,
     Operation,
+    OperationKind,
     Order,
     Pass,
     Shape,
+    Status,
 )
+from paceline.kernels.cpu.build import Library
 from paceline.kernels.cpu.memory import Arena
-from paceline.kernels.cpu.team import team
+from paceline.kernels.cpu.pool import thread_pool
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
-Fields = dict[str, float | int | None]
+Fields = dict[str, float | int | None]  # of an Operation
+PROBLEMS = {
+    Status.BAD_TOKEN: "a token outside of the vocabulary",
+    Status.BAD_POSITION: "a position outside of the context or of the draft",
+    Status.BAD_SLOT: "a KV slot that does not exist",
+    Status.BAD_PAGE: "a page table that is too short or names a page that does not exist",
+    Status.BAD_ROWS: "rows that do not add up",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix in tiles of 16 outputs somewhere in the arena, with its bias."""
+    """A matrix in the arena, in tiles of 16 outputs, with its bias."""
 
     address: int
     stride: int  # bytes from tile to tile
@@ -47,29 +54,32 @@ class Packed:
     outputs: int
     inputs: int
     bias: Tensor | None = None
-    column: int = 0  # where its outputs begin in the output buffer
+    column: int = 0  # first column of its outputs in the output buffer
 
 
 class Program:
     """Operations in the order they run. Add them, `finish()` once, then `run` as often as needed."""
 
     def __init__(self, library: Library, shape: Shape, *, kv: object, threads: int) -> None:
-        """`kv`: whose memory the shape speaks of. A pass may still be under way when nobody else holds it any more."""
+        """`kv` owns the memory of `shape.kv`. The program keeps it, since a prefetched pass may still use that memory
+        after all other owners are gone."""
         self._library = library
         self._shape = shape
         self._kv = kv
-        self._team = team(library, threads)
+        self._pool = thread_pool(library, threads)
         self._arena = Arena()
         self._operations: list[Operation] = []
         self._kept: list[Tensor] = []
         self._handle: int | None = None
 
     def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
-        """Copy matrices [n, k], each with its bias, into the arena: tile by tile, taking turns, as gates read them."""
+        """Copy matrices [n, k], each with its bias, into the arena: interleaved tile by tile, as gates read them."""
         formats = [_format(weight) for weight, _ in weights]
-        sizes = [tile_bytes(format, weight.q.shape[1]) for format, (weight, _) in zip(formats, weights, strict=True)]
-        assert len({len(weight.q) for weight, _ in weights}) == 1, "matrices that take turns have as many outputs"
-        address = self._arena.take(-(-len(weights[0][0].q) // LANES) * sum(sizes))
+        sizes = [self._tile_bytes(format, weight) for format, (weight, _) in zip(formats, weights, strict=True)]
+        assert len({len(weight.q) for weight, _ in weights}) == 1, (
+            "interleaved matrices have the same number of outputs"
+        )
+        address = self._arena.take(-(-len(weights[0][0].q) // TILE) * sum(sizes))
         packed = []
         for format, size, (weight, bias) in zip(formats, sizes, weights, strict=True):
             packed.append(self._pack_one(weight, bias, format, address, stride=sum(sizes)))
@@ -81,17 +91,20 @@ class Program:
         q, scale, minimum = weight.q.contiguous(), *_constants(weight, format)
         pointers = (q.data_ptr(), scale.data_ptr(), minimum.data_ptr() if format == Format.GROUP4 else None)
         self._library.paceline_pack(address, stride, format, outputs, inputs, *pointers)
-        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % LANES)))
+        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % TILE)))
         return Packed(address=address, stride=stride, format=format, outputs=outputs, inputs=inputs, bias=padded)
 
+    def _tile_bytes(self, format: Format, weight: Quantised) -> int:
+        return int(self._library.paceline_tile_bytes(format, weight.q.shape[1]))
+
     def pack_half(self, weight: Tensor) -> Packed:
-        """Copy a matrix [n, k] into the arena in fp16, for products with inputs as they are."""
+        """Copy a matrix [n, k] into the arena in fp16, for products with float inputs."""
         outputs, inputs = weight.shape
-        assert outputs % LANES == 0, f"{outputs} outputs are not a multiple of {LANES}"
-        tiles = weight.detach().float().view(-1, LANES, inputs).transpose(1, 2).half().contiguous()
+        assert outputs % TILE == 0, f"{outputs} outputs are not a multiple of {TILE}"
+        tiles = weight.detach().float().view(-1, TILE, inputs).transpose(1, 2).half().contiguous()
         address = self._arena.take(2 * outputs * inputs)
         memmove(address, tiles.data_ptr(), 2 * outputs * inputs)
-        return Packed(address=address, stride=2 * LANES * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
+        return Packed(address=address, stride=2 * TILE * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
 
     def pack_rows(self, weight: Tensor) -> Packed:
         """Copy a matrix [n, k] into the arena in 8 bits, row by row, for products with some of its rows."""
@@ -105,7 +118,7 @@ class Program:
 
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""
-        self._add(Kind.EMBED, [table], {"scale": scale})
+        self._add(OperationKind.EMBED, [table], {"scale": scale})
 
     def linear(
         self,
@@ -117,15 +130,15 @@ class Program:
         norm: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """target ← (norm of) source times each part, side by side, then what the epilogue says.
+        """target ← epilogue of (norm of) source times each part, side by side.
 
-        Gates take two parts: activation(first) * second. ADD_SILU: source + silu(product), which must not go where the
-        source is. LOGITS go to the output of the pass."""
+        Gates take two parts: activation(first) * second. ADD_SILU gives source + silu(product), and its target must not
+        be its source. LOGITS go to the output of the pass."""
         assert len({part.inputs for part in parts}) == 1, "parts of one product share their inputs"
         gated = epilogue in (Epilogue.SILU_GATE, Epilogue.GELU_GATE)
         placed = list(parts) if gated else _side_by_side(parts)
         fields: Fields = {"norm": self._pointer(norm), "input": source, "output": target}
-        self._add(Kind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
+        self._add(OperationKind.LINEAR, placed, fields | {"epilogue": epilogue, "epsilon": epsilon})
 
     def rotate(
         self,
@@ -137,79 +150,85 @@ class Program:
         norms: tuple[Tensor, Tensor] | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """Norm (if given) and rotate the projected queries and keys, scale the queries, store keys and values."""
+        """Norm (if given) and rotate the projected queries and keys, scale the queries, and store keys and values."""
         query_norm, key_norm = norms or (None, None)
         assert min(len(cosine), len(sine)) >= self._shape.positions, "a rotary table shorter than the context"
         fields: Fields = {"cosine": self._pointer(cosine), "sine": self._pointer(sine)}
         fields |= {"norm": self._pointer(query_norm), "key_norm": self._pointer(key_norm)}
-        self._add(Kind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
+        self._add(OperationKind.ROTATE, [], fields | {"layer": layer, "scale": scale, "epsilon": epsilon})
 
     def attend(self, layer: int, *, window: int) -> None:
-        """attended ← attention of the projected queries over their pages; window 0: none"""
-        self._add(Kind.ATTEND, [], {"layer": layer, "window": window})
+        """attended ← attention of the projected queries over their pages; window 0: no window"""
+        self._add(OperationKind.ATTEND, [], {"layer": layer, "window": window})
 
     def add_norm(self, norm: Tensor, *, epsilon: float) -> None:
         """residual ← residual + norm of branch"""
-        self._add(Kind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
+        self._add(OperationKind.ADD_NORM, [], {"norm": self._pointer(norm), "epsilon": epsilon})
 
     def keep(self, column: int, *, norm: Tensor | None = None, epsilon: float = 0.0) -> None:
         """features[column …] ← residual, or its norm"""
-        self._add(Kind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
+        self._add(OperationKind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
 
-    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, onwards: bool) -> None:
-        """paired ← norm of table[token], norm of residual; `onwards`: residual ← the latter"""
+    def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, replace_residual: bool) -> None:
+        """paired ← norm of table[token] │ norm of residual; `replace_residual`: residual ← its norm"""
         norms: Fields = {"norm": self._pointer(norm), "key_norm": self._pointer(hidden_norm), "epsilon": epsilon}
-        self._add(Kind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if onwards else Buffer.PAIRED})
+        self._add(
+            OperationKind.PAIR, [table], norms | {"output": Buffer.RESIDUAL if replace_residual else Buffer.PAIRED}
+        )
 
     def shortlist(
         self, down: Packed, up: Packed, exact: Packed, *, few: int, norms: tuple[Tensor, Tensor], epsilon: float
     ) -> None:
-        """For passes that want but the best outputs: rough ones by way of `down` and `up`, and the best of them as they
-        are by `exact`, from `pack_rows`: at least `few` of each slice. `norms`: before `down`, before `exact`."""
+        """Let a draft compute only the outputs that may be among the best (docs/adr/0013).
+
+        All outputs are computed roughly, through `down` and `up`. At least `few` of each slice are then computed
+        exactly, by `exact` from `pack_rows`. `norms`: the one before `down`, and the one before `exact`."""
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
-        self._add(Kind.REFINE, [exact], fields | {"column": few})
+        self._add(OperationKind.REFINE, [exact], fields | {"few": few})
 
     def finish(self) -> None:
+        """Make the C program of the operations so far."""
         operations = (Operation * len(self._operations))(*self._operations)
-        arguments = (self._team, byref(self._shape), byref(operations), len(operations))
+        arguments = (self._pool, byref(self._shape), byref(operations), len(operations))
         self._handle = self._library.paceline_program_new(*arguments)
         if not self._handle:
             raise OutOfMemory("no memory for the buffers of a forward pass")
 
     def run(self, pass_: Pass) -> None:
+        """Run a pass."""
         if status := self._library.paceline_program_run(self._handle, byref(pass_)):
             self._refuse(status, pass_)
 
     def run_and_draw(self, pass_: Pass, draws: Draws) -> None:
-        """The pass, then a token after each row with logits."""
+        """Run a pass, then draw the token after each row with logits."""
         if status := self._library.paceline_program_draw(self._handle, byref(pass_), byref(draws)):
             self._refuse(status, pass_)
 
-    def _refuse(self, status: int, pass_: Pass) -> None:
-        if status == OUT_OF_MEMORY:
-            raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
-        raise AssertionError(f"a batch with {STATUS[status]}")
-
     def run_draft(self, pass_: Pass, order: Order) -> None:
-        """The pass, then one over the head's own output for every level of a draft."""
+        """Run the first pass of a draft, then one pass over the head's own output for every level of its tree."""
         if status := self._library.paceline_draft(self._handle, byref(pass_), byref(order)):
             self._refuse(status, pass_)
 
-    def follow(self, target: Program, ids: Tensor) -> None:
-        """Let the first pass of a draft begin as soon as the target has drawn what it will be about. `ids`: int32, the
-        target's token of each output."""
+    def _refuse(self, status: int, pass_: Pass) -> NoReturn:
+        if status == Status.OUT_OF_MEMORY:
+            raise OutOfMemory(f"no memory for a forward pass over {pass_.rows} rows; lower the token budget of a step")
+        raise AssertionError(f"a batch with {PROBLEMS[Status(status)]}")
+
+    def prefetch(self, target: Program, ids: Tensor) -> None:
+        """Start the first pass of each draft as soon as the target has drawn its tokens. `ids` int32: the target's
+        token of each output of this head."""
         self._kept.append(ids)
-        self._library.paceline_follow(target._handle, self._handle, ids.data_ptr(), len(ids))
+        self._library.paceline_prefetch(target._handle, self._handle, ids.data_ptr(), len(ids))
 
     @property
-    def followed(self) -> int:
-        """How many first passes were there when they were asked for."""
-        return int(self._library.paceline_followed(self._handle))
+    def prefetched(self) -> int:
+        """Prefetched passes that a draft has asked for; for tests."""
+        return int(self._library.paceline_prefetched(self._handle))
 
     def rows_of(self, matrix: Packed, rows: Tensor) -> Tensor:
-        """Rows int32 [n] of a packed matrix as float32 [n, inputs]."""
+        """Unpack rows int32 [n] of a matrix as float32 [n, inputs]."""
         out = torch.empty((len(rows), matrix.inputs))
         status = self._library.paceline_rows(byref(_matrix(matrix)), rows.data_ptr(), len(rows), out.data_ptr())
         assert status == 0, f"rows outside of a matrix of {matrix.outputs}"
@@ -219,7 +238,7 @@ class Program:
         if getattr(self, "_handle", None):
             self._library.paceline_program_free(self._handle)
 
-    def _add(self, kind: Kind, parts: Sequence[Packed], fields: Fields) -> None:
+    def _add(self, kind: OperationKind, parts: Sequence[Packed], fields: Fields) -> None:
         operation = Operation(kind=kind, parts=len(parts), **fields)
         for index, part in enumerate(parts):
             operation.part[index] = _matrix(part)
@@ -247,20 +266,15 @@ def _format(weight: Quantised) -> Format:
     return Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
 
 
-def tile_bytes(format: Format, inputs: int) -> int:
-    """As in program.h."""
-    group = {Format.CHANNEL8: 512, Format.GROUP8: 512 + 32, Format.GROUP4: 256 + 64}[format]
-    return inputs // GROUP * group + (64 if format == Format.CHANNEL8 else 0)
-
-
 def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:
-    """Scales and minimums as packing wants them: float [n, 1], or fp16 [n, groups]."""
+    """Convert scales and minimums to the types that are packed: float [n, 1], or fp16 [n, groups]."""
     dtype = torch.float32 if format == Format.CHANNEL8 else torch.float16
     scale, minimum = weight.scale.to(dtype).contiguous(), weight.minimum.to(dtype).contiguous()
     return scale, minimum
 
 
 def _side_by_side(parts: Sequence[Packed]) -> list[Packed]:
+    """Place the outputs of each part behind those of the part before."""
     placed, column = [], 0
     for part in parts:
         placed.append(replace(part, column=column))

@@ -1,12 +1,11 @@
-/* Between the projections and attention: q/k norm, rotary positions, and storing keys and values in their slots. */
+/* Between the projections and attention: norms of queries and keys, rotary positions, and the KV store. */
 #include "program.h"
 #include "vmath.h"
 
 #define BF16_MAX 0x1.fep127f
-#define SOME_ROWS 16
-#define LINE 64
+#define ROWS_PER_UNIT 16
 
-/* Pairs (d, d + half) turned by the angle of the position, then times `scale`. */
+/* Rotate the pairs (d, d + half) by the angles of the position, and multiply by `scale`. */
 static void rotate(float *x, const float *cosine, const float *sine, int half, float scale) {
     const vf factor = vf_set1(scale);
     int d = 0;
@@ -22,7 +21,7 @@ static void rotate(float *x, const float *cosine, const float *sine, int half, f
     }
 }
 
-/* In bf16 and always finite, so that a masked value times zero is zero. */
+/* Round to bf16. The result is always finite, so that a masked value times zero is zero. */
 static void to_bf16(uint16_t *out, const float *x, int n) {
     const vf top = vf_set1(BF16_MAX), bottom = vf_set1(-BF16_MAX);
     for (int d = 0; d < n; d += LANES)
@@ -30,7 +29,7 @@ static void to_bf16(uint16_t *out, const float *x, int n) {
 }
 
 static void store_key_value(const shape *s, int layer, int slot, int head, const float *key, const float *value) {
-    uint16_t numbers[512];
+    uint16_t numbers[HEAD_DIM_MAX];
     uint16_t *keys = key_at(s, layer, slot, head), *values = value_at(s, layer, slot, head);
     to_bf16(numbers, key, s->head_dim);
     for (int d = 0; d < s->head_dim; d += 2) memcpy(keys + d * PAGE, numbers + d, 2 * sizeof *numbers);
@@ -50,44 +49,46 @@ static void rotate_head(program *p, const operation *o, int row, int head) {
         store_key_value(s, o->layer, p->batch->slots[row], head - s->heads, x, x + s->kv_heads * dim);
 }
 
-/* A head of some rows at a time: what one stores for a row lies beside what it stores for the next. Keys come before the
-   last queries, so that whoever has computed them begins with them, and others take over queries. */
+/* A unit is one head of ROWS_PER_UNIT rows: the keys and values that it stores are adjacent from row to row. This is
+   the order of heads within the units of some rows. Keys come before the last queries, so that the thread that has
+   computed them begins with them, and other threads take over queries. */
 static int head_of(const shape *s, int unit) {
-    const int before = s->heads - s->kv_heads; /* queries before the keys */
+    const int before = s->heads - s->kv_heads; /* queries that come before the keys */
     return unit < before ? unit : unit < s->heads ? unit + s->kv_heads : unit - s->kv_heads;
 }
 
 static int count_units(const program *p) {
-    return (p->shape.heads + p->shape.kv_heads) * ((p->batch->rows + SOME_ROWS - 1) / SOME_ROWS);
+    return (p->shape.heads + p->shape.kv_heads) * ((p->batch->rows + ROWS_PER_UNIT - 1) / ROWS_PER_UNIT);
 }
 
+/* projected ← normed and rotated queries and keys; the KV slots of the rows ← their keys and values */
 void run_rotate(member *self, program *p, const operation *o) {
-    const int heads = p->shape.heads + p->shape.kv_heads, rows = p->batch->rows; /* of a row: queries | keys | values */
+    const int heads = p->shape.heads + p->shape.kv_heads, rows = p->batch->rows; /* a row: queries │ keys │ values */
     work_begin(self, count_units(p));
     for (int unit; (unit = work_next(self)) >= 0;) {
-        const int first = unit / heads * SOME_ROWS, last = first + SOME_ROWS < rows ? first + SOME_ROWS : rows;
+        const int first = unit / heads * ROWS_PER_UNIT;
+        const int last = first + ROWS_PER_UNIT < rows ? first + ROWS_PER_UNIT : rows;
         for (int row = first; row < last; row++) rotate_head(p, o, row, head_of(&p->shape, unit % heads));
     }
 }
 
-/* The places where a row's key and value go. Its key lies among those of its page, which are fetched once. */
+/* Prefetch the slot of a row. Its key is interleaved with those of its page, which is prefetched once. */
 static void fetch_slot(const program *p, const operation *o, int row, int head) {
     const int dim = p->shape.head_dim, slot = p->batch->slots[row];
     const uint16_t *keys = keys_of(&p->shape, o->layer, slot / PAGE, head);
     const uint16_t *value = value_at(&p->shape, o->layer, slot, head);
     const int known = row && slot / PAGE == p->batch->slots[row - 1] / PAGE;
-    for (int i = 0; i < dim * PAGE && !known; i += LINE / 2) prefetch_far(keys + i);
-    for (int i = 0; i < 2 * dim; i += LINE / 2) prefetch_far(value + i);
+    for (int i = 0; i < dim * PAGE && !known; i += CACHE_LINE / 2) prefetch_l2(keys + i);
+    for (int i = 0; i < 2 * dim; i += CACHE_LINE / 2) prefetch_l2(value + i);
 }
 
-/* Have the places fetched where the member will store keys and values. */
 void fetch_slots(const member *self, const program *p, const operation *o) {
     const int heads = p->shape.heads + p->shape.kv_heads, units = count_units(p);
     const int begin = (int)((int64_t)units * self->index / self->count);
     const int end = (int)((int64_t)units * (self->index + 1) / self->count);
     for (int unit = begin; unit < end; unit++) {
-        const int head = head_of(&p->shape, unit % heads) - p->shape.heads, first = unit / heads * SOME_ROWS;
-        for (int row = first; head >= 0 && row < first + SOME_ROWS && row < p->batch->rows; row++)
+        const int head = head_of(&p->shape, unit % heads) - p->shape.heads, first = unit / heads * ROWS_PER_UNIT;
+        for (int row = first; head >= 0 && row < first + ROWS_PER_UNIT && row < p->batch->rows; row++)
             fetch_slot(p, o, row, head);
     }
 }

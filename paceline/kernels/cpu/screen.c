@@ -1,33 +1,35 @@
-/* A shortlist of a head's outputs, for a guess that needs only the best few.
+/* Shortlists of a head's outputs, for drafts that need only the best few (docs/adr/0013).
 
-   Every output is first computed roughly, from a third of the dimensions (`SKETCHED`, see runner/heads/sketch.py), with about
-   the noise that it will be drawn with. The best of each slice are then computed as they are. A slice is every SLICES-th
-   tile, so that frequent tokens, which lie together, are shared out. */
+   Every output is first computed roughly, from a third of the dimensions (`SKETCHED`, see runner/heads/sketch.py), plus an
+   approximation of the noise that it will be drawn with. The best of each slice are then computed exactly. A slice is
+   every SLICES-th tile: frequent tokens have neighbouring ids, and are spread over all slices. */
+#include "screen.h"
+
 #include <math.h>
 
 #include "program.h"
 #include "vmath.h"
 
-#define LOOKS 12   /* at a slice, for a line between those that are on the list and those that are not */
-#define DEPTH 32.0f /* below the best of a slice: nothing there is of interest */
-#define USUAL 6.0f  /* where the line mostly is, below the best */
-#define AT_ONCE 4   /* outputs: their sums wait for each other less */
+#define CUT_STEPS 12      /* of the search for a cut, at most */
+#define CUT_RANGE 32.0f   /* nats from the best score of a slice down to the lowest cut */
+#define FIRST_CUT 6.0f    /* nats from the best score of a slice down to where the cut mostly is */
+#define OUTPUTS_AT_ONCE 4 /* whose sums are independent, so that none waits for another */
 
-/* Scores of a tile [rows][LANES] instead of logits. */
 void score_tile(program *p, int tile, int vocab, int first_row, int rows, const float *rough) {
-    const screening *s = p->screening;
-    for (int row = first_row; row < first_row + rows; row++, rough += LANES) {
-        const float warmth = s->inverse_temperature[row];
-        const int32_t *ids = s->ids + tile * LANES;
-        const vf scores = warmth > 0.0f ? rough_noise(vf_load(rough), warmth, s->keys + 2 * row, ids) : vf_load(rough);
-        vf_store(p->batch->logits + (int64_t)row * vocab + tile * LANES, scores);
+    const row_noise *noise = p->screen.noise;
+    for (int row = first_row; row < first_row + rows; row++, rough += TILE) {
+        const float factor = noise->inverse_temperature[row];
+        const int32_t *ids = noise->ids + tile * TILE;
+        const vf logits = vf_load(rough);
+        const vf scores = factor > 0.0f ? add_rough_noise(logits, factor, noise->keys + 2 * row, ids) : logits;
+        vf_store(p->batch->logits + (int64_t)row * vocab + tile * TILE, scores);
     }
 }
 
-/* The scores of a slice, side by side; how many there are. */
+/* Copy the scores of a slice side by side, and count them. */
 static int copy_slice(const float *scores, int slice, int vocab, float *out) {
     int count = 0;
-    for (int i = slice * LANES; i < vocab; i += SLICES * LANES, count += LANES) vf_store(out + count, vf_load(scores + i));
+    for (int i = slice * TILE; i < vocab; i += SLICES * TILE, count += TILE) vf_store(out + count, vf_load(scores + i));
     return count;
 }
 
@@ -37,18 +39,18 @@ static float best_of(const float *scores, int count) {
     return vf_top(top);
 }
 
-static int count_from(const float *scores, int count, float line) {
-    const vf least = vf_set1(line);
+static int count_from(const float *scores, int count, float cut) {
+    const vf least = vf_set1(cut);
     int found = 0;
     for (int i = 0; i < count; i += LANES) found += __builtin_popcount(vf_ge(vf_load(scores + i), least));
     return found;
 }
 
-/* A score that at least `few` have, and not many more. */
-static float find_line(const float *scores, int count, int few) {
+/* Find a score that at least `few` outputs reach, and not many more. */
+static float find_cut(const float *scores, int count, int few) {
     const int most = few + few / 2 + 1 < SHORTLIST ? few + few / 2 + 1 : SHORTLIST;
-    float high = best_of(scores, count), low = high - DEPTH, middle = high - USUAL;
-    for (int i = 0; i < LOOKS; i++, middle = 0.5f * (low + high)) {
+    float high = best_of(scores, count), low = high - CUT_RANGE, middle = high - FIRST_CUT;
+    for (int i = 0; i < CUT_STEPS; i++, middle = 0.5f * (low + high)) {
         const int found = count_from(scores, count, middle);
         if (found >= few && found <= most) return middle;
         *(found < few ? &high : &low) = middle;
@@ -56,33 +58,35 @@ static float find_line(const float *scores, int count, int few) {
     return high;
 }
 
-/* The places of those from the line on, among all outputs. */
-static int list_from(const float *scores, int count, float line, int slice, int32_t *places) {
+/* List the outputs of a slice that reach the cut, by their places among all outputs. */
+static int list_from(const float *scores, int count, float cut, int slice, int32_t *places) {
     int found = 0;
     for (int i = 0; i < count; i += LANES)
-        for (unsigned left = vf_ge(vf_load(scores + i), vf_set1(line)); left && found < SHORTLIST; left &= left - 1)
+        for (unsigned left = vf_ge(vf_load(scores + i), vf_set1(cut)); left && found < SHORTLIST; left &= left - 1)
             places[found++] = i * SLICES + slice * LANES + __builtin_ctz(left);
     return found;
 }
 
-/* Outputs as they are, of rows that lie apart: all are fetched before the first is used, and AT_ONCE computed. */
-static void compute(const matrix *m, const float *x, shortlist *list) {
-    const int8_t *weights = (const int8_t *)m->data, *w[AT_ONCE];
+/* Compute the listed outputs exactly. Their weights are scattered: all are prefetched before the first is used. */
+static void compute_exactly(const matrix *m, const float *x, shortlist *list) {
+    const int8_t *weights = (const int8_t *)m->data, *w[OUTPUTS_AT_ONCE];
     for (int i = 0; i < list->count; i++)
-        for (int j = 0; j < m->inputs; j += 64) prefetch(weights + list->places[i] * m->stride + j);
-    for (int i = 0; i < list->count; i += AT_ONCE) {
-        vf sums[AT_ONCE];
-        for (int r = 0; r < AT_ONCE; r++) {
+        for (int j = 0; j < m->inputs; j += CACHE_LINE) prefetch_l1(weights + list->places[i] * m->stride + j);
+    for (int i = 0; i < list->count; i += OUTPUTS_AT_ONCE) {
+        vf sums[OUTPUTS_AT_ONCE];
+        for (int r = 0; r < OUTPUTS_AT_ONCE; r++) {
             w[r] = weights + list->places[i + r < list->count ? i + r : i] * m->stride;
             sums[r] = vf_set1(0.0f);
         }
         for (int j = 0; j < m->inputs; j += LANES)
-            for (int r = 0; r < AT_ONCE; r++) sums[r] = vf_fma(vf_load_bytes(w[r] + j), vf_load(x + j), sums[r]);
-        for (int r = 0; r < AT_ONCE && i + r < list->count; r++)
+            for (int r = 0; r < OUTPUTS_AT_ONCE; r++)
+                sums[r] = vf_fma(vf_load_bytes(w[r] + j), vf_load(x + j), sums[r]);
+        for (int r = 0; r < OUTPUTS_AT_ONCE && i + r < list->count; r++)
             list->logits[i + r] = vf_sum(sums[r]) * m->bias[list->places[i + r]];
     }
 }
 
+/* shortlists ← outputs of each slice with the best scores, computed exactly */
 void run_refine(member *self, program *p, const operation *o) {
     const matrix *m = o->part;
     float *x = p->scratch[self->index].row, *scores = p->scratch[self->index].slice;
@@ -90,9 +94,9 @@ void run_refine(member *self, program *p, const operation *o) {
     for (int unit; (unit = work_next(self)) >= 0;) {
         const int row = unit / SLICES, slice = unit % SLICES;
         const int count = copy_slice(p->batch->logits + (int64_t)row * m->outputs, slice, m->outputs, scores);
-        shortlist *list = &p->shortlists[unit];
-        list->count = list_from(scores, count, find_line(scores, count, o->column), slice, list->places);
+        shortlist *list = &p->screen.lists[unit];
+        list->count = list_from(scores, count, find_cut(scores, count, o->few), slice, list->places);
         rms_norm(x, row_of(p, RESIDUAL, p->batch->logit_rows[row]), o->norm, m->inputs, o->epsilon);
-        compute(m, x, list);
+        compute_exactly(m, x, list);
     }
 }

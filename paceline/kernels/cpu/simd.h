@@ -1,17 +1,20 @@
-/* The only place that knows instruction sets: vectors of 16 lanes, the same functions in all variants.
+/* Vectors of 16 lanes, with the same functions in all variants: the only place that knows instruction sets.
 
-   vf is 16 floats, vi 16 int32. Every function is lane-wise, so what is computed for a lane never depends on another
-   lane, and each rounds once (vf_fma: once with hardware FMA, twice in the portable variant). Sums over lanes go
-   through vf_sum, which adds the upper half to the lower, then again (vf_top and vi_sum are exact in any order). vf_ge gives a bit a lane; vf_select takes `yes` where the bit is set.
+   vf is 16 floats, vi 16 int32. Every function works lane by lane: the result of a lane never depends on another lane.
+   Each rounds once; vf_fma rounds once with hardware FMA and twice in the portable variant. vf_sum adds the upper half
+   of the lanes to the lower, and so on. vf_top and vi_sum are exact in any order. vf_ge gives one bit for each lane;
+   vf_select takes `yes` where the bit is set.
 
-   A weight tile holds 16 outputs. dot4 and dot8 accumulate exactly, in integers, the products of weights with signed
-   8-bit inputs, four inputs a call and one group of 32 at most. dot4 takes its unsigned weights as they are; dot8 takes
-   8-bit weights as q - 128, for which it may be given `offset` = -128 * sum of the inputs to begin with.
+   A weight tile holds 16 outputs. dot4 and dot8 add up, exactly and in integers, the products of weights with signed
+   8-bit inputs: four inputs a call, and one group of 32 at most. dot4 takes its unsigned weights as they are. dot8
+   takes 8-bit weights as q - 128; a variant may begin its sum with `offset` = -128 * sum of the inputs instead.
 
-   vp is 16 pairs of bf16 numbers: vp_load takes 16 as they lie in memory, vp_set1 one from two `narrow` numbers. Those
-   are bf16 numbers, too, in the form that a variant multiplies best; vf_narrow rounds, stores and returns them. vf_dot2
-   adds the product of the odd numbers of each pair to the sum, then that of the even ones, and rounds each time. So does
-   AVX512_BF16, but for numbers below 2^-126, which are zero there. */
+   vp is 16 pairs of bf16 numbers. vp_load reads 16 adjacent pairs, vp_set1 repeats one pair of `narrow` numbers. These
+   are bf16 numbers, too, in the form that a variant multiplies best; vf_narrow rounds to them, stores them and returns
+   their value. vf_dot2 adds the product of the odd numbers of each pair to the sum, then that of the even ones, and
+   rounds each time. AVX512_BF16 does the same, except that numbers below 2^-126 are zero there.
+
+   prefetch_l1 and prefetch_l2 ask for a cache line in the first-level or second-level cache. */
 #ifndef PACELINE_SIMD_H
 #define PACELINE_SIMD_H
 
@@ -26,7 +29,7 @@
 #include "simd_portable.h"
 #endif
 
-/* To the nearest bf16 number, and to the even one of two. */
+/* Round to the nearest bf16 number, to the even one of two equally near. */
 static inline vf vf_to_bf16(vf x) {
     const vi bits = vf_bits(x), odd = vi_and(vi_shr(bits, 16), vi_set1(1));
     return vi_as_float(vi_and(vi_add(vi_add(bits, vi_set1(0x7fff)), odd), vi_set1(-65536)));
@@ -48,7 +51,8 @@ static inline vp vp_set1(const narrow *two) { return (vp){vf_set1(two[0]), vf_se
 static inline vf vf_dot2(vp a, vp b, vf sum) { return vf_fma(a.even, b.even, vf_fma(a.odd, b.odd, sum)); }
 #endif
 
-#define LANES 16
+#define LANES 16      /* numbers of a vector */
+#define CACHE_LINE 64 /* bytes */
 #define INLINE static inline __attribute__((always_inline))
 
 #endif

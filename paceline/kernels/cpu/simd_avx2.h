@@ -1,4 +1,4 @@
-/* Vectors of 16 lanes for AVX2 with FMA and F16C: two registers each. See simd.h for what each function means. */
+/* Vectors of 16 lanes for AVX2 with FMA and F16C: two registers each. simd.h says what each function does. */
 #include <immintrin.h>
 
 typedef struct { __m256 a, b; } vf;
@@ -33,7 +33,8 @@ static inline vf vf_load_half(const uint16_t *p) {
 }
 static inline vf vf_load_bytes(const int8_t *p) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
-    vf r = {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+    const __m256i low = _mm256_cvtepi8_epi32(bytes), high = _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8));
+    vf r = {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)};
     return r;
 }
 static inline unsigned vf_ge(vf x, vf y) {
@@ -113,8 +114,8 @@ static inline __m256i broadcast4(const int8_t *x) {
     memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-/* u8 × s8 in 16 bits could saturate, so the sign moves from the weight (taken as q - 128) to the input:
-   |q - 128| * ±x, whose pairs stay within 2 * 128 * 127 < 2^15. */
+/* Products of u8 and s8 may saturate in 16 bits. So the weight is taken as |q - 128| and its sign moves to the input:
+   sums of two products stay within 2 * 128 * 127 < 2^15. */
 static inline __m256i dot8_half(__m256i sum, __m256i w, __m256i x) {
     const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(x, centred));
@@ -127,7 +128,7 @@ static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
     return r;
 }
 static inline vi dot8_end(dot8 sum) { return sum; }
-/* 4-bit weights: eight pairs of at most 2 * 15 * 127 fit 16 bits, and a group has eight. */
+/* Sums of a group stay in 16 bits: it has eight pairs of 4-bit weights, of at most 2 * 15 * 127 each. */
 static inline dot4 dot4_begin(void) { return vi_zero(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) {
     const __m256i four = broadcast4(x);
@@ -141,7 +142,7 @@ static inline vi dot4_end(dot4 sum) {
     return r;
 }
 
-#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
-#define prefetch_far(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
+#define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */
+#define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 static inline void pause_cpu(void) { _mm_pause(); }
 #undef BOTH

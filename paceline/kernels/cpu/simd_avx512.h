@@ -1,17 +1,17 @@
-/* Vectors of 16 lanes for AVX-512 (F, BW, DQ, VL, VNNI; in a variant of its own BF16, too). See simd.h for what each
-   function means. */
+/* Vectors of 16 lanes for AVX-512 (F, BW, DQ, VL, VNNI; one variant also has BF16). simd.h says what each
+   function does. */
 #include <immintrin.h>
 
 typedef __m512 vf;
 typedef __m512i vi;
 
-#define MAX_KERNEL_ROWS 8 /* rows one pass over a weight tile serves from registers */
-#define SCORE_QUERIES 12
-#define SCORE_PAGES 2
+#define MAX_KERNEL_ROWS 8 /* rows that one pass over a weight tile serves from registers */
+#define SCORE_QUERIES 12  /* queries that one pass over keys serves */
+#define SCORE_PAGES 2     /* pages of keys in one pass */
 #ifdef __AVX512BF16__
-#define VALUE_QUERIES 6
+#define VALUE_QUERIES 6 /* queries that one pass over values serves */
 #else
-#define VALUE_QUERIES 4 /* values of pairs take two registers */
+#define VALUE_QUERIES 4 /* a vector of pairs takes two registers */
 #endif
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
@@ -71,7 +71,7 @@ static inline vf vf_narrow(narrow *p, vf x) {
 }
 static inline vp vp_load(const uint16_t *p) {
     __m512i pairs = _mm512_loadu_si512(p);
-    __asm__("" : "+v"(pairs)); /* else gcc loads it again for every product */
+    __asm__("" : "+v"(pairs)); /* otherwise gcc loads them again for every product */
     return (vp)pairs;
 }
 static inline vp vp_set1(const narrow *two) {
@@ -82,7 +82,7 @@ static inline vp vp_set1(const narrow *two) {
 static inline vf vf_dot2(vp a, vp b, vf sum) { return _mm512_dpbf16_ps(sum, a, b); }
 #endif
 
-/* Weights of 16 outputs × 4 inputs as they lie in a tile, ready for dot(). */
+/* Weights of 16 outputs × 4 inputs, in the order of a tile. */
 typedef __m512i vw;
 typedef __m512i dot8;
 typedef __m512i dot4;
@@ -104,6 +104,6 @@ static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-#define prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* gcc drops it from a function */
-#define prefetch_far(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
+#define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */
+#define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 static inline void pause_cpu(void) { _mm_pause(); }

@@ -1,4 +1,5 @@
-/* Vectors of 16 lanes in plain C for any machine; the compiler vectorises what it can. See simd.h. */
+/* Vectors of 16 lanes in plain C for any machine; the compiler vectorises what it can. simd.h says what each function
+   does. */
 #include <math.h>
 
 typedef struct { float v[16]; } vf;
@@ -8,8 +9,8 @@ typedef struct { int32_t v[16]; } vi;
 #define SCORE_QUERIES 1
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 1
-#define LANES for (int i = 0; i < 16; i++)
-#define MAP(type, expression) { type r; LANES r.v[i] = (expression); return r; }
+#define EACH_LANE for (int i = 0; i < 16; i++)
+#define MAP(type, expression) { type r; EACH_LANE r.v[i] = (expression); return r; }
 
 static inline float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -29,7 +30,7 @@ static inline float half_to_float(uint16_t h) {
 static inline vf vf_set1(float x) MAP(vf, x)
 static inline vf vf_load(const float *p) MAP(vf, p[i])
 static inline vf vf_load_bytes(const int8_t *p) MAP(vf, (float)p[i])
-static inline void vf_store(float *p, vf x) { LANES p[i] = x.v[i]; }
+static inline void vf_store(float *p, vf x) { EACH_LANE p[i] = x.v[i]; }
 static inline vf vf_add(vf a, vf b) MAP(vf, a.v[i] + b.v[i])
 static inline vf vf_sub(vf a, vf b) MAP(vf, a.v[i] - b.v[i])
 static inline vf vf_mul(vf a, vf b) MAP(vf, a.v[i] * b.v[i])
@@ -42,13 +43,13 @@ static inline vf vf_round(vf a) MAP(vf, rintf(a.v[i]))
 static inline vf vf_load_half(const uint16_t *p) MAP(vf, half_to_float(p[i]))
 static inline unsigned vf_ge(vf a, vf b) {
     unsigned mask = 0;
-    LANES mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
+    EACH_LANE mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
     return mask;
 }
 static inline vf vf_select(unsigned mask, vf yes, vf no) MAP(vf, mask >> i & 1 ? yes.v[i] : no.v[i])
 static inline float vf_top(vf a) {
     float top = a.v[0];
-    LANES top = a.v[i] > top ? a.v[i] : top;
+    EACH_LANE top = a.v[i] > top ? a.v[i] : top;
     return top;
 }
 static inline float vf_sum(vf a) {
@@ -75,14 +76,14 @@ static inline vi vi_shr(vi a, int n) MAP(vi, (int32_t)((uint32_t)a.v[i] >> n))
 static inline vi vi_sar(vi a, int n) MAP(vi, a.v[i] >> n)
 static inline int32_t vi_sum(vi a) {
     int32_t sum = 0;
-    LANES sum += a.v[i];
+    EACH_LANE sum += a.v[i];
     return sum;
 }
 static inline void vi_store_bytes(int8_t *p, vi a) {
-    LANES p[i] = (int8_t)(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);
+    EACH_LANE p[i] = (int8_t)(a.v[i] > 127 ? 127 : a.v[i] < -128 ? -128 : a.v[i]);
 }
-static inline void vi_store_words(uint16_t *p, vi a) { LANES p[i] = (uint16_t)a.v[i]; }
-static inline void vi_store(int32_t *p, vi a) { LANES p[i] = a.v[i]; }
+static inline void vi_store_words(uint16_t *p, vi a) { EACH_LANE p[i] = (uint16_t)a.v[i]; }
+static inline void vi_store(int32_t *p, vi a) { EACH_LANE p[i] = a.v[i]; }
 
 typedef struct { uint8_t v[64]; } vw;
 typedef vi dot8;
@@ -96,7 +97,7 @@ static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
 }
 static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
 static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
-    LANES {
+    EACH_LANE {
         const uint8_t *q = w.v + 4 * i;
         sum.v[i] += q[0] * x[0] + q[1] * x[1] + q[2] * x[2] + q[3] * x[3];
     }
@@ -107,8 +108,8 @@ static inline dot4 dot4_begin(void) { return vi_zero(); }
 static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
-#define prefetch(p) __builtin_prefetch(p)
-#define prefetch_far(p) __builtin_prefetch(p, 0, 2)
+#define prefetch_l1(p) __builtin_prefetch(p)
+#define prefetch_l2(p) __builtin_prefetch(p, 0, 2)
 static inline void pause_cpu(void) {}
 #undef MAP
-#undef LANES
+#undef EACH_LANE

@@ -1,4 +1,4 @@
-/* exp, log, the two activations and the norm on vectors, from single operations in a fixed order. */
+/* exp, log, the two activations and the norm of vectors, from single operations in a fixed order. */
 #ifndef PACELINE_VMATH_H
 #define PACELINE_VMATH_H
 
@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-/* e^x to about one unit in the last place; 0 below -87, finite above 88. */
+/* e^x to about one unit in the last place: 0 below -87, finite above 88 */
 static inline vf vf_exp(vf x) {
     const vf low = vf_set1(-87.0f);
     const unsigned alive = vf_ge(x, low);
@@ -24,9 +24,9 @@ static inline vf vf_exp(vf x) {
     return vf_select(alive, vf_mul(p, power), vf_set1(0.0f));
 }
 
-/* ln x for normal x > 0. No fma: paceline/kernels/noise.py computes the same bits with torch. */
+/* ln x for normal x > 0, without fma: paceline/kernels/noise.py computes the same bits with torch */
 static inline vf vf_log(vf x) {
-    const vi shifted = vi_sub(vf_bits(x), vi_set1(0x3f3504f3)); /* so that m lies in [√½, √2) */
+    const vi shifted = vi_sub(vf_bits(x), vi_set1(0x3f3504f3)); /* m is in [√½, √2) */
     const vf e = vi_to_float(vi_sar(shifted, 23));
     const vf m = vi_as_float(vi_add(vi_and(shifted, vi_set1(0x7fffff)), vi_set1(0x3f3504f3)));
     const vf t = vf_sub(m, vf_set1(1.0f)), square = vf_mul(t, t);
@@ -56,7 +56,7 @@ static inline vf vf_gelu_tanh(vf x) {
     return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_negate(u))));
 }
 
-/* x / root mean square(x) * weight; k is a multiple of LANES. */
+/* 1 / root mean square of x [k]; k is a multiple of LANES */
 static inline float rms_factor(const float *x, int k, float epsilon) {
     vf sum = vf_set1(0.0f);
     for (int j = 0; j < k; j += LANES) {
@@ -66,6 +66,7 @@ static inline float rms_factor(const float *x, int k, float epsilon) {
     return 1.0f / sqrtf(vf_sum(sum) / (float)k + epsilon);
 }
 
+/* out ← x / root mean square of x * weight */
 static inline void rms_norm(float *out, const float *x, const float *weight, int k, float epsilon) {
     const vf factor = vf_set1(rms_factor(x, k, epsilon));
     for (int j = 0; j < k; j += LANES) vf_store(out + j, vf_mul(vf_mul(vf_load(x + j), factor), vf_load(weight + j)));

@@ -1,7 +1,7 @@
 """A model as one compiled program: the Forward for quantised weights on a CPU.
 
-Bitwise: a row's logits and its keys and values are the same bits whatever rows ride along, however many threads run,
-and whether its context came as a prefill, token by token, or through accepted drafts.
+Bitwise: a row's logits, keys and values have the same bits whatever rows are beside it, however many threads run, and
+whether its context came as a prefill, token by token, or through accepted drafts.
 """
 
 from __future__ import annotations
@@ -9,29 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from ctypes import addressof, c_int32
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.layout import HEAD_DIM_MAX, LANES, QUERY_BLOCK, Buffer, Draws, Epilogue, Pass, Shape
+from paceline.kernels.cpu.pick import pick
+from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
+from paceline.runner.forwards.known_batches import KnownBatches
 
 Weights = MutableMapping[str, Weight]
-Progress = Callable[[str], None]
-"""Told the name of each weight when it has been packed."""
-MANY = 256  # batches that are known
+Progress = Callable[[str], None]  # called with the name of each weight that has been packed
+
+# Rows up to which a pass costs little more than reading the weights; beyond, arithmetic sets the pace. Measured on two
+# cores: docs/experiments.md, "Trees of a head".
+CHEAP_ROWS_8_BIT = 8
+CHEAP_ROWS_4_BIT = 6
+
+
+class Prepared(NamedTuple):
+    """The C structures of a batch, and the results that they point to."""
+
+    pass_: Pass
+    draws: Draws
+    output: Output
 
 
 class CompiledForward:
-    """Implements Forward. `weights` is emptied while it is packed, so that a model is never in memory twice."""
+    """Implements Forward. Packing empties `weights`, so that a model is never in memory twice."""
 
     bitwise = True
 
@@ -49,10 +63,9 @@ class CompiledForward:
         check_supported(config)
         self.vocab_size = config.vocab_size
         self.taps = taps
-        self.threads = threads or team.default_threads()
-        # Rows up to which a pass hardly costs more than its weights do: beyond, arithmetic sets the pace.
-        packed = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
-        self.cheap_rows = 6 if packed else 8
+        self.threads = threads or default_threads()
+        four_bit = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
+        self.cheap_rows = CHEAP_ROWS_4_BIT if four_bit else CHEAP_ROWS_8_BIT
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)
@@ -62,15 +75,13 @@ class CompiledForward:
         assembly = Assembly(config, weights, self.program, positions=positions, progress=progress)
         self.embedding = assembly.assemble(taps)
         self.program.finish()
-        self._width: int = shape.features
+        self._features_width: int = shape.features
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
         self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
-        # After a pass the caches are cold: to look at a tensor costs microseconds, to make one tens of them. Batches
-        # come back, so that what a pass reads and writes is kept under their ids.
-        self._known: dict[int, tuple[Batch, Pass, Draws, Output]] = {}
+        self._known = KnownBatches[Prepared]()
 
     def __call__(self, batch: Batch) -> Output:
-        _, pass_, draws, output = self._known.get(id(batch)) or self._prepare(batch)
+        pass_, draws, output = self._known.get(batch) or self._prepare(batch)
         self.program.run_and_draw(pass_, draws)
         return output
 
@@ -78,29 +89,27 @@ class CompiledForward:
         return self.program.rows_of(self.embedding, tokens)
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(self._library, self.threads, logits, inverse_temperatures, keys)
+        return pick(self._library, self.threads, logits, inverse_temperatures, keys)
 
-    def _prepare(self, batch: Batch) -> tuple[Batch, Pass, Draws, Output]:
-        output = self._output(len(batch.tokens), len(batch.logit_rows), self._width if batch.features else 0)
+    def _prepare(self, batch: Batch) -> Prepared:
+        width = self._features_width if batch.features else 0
+        output = self._output(len(batch.tokens), len(batch.logit_rows), width)
         drawn = (c_int32 * len(batch.logit_rows))()
-        draws = Draws(tokens=addressof(drawn))
+        draws, pass_ = Draws(tokens=addressof(drawn)), Pass()
         if batch.seeds is not None and batch.inverse_temperatures is not None:
             draws.seeds, draws.inverse_temperature = batch.seeds.data_ptr(), batch.inverse_temperatures.data_ptr()
         draws.roots = None if batch.roots is None else batch.roots.data_ptr()
-        known = batch, Pass(), draws, replace(output, drawn=memoryview(drawn).cast("B").cast("i"))  # read faster
-        point(known[1], batch, output)
-        if len(self._known) == MANY:
-            self._known.clear()
-        self._known[id(batch)] = known
-        return known
+        point(pass_, batch, output)
+        view = memoryview(drawn).cast("B").cast("i")  # read faster than the array, and keeps it alive
+        return self._known.put(batch, Prepared(pass_, draws, replace(output, drawn=view)))
 
     def _output(self, rows: int, outs: int, width: int) -> Output:
-        """Memory for the results, with features of a `width`."""
+        """Return memory for results of this size, with `width` features a row. All sizes share logits and features."""
         if outs > len(self._logits) or rows * width > len(self._features):
             self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
             self._features = torch.empty(max(rows * width, len(self._features)))
             self._views.clear()
-            self._known.clear()  # they point to the memory before
+            self._known.clear()  # they point to the old memory
         if (rows, outs, width) not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             features = self._features[: rows * width].view(rows, -1) if width else None
@@ -109,7 +118,7 @@ class CompiledForward:
 
 
 def point(to: Pass, batch: Batch, output: Output) -> None:
-    """Have a pass read the batch and write to `output`."""
+    """Let a pass read the batch and write to `output`."""
     to.tokens = batch.tokens.data_ptr()
     to.positions = batch.positions.data_ptr()
     to.slots = batch.slots.data_ptr()
@@ -129,7 +138,7 @@ def kv_bytes_per_page(config: ModelConfig) -> int:
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Raises UnsupportedModel for shapes the kernels do not have."""
+    """Raise UnsupportedModel for sizes that the kernels do not have."""
     widths = {
         "hidden size": config.hidden_size,
         "intermediate size": config.intermediate_size,
@@ -138,9 +147,9 @@ def check_supported(config: ModelConfig) -> None:
     for what, width in widths.items():
         if width % GROUP:
             raise UnsupportedModel(f"{what} {width}; the CPU kernels need a multiple of {GROUP}: use format fp32")
-    if config.head_dim % LANES or config.head_dim > HEAD_DIM_MAX:
+    if config.head_dim % TILE or config.head_dim > HEAD_DIM_MAX:
         raise UnsupportedModel(
-            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {LANES} up to {HEAD_DIM_MAX}: "
+            f"head dimension {config.head_dim}; the CPU kernels need a multiple of {TILE} up to {HEAD_DIM_MAX}: "
             "use format fp32"
         )
     if config.num_heads // config.num_kv_heads > QUERY_BLOCK:
@@ -165,7 +174,7 @@ def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
 
 
 class Assembly:
-    """Turns named weights into the operations of a decoder, taking each out of `weights` as it is packed."""
+    """Turns named weights into the operations of a decoder; takes each weight out of `weights` as it is packed."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, program: Program, *, positions: int, progress: Progress | None
@@ -178,7 +187,7 @@ class Assembly:
         self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
 
     def assemble(self, taps: Sequence[int]) -> Packed:
-        """The whole decoder; returns its embedding."""
+        """Add the operations of the whole decoder, and return its embedding."""
         config = self.config
         embed = self._pack("embed")
         self.program.embed(embed, scale=config.embedding_scale)
@@ -222,7 +231,7 @@ class Assembly:
         self._branch(prefix + "down", prefix + "post_mlp_norm", source=Buffer.GATED)
 
     def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
-        """The product that ends a branch and its way back into the residual stream."""
+        """Add the product that ends a branch, and its sum with the residual stream."""
         parts = [self._pack(name)]
         if not self.config.post_norms:
             self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
@@ -247,7 +256,7 @@ class Assembly:
         return packed
 
     def _matrix(self, name: str) -> Quantised:
-        """A float matrix (a tensor its file did not quantise) becomes 8 bits in groups."""
+        """Take a matrix out of the weights. A float matrix (not quantised in its file) becomes 8 bits in groups."""
         weight = self.weights.pop(name)
         if isinstance(weight, Quantised):
             return weight

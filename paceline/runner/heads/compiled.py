@@ -1,6 +1,6 @@
-"""An EAGLE-3 head as a compiled program: a draft of several tokens is one call, whatever its length.
+"""An EAGLE-3 head as a compiled program: a whole draft is one C call, whatever its length.
 
-It has KV memory of its own and the target's embedding, where it brings none.
+A head has KV memory of its own. A head without an embedding uses the target's.
 """
 
 from __future__ import annotations
@@ -14,26 +14,31 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import BEAM, Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
-from paceline.kernels.cpu.layout import Buffer, Epilogue, Order, Pass
+from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.program import Packed, Program
 from paceline.kernels.quant import Quantised, dequantise
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, point, shape_of
+from paceline.runner.forwards.known_batches import KnownBatches
 from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.runner.heads.sketch import sketch
 
-BEAM = 4  # as in tree.c: rows of a sequence in one pass
-# field of the C structure `order` → field of TreeRequest
-FLOORS = {"worth": "min_confidence", "least": "min_level_confidence", "min_p": "min_p", "top_p": "top_p"}
-MANY = 256  # batches that are known
+WANTED = {  # field of the C structure `order`, in the order of memory: field of TreeRequest
+    "limits": "limit",
+    "top_k": "top_k",
+    "min_confidence": "min_confidence",
+    "min_level_confidence": "min_level_confidence",
+    "min_p": "min_p",
+    "top_p": "top_p",
+}
 
 
 class CompiledHead:
-    """Implements TreeHead. The weights of `head` are quantised."""
+    """Implements TreeHead for a head with quantised weights."""
 
     device: torch.device | str = "cpu"
 
@@ -44,7 +49,7 @@ class CompiledHead:
         check_supported(config.layer)
         self.ids = head.ids.contiguous()
         self.threads = threads or target.threads
-        self._target = target  # its embedding is used
+        self._target = target  # keeps its embedding alive
         self._library = load_library()
         shape = shape_of(config.layer, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
         shape.layers, shape.features = 1, 3 * config.target_hidden_size
@@ -52,15 +57,15 @@ class CompiledHead:
         self._program = Program(self._library, shape, kv=self.kv, threads=self.threads)
         _assemble(head, self._program, target, positions=shape.positions)
         self._program.finish()
-        self._program.follow(target.program, self.ids)
+        self._program.prefetch(target.program, self.ids)
         self._logits = torch.empty((0, len(self.ids)))
         self._views: dict[int, Output] = {}
-        self._known: dict[tuple[int, int], Drafts] = {}  # by the id of a batch and the width of drafts
+        self._known = KnownBatches[DraftMemory]()
 
     @property
-    def followed(self) -> int:
-        """Drafts whose first pass was begun before they were asked for."""
-        return self._program.followed
+    def prefetched(self) -> int:
+        """Drafts whose first pass was prefetched; for tests."""
+        return self._program.prefetched
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         rows = None if features is not None else np.array(carry, dtype=np.int32)
@@ -73,59 +78,53 @@ class CompiledHead:
         return output
 
     def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        return team.pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
+        return pick(self._library, self.threads, logits, inverse_temperatures, keys, ids=self.ids)
 
     def draft(self, batch: Batch, features: Tensor, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
         longest = max(each.limit for each in wanted)
-        known = self._known.get((id(batch), width))
-        if known is None or known.longest < longest:
-            known = self._prepare(batch, longest, width)
-        known.read_from(features)
-        known.write(wanted)
-        self._program.run_draft(known.pass_, known.order)
-        return known.read()
-
-    def _prepare(self, batch: Batch, longest: int, width: int) -> Drafts:
-        """What a draft reads and writes is kept, since batches come back: see CompiledForward."""
-        output = self._output(BEAM * len(batch.bases))
-        if len(self._known) == MANY:
-            self._known.clear()
-        drafts = self._known[id(batch), width] = Drafts(batch, output, longest, width, ids=self.ids)
-        return drafts
+        memory = self._known.get(batch)
+        if memory is None or not memory.fits(longest, width):
+            output = self._output(BEAM * len(batch.bases))
+            memory = self._known.put(batch, DraftMemory(batch, output, longest, width, ids=self.ids))
+        memory.read_from(features)
+        memory.write(wanted)
+        self._program.run_draft(memory.pass_, memory.order)
+        return memory.read()
 
     def _output(self, outs: int) -> Output:
-        """Memory for the results, a view of it for each number of them."""
+        """Return memory for `outs` rows with logits. All sizes share the logits."""
         if outs > len(self._logits):
             self._logits, self._views = torch.empty((outs, len(self.ids))), {}
-            self._known.clear()  # they point to the memory before
+            self._known.clear()  # they point to the old memory
         if outs not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             self._views[outs] = Output(logits=self._logits[:outs], argmax=argmax)
         return self._views[outs]
 
 
-class Drafts:
-    """The memory of drafts for the sequences of a batch: what is wanted, and what came of it."""
+class DraftMemory:
+    """Memory of the drafts of one batch: what is wanted of each sequence, and the trees that were found."""
 
     def __init__(self, batch: Batch, output: Output, longest: int, width: int, *, ids: Tensor) -> None:
         count = len(batch.bases)
-        self._count, self.longest = count, longest
+        self._batch, self._count, self._longest, self._width = batch, count, longest, width
+        self._features: Tensor | None = None
         self.pass_ = Pass()
         point(self.pass_, batch, output)
-        self._batch = batch  # whoever has its id is this one
-        self._features: Tensor | None = None
-        self._layout = Struct(f"={2 * count}i{4 * count}f")  # limits │ top_k │ worth │ least │ min_p │ top_p
+        # The fields of WANTED, each [count]: two of integers, four of floats.
+        self._layout = Struct(f"={2 * count}i{4 * count}f")
         self._asked = bytearray(self._layout.size)
-        memory = (c_int32 * (count * (1 + 2 * longest)))()  # counts │ tokens [count, longest] │ parents, the same
+        # counts [count] │ tokens [count, longest] │ parents [count, longest]
+        memory = (c_int32 * (count * (1 + 2 * longest)))()
         self._found = memoryview(memory).cast("B").cast("i")
         asked, found = addressof(c_char.from_buffer(self._asked)), addressof(memory)
         assert batch.seeds is not None, "drafts are drawn by the batch's seeds"
-        assert batch.inverse_temperatures is not None, "and its temperatures"
+        assert batch.inverse_temperatures is not None, "drafts are drawn at the batch's temperatures"
         self.order = Order(
             ids=ids.data_ptr(),
             seeds=batch.seeds.data_ptr(),
             inverse_temperature=batch.inverse_temperatures.data_ptr(),
-            **{name: asked + 4 * count * i for i, name in enumerate(("limits", "top_k", *FLOORS))},
+            **{name: asked + 4 * count * i for i, name in enumerate(WANTED)},
             counts=found,
             tokens=found + 4 * count,
             parents=found + 4 * count * (1 + longest),
@@ -134,27 +133,33 @@ class Drafts:
             width=width,
         )
 
+    def fits(self, longest: int, width: int) -> bool:
+        """Whether drafts of `longest` nodes and this width find room."""
+        return longest <= self._longest and width == self._width
+
     def read_from(self, features: Tensor) -> None:
-        """Mostly the same memory as the last time, and to look at it again is not for nothing."""
+        """Let the first pass read `features`. Usually it is the same tensor as last time; its address costs
+        microseconds."""
         if features is not self._features:
             self._features, self.pass_.features = features, _address(features, self._batch)
 
     def write(self, wanted: Sequence[TreeRequest]) -> None:
-        if len(wanted) == 1:
+        """Write what each sequence wants, in the order of WANTED."""
+        if len(wanted) == 1:  # the usual case, without any loop
             [one] = wanted
-            floors = one.min_confidence, one.min_level_confidence, one.min_p, one.top_p
-            values: Sequence[float] = one.limit, one.top_k, *floors
+            floors = one.min_confidence, one.min_level_confidence
+            values: Sequence[float] = one.limit, one.top_k, *floors, one.min_p, one.top_p
         else:
-            values = [getattr(each, name) for name in ("limit", "top_k", *FLOORS.values()) for each in wanted]
+            values = [getattr(each, name) for name in WANTED.values() for each in wanted]
         self._layout.pack_into(self._asked, 0, *values)
 
     def read(self) -> list[Tree]:
-        """Of each sequence."""
-        found, count, longest = self._found.tolist(), self._count, self.longest
+        """Return the tree of each sequence."""
+        found, count, longest = self._found.tolist(), self._count, self._longest
         starts = range(count, count * (1 + longest), longest)
-        beyond = count * longest  # from a token to its parent
+        to_parent = count * longest  # distance from a token to its parent
         return [
-            (found[start : start + size], found[start + beyond : start + beyond + size])
+            (found[start : start + size], found[start + to_parent : start + to_parent + size])
             for start, size in zip(starts, found[:count], strict=True)
         ]
 
@@ -166,6 +171,7 @@ def _address(features: Tensor, batch: Batch) -> int:
 
 
 def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:
+    """Add the operations of the head's one layer to the program."""
     config, weights, eps = head.config, head.weights, head.config.layer.norm_eps
 
     def vector(name: str) -> Tensor:
@@ -185,10 +191,10 @@ def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, pos
     tables = rope_tables(config.layer, *layer_rope(config.layer, 0), positions)
     gate = Epilogue.SILU_GATE if config.layer.activation == "silu" else Epilogue.GELU_GATE
     embedding = packed("embed")[0] if "embed" in weights else target.embedding
-    # Some dimensions of hidden states are hundreds of times larger than the rest: 8 bits would drown the others.
+    # Hidden states stay in float: some dimensions are hundreds of times larger than the rest, which 8 bits would lose.
     program.linear([program.pack_half(floats("fc"))], source=Buffer.FEATURES)
     norms = vector("embed_norm"), vector("hidden_norm")
-    program.pair(embedding, *norms, epsilon=eps, onwards=config.norm_first)
+    program.pair(embedding, *norms, epsilon=eps, replace_residual=config.norm_first)
     qkv = [packed(name)[0] for name in "qkv"]
     program.linear(qkv, source=Buffer.PAIRED, target=Buffer.PROJECTED)
     program.rotate(0, *tables, scale=config.layer.head_dim**-0.5)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.base import Batch, Output
-from paceline.kernels.cpu import team
+from paceline.kernels.cpu.abi import Buffer, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
-from paceline.kernels.cpu.layout import Buffer, Epilogue, Pass, Shape
+from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Program
 from paceline.kernels.quant import Quantised
 from paceline.kernels.reference import linear
@@ -64,7 +64,7 @@ class CompiledMedusa:
     def __init__(self, heads: Sequence[MedusaHead], *, threads: int | None = None) -> None:
         self.depth = len(heads)
         self._hidden, self._vocab = _matrix(heads[0]).shape[1], len(_matrix(heads[0]))
-        self._programs = [self._assembled(head, threads or team.default_threads()) for head in heads]
+        self._programs = [self._assembled(head, threads or default_threads()) for head in heads]
         self._pass = Pass()
         self._logits = torch.empty((self.depth, 0, self._vocab))
 

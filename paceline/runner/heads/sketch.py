@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.cpu.layout import LANES
+from paceline.kernels.cpu.abi import TILE
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
 # Measured with the shipped head on two cores (docs/adr/0013-a-head-computes-a-shortlist.md). The FITTED ones are for a
@@ -73,7 +73,7 @@ def _rank(weight: Tensor, divisor: float) -> int:
 
 def _pays(weight: Tensor, rank: int) -> bool:
     outputs, inputs = weight.shape
-    return outputs >= MIN_OUTPUTS and not outputs % LANES and inputs <= MAX_INPUTS and rank > 0
+    return outputs >= MIN_OUTPUTS and not outputs % TILE and inputs <= MAX_INPUTS and rank > 0
 
 
 def _product(weight: Tensor, norm: Tensor) -> Tensor:

@@ -459,7 +459,9 @@ def test_a_tree_leaves_out_what_does_not_pay(price: float, row_price: float, mon
     monkeypatch.setattr(Governor, "row_price", row_price)
     rig = build("compiled", {"eagle": EagleMade(min_confidence=None)})
     run(rig, requests(2, replace(GREEDY, max_tokens=12)))
-    assert {(each.min_confidence, each.min_level_confidence) for each in wanted} == {(row_price, (price - row_price) / NET_GAIN_PER_LEVEL)}
+    assert {(each.min_confidence, each.min_level_confidence) for each in wanted} == {
+        (row_price, (price - row_price) / NET_GAIN_PER_LEVEL)
+    }
 
 
 def test_what_it_was_not_fed_it_does_not_guess() -> None:

@@ -1,4 +1,4 @@
-"""A draft in one call has the nodes that a plain search over the head's passes finds."""
+"""A draft in one call has the same nodes as a plain search over the head's own passes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE, Batch
+from paceline.kernels.cpu.abi import BEAM
 from paceline.kernels.noise import gumbel_noise
-from paceline.runner.heads.compiled import BEAM, CompiledHead
+from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.protocol import Tree, TreeRequest
 from paceline.sampling.sampler import Stream, noise_keys
 from tests.kernels.tiny_forward import RUNNABLE
@@ -35,7 +36,7 @@ class Node:
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_a_draft_is_pass_after_pass(variant: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_is_the_one_of_a_search_pass_by_pass(variant: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     for name, head in HEADS.items():
         fast, _ = both(head)
@@ -62,14 +63,14 @@ def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
             assert (parents != [*range(-1, 11)]) == branches
 
 
-def test_what_is_not_worth_it_is_left_out() -> None:
+def test_a_higher_confidence_floor_leaves_nodes_out() -> None:
     fast, _ = both(HEADS["plain"])
     sizes = []
     for worth in (0.0, 0.01, 0.05, 2.0):
         drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [TreeRequest(12, worth, worth)] * 3, width=4)
         sizes.append([len(tokens) for tokens, _ in drafts])
     assert sizes[0] == [12] * 3
-    assert sizes[-1] == [1] * 3  # of an empty draft nothing would be learnt
+    assert sizes[-1] == [1] * 3  # one token at least: an empty draft teaches nothing
     assert all(a >= b for one, other in pairwise(sizes) for a, b in zip(one, other, strict=True))
 
 
@@ -101,7 +102,7 @@ def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
 def guesses(
     head: CompiledHead, logits: Tensor, inverse_temperature: float, noise: Tensor | None, width: int
 ) -> tuple[list[int], list[float]]:
-    """Return tokens, the best first, with the probability of each."""
+    """Tokens that may follow, the best first, and how likely the target accepts each (candidates.c)."""
     scores = logits if noise is None else logits * inverse_temperature + noise
     top = torch.topk(scores, max(width, 2))
     ahead = min(float(top.values[0] - top.values[1]), 6.0)
@@ -142,7 +143,7 @@ def choose(tree: list[Node], fresh: int, wanted: TreeRequest, read: int) -> list
 
 
 def level(trees: list[list[Node]], rows_of: list[tuple[int, int]], read: list[int]) -> Batch:
-    """Make a batch with one row for each node; every sequence has tails of its own."""
+    """A batch with one row for each node of a level."""
     going = list(dict.fromkeys(s for s, _ in rows_of))
     counts = [sum(s == each for each, _ in rows_of) for s in going]
     plain = rows([COUNTS[s] for s in going], counts, [trees[s][at].token for s, at in rows_of], going)

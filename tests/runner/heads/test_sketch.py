@@ -1,4 +1,4 @@
-"""Heads with many outputs compute a shortlist of them, and nearly always draft the same tokens."""
+"""Heads with many outputs compute only the best of them, and find nearly the same drafts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.heads import random_eagle
 from tests.kernels.tiny_forward import RUNNABLE
 from tests.runner.heads.test_torch import CONFIG, COUNTS, FEATURES, FIRST, both, drawing, tokens_of
 
-HIDDEN, OUTPUTS = 192, 9008  # the last slices of outputs are shorter than the first
+HIDDEN, OUTPUTS = 192, 9008  # the last slices have fewer outputs than the first
 SEEDS = range(25)
 
 
 def head_with(decay: float) -> EagleHead:
-    """Make a head whose outputs depend on directions with weights that fall by `decay` from one to the next."""
+    """A head whose outputs depend on directions with weights that fall by `decay` from one to the next."""
     head = random_eagle(replace(CONFIG, vocab_size=OUTPUTS), hidden=HIDDEN, seed=4)
     draw = torch.Generator().manual_seed(5)
     basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
@@ -44,7 +44,7 @@ def head_with(decay: float) -> EagleHead:
 
 
 def agreement(head: CompiledHead, inverse_temperature: float) -> float:
-    """Return how often the first drafted token is the one that all outputs would have given."""
+    """Share of first drafted tokens that are the best of all outputs."""
     hits = 0
     for seed in SEEDS:
         features = torch.randn(FEATURES.shape, generator=torch.Generator().manual_seed(seed))
@@ -60,14 +60,14 @@ def agreement(head: CompiledHead, inverse_temperature: float) -> float:
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("inverse_temperature", [0.0, 1.0, 1.7])
-def test_the_best_is_found_among_the_rough(
+def test_shortlists_hold_the_best_output(
     variant: str, inverse_temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     head = head_with(decay=0.96)
     assert agreement(both(head)[0], inverse_temperature) > 0.9
     monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
-    assert agreement(both(head)[0], inverse_temperature) < 0.75  # though large noise finds its own way
+    assert agreement(both(head)[0], inverse_temperature) < 0.75  # not near 0: large noise alone finds many
 
 
 def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_filters_look_at_the_shortlists() -> None:
-    """Under top_k 1 the draft is the best without noise, whatever the noise."""
+    """With top_k 1 the draft is the greedy one under any noise."""
     fast, _ = both(head_with(decay=0.96))
     greedy = tokens_of(fast.draft(drawing([1] * 3, 0.0), FEATURES, [TreeRequest(1, 0.0, 0.0)] * 3, width=1))
     for seed in SEEDS[:5]:
@@ -96,14 +96,14 @@ def test_filters_look_at_the_shortlists() -> None:
         assert tokens_of(fast.draft(drawing([seed] * 3, 1.0), FEATURES, wanted, width=1)) == greedy
 
 
-def test_whoever_asks_for_logits_gets_all_of_them() -> None:
+def test_a_pass_with_logits_computes_all_of_them() -> None:
     fast, eager = both(head_with(decay=0.96))
     fast.draft(drawing([1] * 3, 1.0), FEATURES, [TreeRequest(4, 0.0, 0.0)] * 3, width=2)
     logits, wanted = fast(FIRST, features=FEATURES).logits, eager(FIRST, features=FEATURES).logits
     assert float((logits - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
 
 
-# ── the sketch ──
+# ── the rough copy ──
 
 
 def product(weight: Tensor, norm: Tensor) -> Tensor:
@@ -116,24 +116,24 @@ def test_a_sketch_is_the_best_of_its_rank() -> None:
     weight = head_with(decay=0.96).weights["head"]
     assert isinstance(weight, Tensor)
     norm, common = 1 + 0.3 * torch.randn((2, HIDDEN), generator=torch.Generator().manual_seed(6))
-    weight = weight + common  # does not change the order of outputs
+    weight = weight + common  # the same for all outputs: does not change their order
     whole = weight * norm
     whole -= whole.mean(0)
     rank = HIDDEN // int(RANK_DIVISOR)
     left_out = torch.linalg.svdvals(whole)[rank:].square().sum()
     error = (product(weight, norm) - whole).square().sum()
-    assert left_out < error < left_out + 0.012 * whole.square().sum()  # plus the error of 4 bits
+    assert left_out < error < left_out + 0.012 * whole.square().sum()  # plus the rounding to 4 bits
 
 
 def spread_rows(count: int) -> Tensor:
-    """Make rows of root mean square 1 near a space of 24 dimensions, whose outputs are not the largest."""
+    """Rows of root mean square 1 near a space of 24 dimensions, which is not the one with the largest outputs."""
     draw = torch.Generator().manual_seed(7)
     basis, _ = torch.linalg.qr(torch.randn((HIDDEN, HIDDEN), generator=draw))
     rows = torch.randn((count, 24), generator=draw) @ basis[:24] + 0.03 * torch.randn((count, HIDDEN), generator=draw)
     return rows / rows.square().mean(dim=1, keepdim=True).sqrt()
 
 
-def test_fewer_directions_say_more_where_rows_lie() -> None:
+def test_directions_fitted_to_rows_are_fewer_and_better() -> None:
     weight, norm, rows = head_with(decay=1.0).weights["head"], torch.ones(HIDDEN), spread_rows(2000)
     assert isinstance(weight, Tensor)
     space = directions(weight, norm, rows.T @ rows / len(rows))
@@ -150,7 +150,7 @@ def test_fewer_directions_say_more_where_rows_lie() -> None:
     assert errors[1] < 0.15
 
 
-def test_a_head_whose_file_says_where_rows_lie_computes_fewer() -> None:
+def test_a_head_with_fitted_directions_computes_fewer_outputs() -> None:
     head = head_with(decay=0.96)
     norm, weight = head.weights["norm"], head.weights["head"]
     assert isinstance(norm, Tensor)
@@ -166,6 +166,6 @@ def test_a_head_whose_file_says_where_rows_lie_computes_fewer() -> None:
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(MIN_OUTPUTS - 16, 192), (9000, 192), (9008, 64), (MIN_OUTPUTS, MAX_INPUTS + 32)]
 )
-def test_layers_that_are_computed_as_they_are(outputs: int, inputs: int) -> None:
+def test_layers_without_a_sketch(outputs: int, inputs: int) -> None:
     assert sketch(torch.ones((outputs, inputs)), torch.ones(inputs)) is None
     assert directions(torch.ones((outputs, inputs)), torch.ones(inputs), torch.eye(inputs)) is None

@@ -1,4 +1,4 @@
-"""A head's first pass begins while the host still looks at what the target has drawn: nothing comes of it but time."""
+"""A head's first pass is prefetched while the host still looks at the target's tokens: drafts stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WANTED = TreeRequest(6, 0.0, 0.0)
 
 @dataclass
 class Pair:
-    """A target, a head, and some sequences that both have read the prompts of."""
+    """A target and a head that have both read the prompts of some sequences."""
 
     target: CompiledForward
     head: CompiledHead
@@ -54,7 +54,7 @@ class Pair:
         return found
 
     def verify(self, drafts: list[Draft]) -> tuple[list[Share], Tensor]:
-        """The target reads the token after the prompt and drafts; then what the head is to read, and its features."""
+        """Let the target read the token after the prompt and the drafts; return the head's next rows and features."""
         shares = [
             Share(lane, PROMPT, 1, draft=draft, seed=7 + lane, inverse_temperature=self.inverse_temperature)
             for lane, draft in enumerate(drafts)
@@ -82,7 +82,7 @@ class Pair:
 
 
 def drafts_of(pair: Pair) -> list[Draft]:
-    """Trees of which the target draws a path of two: its own next tokens, and others around them."""
+    """Trees that hold the target's own next two tokens as a path, and other tokens around it."""
     chains = [list[int]() for _ in range(len(pair.lanes.lengths))]
     for _ in range(2):
         tried = [Draft((*chain, 1)) for chain in chains]
@@ -94,12 +94,12 @@ def drafts_of(pair: Pair) -> list[Draft]:
 
 
 def small() -> EagleHead:
-    """All of its outputs are computed."""
+    """A head that computes all of its outputs."""
     return random_eagle(CONFIG, draft_vocab=40).in_format("int8")
 
 
 def large() -> EagleHead:
-    """Its outputs are so many that it makes a shortlist."""
+    """A head with enough outputs to make shortlists."""
     return head_with(decay=0.96).in_format("int8")
 
 
@@ -107,7 +107,7 @@ def large() -> EagleHead:
 @pytest.mark.parametrize("inverse_temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sequences", [1, 3])
 @pytest.mark.parametrize("head", [small, large])
-def test_the_draft_is_the_one_that_is_not_begun_before(
+def test_a_prefetched_draft_is_the_same_draft(
     variant: str,
     inverse_temperature: float,
     sequences: int,
@@ -120,16 +120,15 @@ def test_the_draft_is_the_one_that_is_not_begun_before(
     )
     drafts = drafts_of(pair)
     shares, features = pair.verify(drafts)
-    assert [share.count for share in shares] == [3] * sequences  # the root and the two that were drawn
+    assert [share.count for share in shares] == [3] * sequences  # the root and the two accepted nodes
     found = pair.draft(shares, features)
-    assert pair.head.followed == 1
+    assert pair.head.prefetched == 1
     alone.verify(drafts)
     assert found == alone.draft(shares, features)
-    assert alone.head.followed == 0  # nobody is there to begin
+    assert alone.head.prefetched == 0  # a pool of one thread has no helpers
 
 
-def test_further_drafts_find_what_was_read() -> None:
-    """The keys and values that the pass has left are seen by the next one."""
+def test_later_drafts_see_the_keys_and_values_of_a_prefetched_pass() -> None:
     found = []
     for threads in (2, 1):
         pair = Pair.of(small(), threads=threads)
@@ -150,40 +149,40 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_who_asks_for_something_else_gets_that(change: str) -> None:
+def test_a_different_request_is_computed_anew(change: str) -> None:
     found = []
     for threads in (2, 1):
         pair = Pair.of(small(), threads=threads)
         shares, features = CHANGES[change](*pair.verify(drafts_of(pair)))
         found.append(pair.draft(shares, features))
-        assert pair.head.followed == 0
+        assert pair.head.prefetched == 0
     assert found[0] == found[1]
 
 
-def test_another_token_is_something_else() -> None:
+def test_a_different_token_is_computed_anew() -> None:
     found = []
     for threads in (2, 1):
         pair = Pair.of(small(), threads=threads)
         shares, features = pair.verify(drafts_of(pair))
         pair.lanes.tokens_np[0, PROMPT + 2] ^= 1
         found.append(pair.draft(shares, features))
-        assert pair.head.followed == 0
+        assert pair.head.prefetched == 0
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("head", [small, large])
-def test_all_logits_are_there_after_a_pass_that_was_begun_for_a_few(head: Callable[[], EagleHead]) -> None:
-    """Whatever was begun is over before the head does anything else."""
+def test_a_pass_with_logits_has_all_of_them_after_a_prefetched_shortlist(head: Callable[[], EagleHead]) -> None:
+    """The head finishes the prefetched pass before it does anything else."""
     pair, alone = Pair.of(head()), Pair.of(head(), threads=1)
     shares, features = pair.verify(drafts_of(pair))
     alone.verify(drafts_of(alone))
     one, other = (each.head(each.batch(shares), features=features) for each in (pair, alone))
     assert torch.equal(one.logits, other.logits)
-    assert pair.head.followed == 0
+    assert pair.head.prefetched == 0
 
 
-def test_nobody_begins_for_ever_what_is_never_asked_for() -> None:
-    """And who is asked again is trusted again, after a while."""
+def test_prefetching_pauses_after_misses_and_comes_back() -> None:
+    """Ten passes that are never asked for; then drafts ask again, and are prefetched again after at most 32 passes."""
     pair = Pair.of(small())
     drafts = drafts_of(pair)
     asked = 0
@@ -192,15 +191,15 @@ def test_nobody_begins_for_ever_what_is_never_asked_for() -> None:
         if turn >= 10:
             pair.draft(shares, features)
             asked += 1
-    assert 70 - 32 <= pair.head.followed < asked
+    assert 70 - 32 <= pair.head.prefetched < asked
 
 
 @pytest.mark.parametrize("first", ["target", "head"])
-def test_either_may_go_first(first: str) -> None:
+def test_target_and_head_may_be_freed_in_any_order(first: str) -> None:
     pair = Pair.of(small())
     pair.verify(drafts_of(pair))
     target, head = pair.target, pair.head
-    head._target = None  # type: ignore[assignment]  # so that nothing but the caller holds it
+    head._target = None  # type: ignore[assignment]  # the caller alone holds the target
     del pair
     if first == "target":
         del target
@@ -210,26 +209,26 @@ def test_either_may_go_first(first: str) -> None:
         other.verify(drafts_of(other))
 
 
-def test_one_whose_place_another_has_taken_may_go_while_it_still_reads() -> None:
+def test_a_replaced_head_may_be_freed_while_its_prefetched_pass_runs() -> None:
     for _ in range(8):
         pair = Pair.of(small())
         drafts = drafts_of(pair)
         pair.verify(drafts)
         pair.head = CompiledHead(small(), pair.target, num_pages=PAGES, max_context=64)
-        for _ in range(2):  # the memory of a new head grows with its first draft, and what was begun is lost
+        for _ in range(2):  # the first draft of a new head makes its memory grow, which drops the prefetched pass
             shares, features = pair.verify(drafts)
             pair.draft(shares, features)
-        assert pair.head.followed == 1
+        assert pair.head.prefetched == 1
 
 
-def test_a_child_process_computes_what_its_parent_had_begun() -> None:
+def test_a_forked_child_computes_the_pass_that_its_parent_prefetched() -> None:
     pair, alone = Pair.of(small()), Pair.of(small(), threads=1)
     shares, features = pair.verify(drafts_of(pair))
     alone.verify(drafts_of(alone))
     expected = alone.draft(shares, features)
     child = os.fork()
     if not child:
-        os._exit(0 if pair.draft(shares, features) == expected and pair.head.followed == 0 else 1)
+        os._exit(0 if pair.draft(shares, features) == expected and pair.head.prefetched == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert pair.draft(shares, features) == expected
-    assert pair.head.followed == 1
+    assert pair.head.prefetched == 1

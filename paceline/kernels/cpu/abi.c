@@ -1,0 +1,56 @@
+/* The list that Python compares with its mirror: every constant, structure and field of abi.h. */
+#include "abi.h"
+
+#include <stddef.h>
+
+#define CONSTANT(name) {#name, name, 0}
+#define STRUCT(type) {#type, (int64_t)sizeof(type), 0}
+#define FIELD(type, field) {#type "." #field, (int64_t)offsetof(type, field), (int64_t)sizeof(((type *)0)->field)}
+
+static const abi_entry entries[] = {
+    CONSTANT(PAGE), CONSTANT(GROUP), CONSTANT(TILE), CONSTANT(QUERY_BLOCK), CONSTANT(HEAD_DIM_MAX),
+    CONSTANT(MAX_PARTS), CONSTANT(BEAM), CONSTANT(WIDTH_MAX),
+
+    CONSTANT(FINE), CONSTANT(OUT_OF_MEMORY), CONSTANT(BAD_TOKEN), CONSTANT(BAD_POSITION), CONSTANT(BAD_SLOT),
+    CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS),
+
+    CONSTANT(CHANNEL8), CONSTANT(GROUP8), CONSTANT(GROUP4), CONSTANT(HALF),
+
+    CONSTANT(EMBED), CONSTANT(LINEAR), CONSTANT(ROTATE), CONSTANT(ATTEND), CONSTANT(ADD_NORM), CONSTANT(KEEP),
+    CONSTANT(PAIR), CONSTANT(REFINE),
+
+    CONSTANT(STORE), CONSTANT(ADD), CONSTANT(SILU_GATE), CONSTANT(GELU_GATE), CONSTANT(LOGITS), CONSTANT(ADD_SILU),
+    CONSTANT(ROUGH),
+
+    CONSTANT(RESIDUAL), CONSTANT(PROJECTED), CONSTANT(ATTENDED), CONSTANT(GATED), CONSTANT(BRANCH), CONSTANT(PAIRED),
+    CONSTANT(SKETCHED), CONSTANT(FEATURES),
+
+    FIELD(matrix, data), FIELD(matrix, bias), FIELD(matrix, stride), FIELD(matrix, format), FIELD(matrix, outputs),
+    FIELD(matrix, inputs), FIELD(matrix, column), STRUCT(matrix),
+
+    FIELD(operation, kind), FIELD(operation, epilogue), FIELD(operation, input), FIELD(operation, output),
+    FIELD(operation, layer), FIELD(operation, window), FIELD(operation, parts), FIELD(operation, column),
+    FIELD(operation, few), FIELD(operation, epsilon), FIELD(operation, scale), FIELD(operation, norm),
+    FIELD(operation, key_norm), FIELD(operation, cosine), FIELD(operation, sine), FIELD(operation, part),
+    STRUCT(operation),
+
+    FIELD(shape, hidden), FIELD(shape, intermediate), FIELD(shape, heads), FIELD(shape, kv_heads),
+    FIELD(shape, head_dim), FIELD(shape, vocab), FIELD(shape, layers), FIELD(shape, pages), FIELD(shape, positions),
+    FIELD(shape, threads), FIELD(shape, features), FIELD(shape, kv), STRUCT(shape),
+
+    FIELD(batch, tokens), FIELD(batch, positions), FIELD(batch, slots), FIELD(batch, row_starts), FIELD(batch, bases),
+    FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, logits),
+    FIELD(batch, features), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
+    FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
+
+    FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),
+
+    FIELD(order, ids), FIELD(order, limits), FIELD(order, seeds), FIELD(order, inverse_temperature),
+    FIELD(order, min_confidence), FIELD(order, min_level_confidence), FIELD(order, min_p), FIELD(order, top_p),
+    FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents), FIELD(order, counts), FIELD(order, longest),
+    FIELD(order, vocab), FIELD(order, width), STRUCT(order),
+
+    {NULL, 0, 0},
+};
+
+EXPORT const abi_entry *paceline_abi(void) { return entries; }

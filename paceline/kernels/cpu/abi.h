@@ -1,0 +1,204 @@
+/* The ABI: what Python mirrors of the C kernels, and nothing else. Its mirror is abi.py.
+
+   abi.c lists every constant, size and offset of this file. Python compares that list with its mirror when it loads the
+   library: a field that is added, moved or swapped on one side only is an error there, and never corrupts memory. */
+#ifndef PACELINE_ABI_H
+#define PACELINE_ABI_H
+
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* ---- constants ---- */
+
+#define PAGE 16          /* KV slots of a page: PAGE_SIZE of paceline.kernels.base */
+#define GROUP 32         /* inputs that share a scale: GROUP of paceline.kernels.quant */
+#define TILE 16          /* outputs of a weight tile, and numbers of a vector */
+#define QUERY_BLOCK 32   /* queries (rows × heads of a KV head) that share one walk over the keys */
+#define HEAD_DIM_MAX 512 /* numbers of an attention head */
+#define MAX_PARTS 3      /* matrices of a linear operation */
+#define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */
+#define WIDTH_MAX 8      /* children of a node of a draft tree */
+
+/* Results of a call: FINE, or why it did nothing. */
+enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS };
+
+/* matrix.format */
+enum { CHANNEL8, GROUP8, GROUP4, HALF };
+
+/* operation.kind */
+enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };
+
+/* operation.epilogue */
+enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };
+
+/* operation.input and operation.output. FEATURES is the caller's memory, the others belong to the program. */
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, FEATURES };
+
+/* ---- structures ---- */
+
+/* A packed matrix in tiles (see pack.c). For REFINE: rows of signed bytes, whose scales are in `bias`. */
+typedef struct {
+    const uint8_t *data;
+    const float *bias; /* [outputs], or NULL */
+    int64_t stride;    /* bytes from tile to tile: more than a tile where two matrices are interleaved */
+    int32_t format;
+    int32_t outputs;
+    int32_t inputs;
+    int32_t column; /* first column of its outputs in the output buffer */
+} matrix;
+
+/* One step of a program. Each kind reads the fields that it needs. */
+typedef struct {
+    int32_t kind;
+    int32_t epilogue;
+    int32_t input;
+    int32_t output;
+    int32_t layer;
+    int32_t window; /* ATTEND: positions that a row sees; 0: all */
+    int32_t parts;  /* matrices in `part` */
+    int32_t column; /* KEEP: first column in the features */
+    int32_t few;    /* REFINE: outputs that a slice's shortlist holds at least */
+    float epsilon;  /* of the norms */
+    float scale;    /* EMBED: of the embedding; ROTATE: of the queries */
+    const float *norm;     /* weights of the norm, or NULL; ROTATE: of the queries' norm */
+    const float *key_norm; /* ROTATE: of the keys' norm, or NULL; PAIR: of the hidden state's */
+    const float *cosine;   /* [positions][head_dim / 2] */
+    const float *sine;     /* [positions][head_dim / 2] */
+    matrix part[MAX_PARTS];
+} operation;
+
+/* Sizes of a model and its KV memory. */
+typedef struct {
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t head_dim;
+    int32_t vocab;
+    int32_t layers;
+    int32_t pages;
+    int32_t positions; /* of the longest context */
+    int32_t threads;
+    int32_t features; /* numbers of a row of hidden states, all taps together */
+    uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
+} shape;
+
+/* The rows of a pass (paceline.kernels.base.Batch) and the memory for its results.
+
+   features [rows][shape.features]: a target writes them (KEEP), a head reads them. A head without features continues
+   from its own last pass: row r from that pass's row carry[r]. */
+typedef struct {
+    const int32_t *tokens;     /* [rows] */
+    const int32_t *positions;  /* [rows] */
+    const int32_t *slots;      /* [rows] */
+    const int32_t *row_starts; /* [sequences + 1] */
+    const int32_t *bases;      /* [sequences] */
+    const int32_t *page_table; /* [sequences][table_width] */
+    const int32_t *logit_rows; /* [outs] */
+    const int32_t *tails;      /* [rows][depth], or NULL */
+    const int32_t *carry;      /* [rows], or NULL */
+    float *logits;             /* out [outs][vocab] */
+    float *features;           /* [rows][shape.features], or NULL */
+    int32_t *argmax;           /* out [outs] */
+    int32_t rows;
+    int32_t sequences;
+    int32_t table_width;
+    int32_t outs; /* rows with logits */
+    int32_t depth;
+} batch;
+
+/* Parameters and results of the draws after a pass. */
+typedef struct {
+    const float *inverse_temperature; /* [sequences]; 0: the best token without noise; NULL: 0 for all */
+    const uint64_t *seeds;            /* [sequences] */
+    const int32_t *roots;             /* [sequences] rows after which drafts begin; NULL: there are no drafts */
+    int32_t *tokens;                  /* out [outs] */
+} draws;
+
+/* Parameters and results of drafts. A node's confidence is the probability that it and all its ancestors are accepted. */
+typedef struct {
+    const int32_t *ids;                /* [vocab] target token of each output */
+    const int32_t *limits;             /* [sequences] most nodes of a draft, at least 1 */
+    const uint64_t *seeds;             /* [sequences] */
+    const float *inverse_temperature;  /* [sequences]; 0: the best tokens without noise */
+    const float *min_confidence;       /* [sequences] nodes below it are left out */
+    const float *min_level_confidence; /* [sequences] levels whose nodes sum up to less are not read */
+    const float *min_p;                /* [sequences]; 0: off */
+    const float *top_p;                /* [sequences]; 1: off */
+    const int32_t *top_k;              /* [sequences]; 0: off */
+    int32_t *tokens;                   /* out [sequences][longest], the most likely first */
+    int32_t *parents;                  /* out [sequences][longest]; -1: the root */
+    int32_t *counts;                   /* out [sequences] nodes of each draft */
+    int32_t longest;
+    int32_t vocab; /* outputs of the head */
+    int32_t width; /* most children of a node; 1: drafts are chains */
+} order;
+
+/* One line of the list that Python compares: the value of a constant, the size of a structure, or the offset and size
+   of a field. `size` is 0 for all but fields. */
+typedef struct {
+    const char *name; /* "BEAM", "batch" or "batch.rows"; NULL ends the list */
+    int64_t value;
+    int64_t size;
+} abi_entry;
+
+/* ---- functions ---- */
+
+typedef struct pool pool;
+typedef struct program program;
+
+EXPORT const abi_entry *paceline_abi(void);
+
+/* A pool of threads, the caller among them; NULL: out of memory. It lives as long as the process. */
+EXPORT pool *paceline_pool_new(int threads);
+
+/* Bytes of one tile of a matrix. */
+EXPORT int64_t paceline_tile_bytes(int format, int inputs);
+
+/* Pack a matrix q [outputs][inputs] into zeroed memory, one tile every `stride` bytes.
+   scale: fp16 [outputs][groups], or float [outputs] for CHANNEL8. minimum: fp16 [outputs][groups], for GROUP4 only. */
+EXPORT void paceline_pack(uint8_t *data, int64_t stride, int format, int outputs, int inputs, const uint8_t *q,
+                          const void *scale, const void *minimum);
+
+/* Unpack rows of a matrix: out float [count][inputs]. Non-zero: a row that the matrix does not have. */
+EXPORT int paceline_rows(const matrix *, const int32_t *rows, int count, float *out);
+
+/* Make a program; NULL: out of memory. The matrices, tables and KV memory that operations point to must outlive it. */
+EXPORT program *paceline_program_new(pool *, const shape *, const operation *, int count);
+EXPORT void paceline_program_free(program *);
+
+/* Run a pass. */
+EXPORT int paceline_program_run(program *, const batch *);
+
+/* Run a pass, then draw the token after each row with logits: the best, or by the noise of its sequence's seed and its
+   position. After a drafted token that was not drawn itself the result is arbitrary. */
+EXPORT int paceline_program_draw(program *, const batch *, const draws *);
+
+/* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
+   tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error drafts hold what was found
+   before it. */
+EXPORT int paceline_draft(program *head, const batch *first, const order *);
+
+/* From now on, start the first pass of the head's next draft as soon as the target has drawn its tokens.
+   ids [vocab]: target token of each of the head's outputs. Both programs may be freed in any order. */
+EXPORT void paceline_prefetch(program *target, program *head, const int32_t *ids, int vocab);
+
+/* Copy KV slots onto slots in every layer, reading all before writing any. Non-zero: out of memory. */
+EXPORT int paceline_kv_move(const shape *, const int32_t *source, const int32_t *target, int count);
+
+/* Read KV slots: keys and values bf16 [layers][count][kv_heads][head_dim]. */
+EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uint16_t *keys, uint16_t *values);
+
+/* tokens[row] = argmax(logits[row] * inverse_temperature[row] + noise of keys[row]); 0 where all is NaN. logits: a
+   pointer for each row. keys [rows][2]. ids [vocab]: token of each output, that the noise is keyed by; NULL: the
+   outputs are the tokens. Non-zero: out of memory. */
+EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
+                         const int32_t *ids, int rows, int vocab, int32_t *tokens);
+
+/* ---- functions for tests only: see testing.c ---- */
+
+EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out);
+EXPORT int64_t paceline_prefetched(const program *head);
+
+#endif

@@ -1,0 +1,170 @@
+"""Mirror of abi.h: the constants, structures and functions of the C kernels, as ctypes sees them.
+
+Nothing else belongs here. `abi_check` compares this file with the library when it is loaded; a constant that has its
+home elsewhere in Python (PAGE_SIZE, GROUP) is compared there as well.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+from enum import IntEnum
+
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.quant import GROUP
+
+TILE = 16  # outputs of a weight tile, and numbers of a vector
+QUERY_BLOCK = 32  # queries that share one walk over the keys: at most as many heads may share a KV head
+HEAD_DIM_MAX = 512  # numbers of an attention head
+MAX_PARTS = 3  # matrices of a linear operation
+BEAM = 4  # nodes of a draft tree that one pass reads for a sequence
+WIDTH_MAX = 8  # children of a node of a draft tree
+
+CONSTANTS = {
+    "PAGE": PAGE_SIZE,
+    "GROUP": GROUP,
+    "TILE": TILE,
+    "QUERY_BLOCK": QUERY_BLOCK,
+    "HEAD_DIM_MAX": HEAD_DIM_MAX,
+    "MAX_PARTS": MAX_PARTS,
+    "BEAM": BEAM,
+    "WIDTH_MAX": WIDTH_MAX,
+}
+
+
+class Status(IntEnum):
+    FINE = 0
+    OUT_OF_MEMORY = 1
+    BAD_TOKEN = 2
+    BAD_POSITION = 3
+    BAD_SLOT = 4
+    BAD_PAGE = 5
+    BAD_ROWS = 6
+
+
+class Format(IntEnum):
+    CHANNEL8 = 0
+    GROUP8 = 1
+    GROUP4 = 2
+    HALF = 3
+
+
+class OperationKind(IntEnum):
+    EMBED = 0
+    LINEAR = 1
+    ROTATE = 2
+    ATTEND = 3
+    ADD_NORM = 4
+    KEEP = 5
+    PAIR = 6
+    REFINE = 7
+
+
+class Epilogue(IntEnum):
+    STORE = 0
+    ADD = 1
+    SILU_GATE = 2
+    GELU_GATE = 3
+    LOGITS = 4
+    ADD_SILU = 5
+    ROUGH = 6
+
+
+class Buffer(IntEnum):
+    RESIDUAL = 0
+    PROJECTED = 1
+    ATTENDED = 2
+    GATED = 3
+    BRANCH = 4
+    PAIRED = 5
+    SKETCHED = 6
+    FEATURES = 7
+
+
+ENUMS: tuple[type[IntEnum], ...] = (Status, Format, OperationKind, Epilogue, Buffer)
+
+
+class Matrix(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("format", "outputs", "inputs", "column")),
+    )
+
+
+class Operation(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "epilogue", "input", "output", "layer", "window")),
+        *((name, c_int32) for name in ("parts", "column", "few")),
+        ("epsilon", c_float),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("norm", "key_norm", "cosine", "sine")),
+        ("part", Matrix * MAX_PARTS),
+    )
+
+
+class Shape(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")),
+        *((name, c_int32) for name in ("layers", "pages", "positions", "threads", "features")),
+        ("kv", c_void_p),
+    )
+
+
+class Pass(Structure):
+    """The C structure `batch`: the addresses of a Batch, and of the memory for its results."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
+        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "logits", "features", "argmax")),
+        *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
+    )
+
+
+class Draws(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("inverse_temperature", "seeds", "roots", "tokens"))
+
+
+class Order(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("ids", "limits", "seeds", "inverse_temperature")),
+        *((name, c_void_p) for name in ("min_confidence", "min_level_confidence", "min_p", "top_p", "top_k")),
+        *((name, c_void_p) for name in ("tokens", "parents", "counts")),
+        *((name, c_int32) for name in ("longest", "vocab", "width")),
+    )
+
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "matrix": Matrix,
+    "operation": Operation,
+    "shape": Shape,
+    "batch": Pass,
+    "draws": Draws,
+    "order": Order,
+}
+
+
+class AbiEntry(Structure):
+    _fields_ = (("name", c_char_p), ("value", c_int64), ("size", c_int64))
+
+
+ADDRESS = c_void_p
+FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, arguments
+    "paceline_abi": (POINTER(AbiEntry), ()),
+    "paceline_pool_new": (ADDRESS, (c_int,)),
+    "paceline_tile_bytes": (c_int64, (c_int, c_int)),
+    "paceline_pack": (None, (ADDRESS, c_int64, c_int, c_int, c_int, ADDRESS, ADDRESS, ADDRESS)),
+    "paceline_rows": (c_int, (ADDRESS, ADDRESS, c_int, ADDRESS)),
+    "paceline_program_new": (ADDRESS, (ADDRESS, ADDRESS, ADDRESS, c_int)),
+    "paceline_program_free": (None, (ADDRESS,)),
+    "paceline_program_run": (c_int, (ADDRESS, ADDRESS)),
+    "paceline_program_draw": (c_int, (ADDRESS, ADDRESS, ADDRESS)),
+    "paceline_draft": (c_int, (ADDRESS, ADDRESS, ADDRESS)),
+    "paceline_prefetch": (None, (ADDRESS, ADDRESS, ADDRESS, c_int)),
+    "paceline_kv_move": (c_int, (ADDRESS, ADDRESS, ADDRESS, c_int)),
+    "paceline_kv_read": (None, (ADDRESS, ADDRESS, c_int, ADDRESS, ADDRESS)),
+    "paceline_pick": (c_int, (ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, c_int, c_int, ADDRESS)),
+    # For tests only: see testing.c.
+    "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, ADDRESS)),
+    "paceline_prefetched": (c_int64, (ADDRESS,)),
+}

@@ -1,0 +1,155 @@
+/* Which tokens may follow a row of a draft, and how likely the target accepts each. */
+#include <math.h>
+
+#include "tree.h"
+#include "vmath.h"
+
+#define LOG_MASS_NATS 14.0f /* logits further below the best add nothing to a softmax's sum that counts */
+#define AHEAD_MAX 6.0f      /* nats: a lead beyond it makes the best token no more likely */
+#define FILTER_NATS 16      /* range of the counts for filters below the best logit */
+#define FILTER_STEPS 16     /* counts a nat */
+#define FILTERED_AT_ONCE 512 /* outputs that pass the filters and are picked from together */
+
+/* The outputs of a row: all of them, or those on its shortlists. */
+typedef struct {
+    const float *logits;
+    const int32_t *ids; /* target tokens */
+    int count;
+} outputs;
+
+/* ---- acceptance ---- */
+
+static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+/* Probability that the target's own token is the head's token of this rank, for the trees of a compiled head.
+
+   Fitted to 10,000 rows of MT-bench (docs/experiments.md, "Trees of a head", and again in "Temperature 1 on two cores,
+   once more"). Greedy, the best token is right more often than its probability says, because the target takes its best
+   one, too. Under shared noise two distances count as much: of the best ahead of the second, and of the others behind
+   the best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is
+   paceline/drafters/draft_in_progress.py. */
+static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
+    const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
+    if (!noisy) return rank ? probability : 2.5f * probability / (1.0f + 1.5f * probability);
+    if (rank) return logistic(1.06f * sqrtf(probability) - 0.56f * behind - 0.24f * (float)rank - 1.31f);
+    return logistic(0.83f * sqrtf(probability) + 0.74f * (ahead < AHEAD_MAX ? ahead : AHEAD_MAX) - 1.25f);
+}
+
+/* log Σ exp(logit - most), without logits that are too small to count */
+static float log_mass(const float *logits, int vocab, float most) {
+    const vf top = vf_set1(most), lowest = vf_set1(most - LOG_MASS_NATS);
+    vf sum = vf_set1(0.0f);
+    float rest = 0.0f;
+    const int whole = vocab / LANES * LANES;
+    for (int j = 0; j < whole; j += LANES) {
+        const vf l = vf_load(logits + j);
+        if (vf_ge(l, lowest)) sum = vf_add(sum, vf_exp(vf_sub(l, top)));
+    }
+    for (int j = whole; j < vocab; j++) rest += expf(logits[j] - most);
+    return logf(vf_sum(sum) + rest);
+}
+
+/* ---- filters ---- */
+
+/* About the smallest logit that min-p, top-k and top-p keep; -INFINITY: they keep all.
+
+   Outputs are counted by how far they are below the best, in steps of 1 / FILTER_STEPS nat; a step is kept or dropped
+   as a whole. A guess need not be exact, and outputs more than FILTER_NATS below the best have no mass that counts. */
+static float filter_floor(const float *logits, int vocab, float best, float inverse_temperature, float min_p,
+                          float top_p, int top_k) {
+    int32_t counts[FILTER_NATS * FILTER_STEPS] = {0};
+    const float lowest = best - FILTER_NATS / inverse_temperature;
+    int last = FILTER_NATS * FILTER_STEPS - 1, whole = vocab / LANES * LANES;
+    for (int j = 0; j < vocab; j++) {
+        if (j < whole && j % LANES == 0 && !vf_ge(vf_load(logits + j), vf_set1(lowest))) j += LANES - 1;
+        else if (logits[j] > lowest) {
+            const int step = (int)((best - logits[j]) * inverse_temperature * FILTER_STEPS);
+            counts[step < last ? step : last]++;
+        }
+    }
+    if (min_p > 0.0f && -logf(min_p) * FILTER_STEPS < (float)last) last = (int)(-logf(min_p) * FILTER_STEPS);
+    for (int step = 0, seen = 0; top_k && step < last; step++)
+        if ((seen += counts[step]) >= top_k) last = step;
+    float total = 0.0f, mass = 0.0f;
+    for (int step = 0; step <= last; step++) total += (float)counts[step] * expf(-((float)step + 0.5f) / FILTER_STEPS);
+    for (int step = 0; step < last; step++)
+        if ((mass += (float)counts[step] * expf(-((float)step + 0.5f) / FILTER_STEPS)) >= top_p * total) last = step;
+    if (last == FILTER_NATS * FILTER_STEPS - 1) return -INFINITY;
+    return best - (float)(last + 1) / FILTER_STEPS / inverse_temperature;
+}
+
+/* Tokens to find, at least two: the acceptance of the first depends on the second. */
+static int wanted_tops(const order *o) { return o->width > 1 ? o->width : 2; }
+
+/* Pick the best noisy outputs among those whose logits are above the floor. */
+static void pick_above(const order *o, const outputs *of, float floor, float inverse_temperature, const uint32_t *keys,
+                       best *tops) {
+    float values[FILTERED_AT_ONCE];
+    int32_t tokens[FILTERED_AT_ONCE], places[FILTERED_AT_ONCE];
+    for (int j = 0, n = 0; j < of->count; j++) {
+        if (of->logits[j] > floor) values[n] = of->logits[j], tokens[n] = of->ids[j], places[n++] = j;
+        if (n == FILTERED_AT_ONCE || (n && j + 1 == of->count)) {
+            best found[WIDTH_MAX];
+            clear_tops(found, wanted_tops(o));
+            pick_several(values, inverse_temperature, keys, tokens, n, found, wanted_tops(o));
+            for (int i = 0; i < wanted_tops(o) && found[i].index != NOTHING; i++)
+                insert_top(tops, wanted_tops(o), (best){found[i].value, places[found[i].index]});
+            n = 0;
+        }
+    }
+}
+
+/* ---- candidates ---- */
+
+static void find_noisy(const drafting *d, int row, const outputs *of, float most, best *tops) {
+    const order *o = d->o;
+    const int s = d->owners[row], filters = o->min_p[s] > 0.0f || o->top_p[s] < 1.0f || o->top_k[s] > 0;
+    const float factor = d->inverse_temperature[row];
+    const float floor = filters ? filter_floor(of->logits, of->count, most, o->inverse_temperature[s], o->min_p[s],
+                                               o->top_p[s], o->top_k[s])
+                                : -INFINITY;
+    if (floor > -INFINITY) pick_above(o, of, floor, factor, d->keys[row], tops);
+    else pick_several(of->logits, factor, d->keys[row], of->ids, of->count, tops, wanted_tops(o));
+}
+
+static void find_best(const float *logits, int vocab, best *tops, int width) {
+    for (int j = 0; j < vocab; j += LANES) {
+        if (j + LANES <= vocab && !vf_ge(vf_load(logits + j), vf_set1(tops[width - 1].value))) continue;
+        for (int i = j; i < vocab && i < j + LANES; i++) insert_top(tops, width, (best){logits[i], i});
+    }
+}
+
+/* Copy a row's shortlists into `logits` and `ids`, and count them. */
+static int gather(const drafting *d, int row, float *logits, int32_t *ids) {
+    const shortlist *lists = d->p->screen.lists;
+    int count = 0;
+    for (const shortlist *l = &lists[row * SLICES]; l < &lists[(row + 1) * SLICES]; l++)
+        for (int i = 0; i < l->count; i++) logits[count] = l->logits[i], ids[count++] = d->o->ids[l->places[i]];
+    return count;
+}
+
+static float highest(const outputs *of) {
+    float most = -INFINITY;
+    for (int i = 0; i < of->count; i++) most = of->logits[i] > most ? of->logits[i] : most;
+    return most;
+}
+
+void find_candidates(const drafting *d, int row) {
+    const order *o = d->o;
+    float logits[SLICES * SHORTLIST];
+    int32_t ids[SLICES * SHORTLIST];
+    outputs of = {d->now->logits + (int64_t)row * o->vocab, o->ids, o->vocab};
+    if (d->p->screen.available) of = (outputs){logits, ids, gather(d, row, logits, ids)};
+    const int noisy = d->inverse_temperature[row] > 0.0f;
+    const float most = d->p->screen.available ? highest(&of) : of.logits[d->now->argmax[row]];
+    best *tops = d->tops[row];
+    float *acceptance = d->acceptance[row];
+    clear_tops(tops, wanted_tops(o));
+    if (noisy) find_noisy(d, row, &of, most, tops);
+    else find_best(of.logits, of.count, tops, wanted_tops(o));
+    const float mass = log_mass(of.logits, of.count, most);
+    for (int i = 0; i < o->width && tops[i].index != NOTHING; i++)
+        acceptance[i] = tree_acceptance(i, expf(of.logits[tops[i].index] - most - mass), tops, noisy);
+    for (int i = 0; i < o->width && tops[i].index != NOTHING; i++) tops[i].index = of.ids[tops[i].index];
+    if (tops[0].index == NOTHING) tops[0] = (best){0.0f, o->ids[0]}, acceptance[0] = 0.0f; /* all NaN */
+}
