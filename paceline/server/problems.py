@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from paceline.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfMemory, PacelineError
+from paceline.errors import ContextTooLong, EngineDead, Failed, InvalidRequest, OutOfMemory, PacelineError
 from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -86,21 +86,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
 }
-
-
-class UnknownModel(PacelineError):
-    status = 404
-    code = "model_not_found"
-    param = "model"
-
-
-class Failed(PacelineError):
-    """A request that was taken, and did not come to a good end."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 ENDINGS = {

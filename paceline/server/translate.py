@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
-from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownOption
+from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel, UnknownOption
 from paceline.llm import LLM
-from paceline.server.problems import UnknownModel
 from paceline.server.protocol import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
