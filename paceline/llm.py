@@ -86,7 +86,7 @@ class LLM:
         """`drafter`: see `paceline.drafters.registry`; the first of several is the default, an empty list is none, and
         None the head that comes with the target, where one does. `device`: cpu, cuda, or auto: a GPU where there is
         one. `options`: EngineConfig."""
-        device = choose_device(device)
+        self._device = device = choose_device(device)
         if drafter is None:
             drafter = shipped_drafters(target, device=device)
         words = [drafter] if isinstance(drafter, str) else list(drafter)
@@ -173,6 +173,7 @@ class LLM:
         speculation: Speculation,
         prediction: tuple[int, ...],
     ) -> Request:
+        speculation.rule.check_device(self._device)
         return Request(
             id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation, prediction=prediction
         )

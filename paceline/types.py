@@ -22,34 +22,13 @@ from paceline.checks import (
     surrogate_at,
 )
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.rules import Rule as Rule  # a noun of requests too
+from paceline.rules import with_threshold
 
 MAX_LOGPROBS = 100
 MAX_SAMPLES = 128
 GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}  # most characters of each
 MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
-
-
-class Rule(StrEnum):
-    """How verification decides. See `paceline.accept`."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-    THRESHOLD = "threshold"
-    TYPICAL = "typical"
-
-    @property
-    def lossless(self) -> bool:
-        """False: the text may not be the one that the target alone would have written."""
-        return self not in THRESHOLDS
-
-    @property
-    def wants_probs(self) -> bool:
-        """True: a drafter that samples does so with noise of its own, and says from which distributions."""
-        return self in (Rule.REJECTION, Rule.BLOCK)
-
-
-THRESHOLDS = {Rule.THRESHOLD: 0.3, Rule.TYPICAL: 0.09}  # the lossy rules; how likely a token must be, if not said
 
 
 class Finish(StrEnum):
@@ -298,8 +277,6 @@ class Speculation:
         check_flag("enabled", self.enabled)
         if self.drafter is not None and not isinstance(self.drafter, str):
             raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}", param="drafter")
-        if self.rule not in list(Rule):
-            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule], param="rule")
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
             check_integer("max_draft", self.max_draft, 1, 1024)
@@ -307,8 +284,8 @@ class Speculation:
             check_number("p_min", self.p_min, 0, 1)
         if self.threshold is not None:
             check_number("threshold", self.threshold, 0, 1, open_low=True)
-            if self.rule.lossless:
-                names = " and ".join(THRESHOLDS)
+            if self.rule.threshold is None:
+                names = " and ".join(with_threshold())
                 raise InvalidRequest(
                     f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
                 )
