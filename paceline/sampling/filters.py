@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln(2) is their sum; LN2_HIGH times an exponent is exact
+LOG2_E = 1.44269504
 EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor's, for arguments up to ln(2) / 2
 MASS_BITS = 40  # a mass of 1 is 2**40 units: 2**18 tokens of mass up to 1 stay below 2**63
 FAINT = -27.0  # e**-27 < 2**-38: what is further below the largest logit has no mass

@@ -101,9 +101,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.vocabulary.special
-
     @property
     def control_texts(self) -> frozenset[str]:
         """What a text must not spell unless it means the control token."""

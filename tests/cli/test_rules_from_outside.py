@@ -12,6 +12,8 @@ from paceline.cli import options
 from paceline.cli.main import build_parsers
 from paceline.cli.serve import _settings, options_of
 from paceline.errors import InvalidRequest
+from paceline.llm import LLM
+from paceline.types import SamplingParams, Speculation
 from tests.cli.conftest import Cli
 from tests.outside import installed
 
@@ -90,6 +92,15 @@ def test_so_it_is_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings("cpu").allowed_rules == ("coupled", "gullible")  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequest, match="'gullible' does not run on cuda"):
         settings("cuda")
+
+
+def test_so_it_is_for_a_request_in_python(tiny: str) -> None:
+    llm = LLM(tiny, drafter="ngram", format="fp32")
+    [answer] = llm.generate("ab", SamplingParams(max_tokens=4), speculation=Speculation(rule="gullible"))
+    assert len(answer.tokens) == 4
+    llm._device = "cuda"  # as if
+    with pytest.raises(InvalidRequest, match="'gullible' does not run on cuda"):
+        llm.generate("ab", SamplingParams(max_tokens=4), speculation=Speculation(rule="gullible"))
 
 
 def test_a_command_without_rules_has_none_to_check() -> None:
