@@ -1,4 +1,4 @@
-"""How each rule judges, found by its name: Paceline's own, those that were registered, and those of plug-ins.
+"""The judges of all rules by name: Paceline's own rules, registered ones, and those of plug-ins.
 
 The coupled rule is not among them: `accept_coupled` judges it in plain Python. A rule from outside is not trusted. One
 that raises, or returns what cannot be committed, is out of use from then on; coupled acceptance takes its place.

@@ -1,9 +1,7 @@
-"""Messages to the prompt a model was trained on, through the chat template that comes with it.
+"""Chat templates, from messages to the prompt that a model was trained on. The template comes with the model.
 
-Control tokens that the template writes become control tokens; the same characters in a message stay text (how, stands
-in chat_shield.py).
-
-The template is the model's, never a request's. How it is kept harmless stands in chat_sandbox.py.
+Control tokens that the template writes become control tokens; the same characters in a message stay text (see
+chat/shield.py). The template is the model's, never a request's; chat/sandbox.py keeps it harmless.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from paceline.chat.shield import Shield, strings
 from paceline.errors import InvalidRequest, ModelFileError
 from paceline.text.tokenizer import Tokenizer
 
-# What evaluating an expression can raise, template bugs and unexpected messages alike.
+# Errors that evaluating an expression can raise, for template bugs and unexpected messages alike.
 _RUN_ERRORS = (
     TemplateError,
     ArithmeticError,
@@ -48,7 +46,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt as text."""
+        """Render the prompt as text."""
         inputs = _inputs(messages, tools)
         return self._run(inputs, add_generation_prompt)
 
@@ -59,7 +57,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The prompt as token ids."""
+        """Render the prompt as token ids."""
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         text = self._run(hidden, add_generation_prompt)
@@ -87,7 +85,7 @@ def _inputs(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | No
 
 
 def _compile(source: str) -> tuple[Callable[[Mapping[str, Any], int], str], frozenset[str]]:
-    """What renders the template, and the strings it names."""
+    """Compile a template: a function that renders it, and the strings that it names."""
     if len(source) > MAX_SOURCE:
         raise ModelFileError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed")
     try:

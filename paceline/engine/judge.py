@@ -1,4 +1,4 @@
-"""From the logits of a verification to a verdict for each sequence: draw the target's tokens, apply the rules.
+"""The verdict on each sequence, from the logits of its verification: draw the target's tokens, apply the rules.
 
 Coupled drafts are judged here, in plain Python. A rule gets works of its own as `VerifiedWorks`.
 """
@@ -27,7 +27,7 @@ COUPLED = Rule.COUPLED  # a local name: looked up for every work
 
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
-    """Verdicts by sequence key. A work without a draft gets the target's token: plain decoding."""
+    """Judge all works. Returns verdicts by sequence key; without a draft it is the target's token: plain decoding."""
     drawn = _drawn(works, output, pick)
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
