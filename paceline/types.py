@@ -1,52 +1,39 @@
-"""What goes into the engine and what comes out: requests, their parameters, events and statistics.
+"""The nouns of the engine: requests and their parameters go in, events and statistics come out.
 
-All frozen, all validated where they are made: an object of these types is a valid one. Nothing here computes.
+All are frozen and validated where they are made: an object of these types is a valid one. Nothing here computes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from paceline.checks import (
+    check_flag,
+    check_integer,
+    check_known,
+    check_number,
+    check_stops,
+    checked_tuple,
+    surrogate_at,
+)
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.rules import Rule as Rule  # a noun of requests too
+from paceline.rules import with_threshold
 
-MAX_LOGPROBS = 100
-MAX_SAMPLES = 128
-MAX_STOPS = 64
-GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}  # most characters of each
-MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
-
-
-class Rule(StrEnum):
-    """How verification decides. See `paceline.accept`."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-    THRESHOLD = "threshold"
-    TYPICAL = "typical"
-
-    @property
-    def lossless(self) -> bool:
-        """False: the text may not be the one that the target alone would have written."""
-        return self not in THRESHOLDS
-
-    @property
-    def wants_probs(self) -> bool:
-        """True: a drafter that samples does so with noise of its own, and says from which distributions."""
-        return self in (Rule.REJECTION, Rule.BLOCK)
-
-
-THRESHOLDS = {Rule.THRESHOLD: 0.3, Rule.TYPICAL: 0.09}  # the lossy rules; how likely a token must be, if not said
+MAX_LOGPROBS = 100  # alternatives beside a token
+MAX_SAMPLES = 128  # answers to one prompt
+# Kinds of grammars, with the characters that the text of each may have.
+GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}
+MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
 
 class Finish(StrEnum):
-    """Why a sequence ended."""
+    """The reason that a sequence ended."""
 
     STOP = "stop"  # end-of-sequence token, stop id or stop string
     LENGTH = "length"  # max_tokens, or the context is full
@@ -56,7 +43,7 @@ class Finish(StrEnum):
 
 
 class OffKind(StrEnum):
-    """Why a sequence did not draft, without numbers or names: the label of a metric."""
+    """Kinds of reasons not to draft, without numbers or names: labels of a metric."""
 
     REQUEST = "off by request"
     NO_DRAFTER = "no drafter"
@@ -78,7 +65,7 @@ class OffKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """Why a sequence did not draft: a kind to count by, and a sentence for people."""
+    """The reason that a sequence did not draft: a kind to count by, and a sentence for people."""
 
     kind: OffKind
     detail: str
@@ -88,52 +75,17 @@ class Off:
 
 
 class Origin(StrEnum):
-    """How a token came about."""
+    """The way a token came about."""
 
     ACCEPTED = "accepted"  # drafted, and the target agreed
     BONUS = "bonus"  # the target's own token after a draft
     PLAIN = "plain"  # no draft was attached
 
 
-def _known_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
-    known = {f.name for f in fields(cls)}
-    for name in given:
-        if name not in known:
-            raise UnknownOption(f"{cls.__name__} option", name, known)
-
-
-def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raise InvalidRequest unless `value` is a finite number in [low, high], or in (low, high] if `open_low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
-    if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], not {value!r}")
-
-
-def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Raise InvalidRequest unless `value` is an integer in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}")
-
-
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be True or False, not {value!r}")
-
-
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name} must be a list, not {value!r}")
-    return tuple(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like: any JSON object, JSON of a schema, text that a regular expression matches as a
-    whole, or one of several texts. See `paceline.sampling.grammar`."""
+    """The form of an answer: any JSON object, JSON that follows a schema, a text that a regular expression matches as
+    a whole, or one of several texts. See `paceline.sampling.grammar`."""
 
     kind: str
     text: str = ""  # the schema, the expression, or a JSON list of the choices
@@ -147,7 +99,7 @@ class Grammar:
         try:
             return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the schema is not JSON: {error}") from None
+            raise InvalidRequest(f"the schema is not JSON: {error}", param="grammar") from None
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -155,29 +107,33 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Self:
-        choices = _tuple("choice", texts)
+        choices = checked_tuple("choice", texts, param="grammar")
         if not choices or not all(isinstance(text, str) and text for text in choices):
-            raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}")
+            raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}", param="grammar")
         return cls("choice", json.dumps(choices, ensure_ascii=False))
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMARS:
-            raise UnknownOption("grammar", str(self.kind), GRAMMARS)
+            raise UnknownOption("grammar", str(self.kind), GRAMMARS, param="grammar")
+        problem = self._problem()
+        if problem is not None:
+            raise InvalidRequest(problem, param="grammar")
+
+    def _problem(self) -> str | None:
         if not isinstance(self.text, str):
-            raise InvalidRequest(f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}")
+            return f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}"
         if bool(self.text) != (self.kind != "json_object"):
-            raise InvalidRequest(f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}")
+            return f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}"
         if len(self.text) > GRAMMARS[self.kind]:
-            raise InvalidRequest(
-                f"a {self.kind} grammar has at most {GRAMMARS[self.kind]} characters, not {len(self.text)}"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in self.text):
-            raise InvalidRequest("a grammar must be valid Unicode; this one holds half a surrogate pair")
+            return f"a {self.kind} grammar has at most {GRAMMARS[self.kind]} characters, not {len(self.text)}"
+        if surrogate_at(self.text) is not None:
+            return "a grammar must be valid Unicode; this one holds half a surrogate pair"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the user asked of sampling. Every field is valid with and without speculation."""
+    """Parameters of sampling, as a request sets them. Each is valid with and without speculation."""
 
     temperature: float = 1.0  # 0: always the most likely token
     top_k: int = 0  # 0: off
@@ -196,21 +152,22 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None  # None: drawn when the request is submitted
     n: int = 1
-    logprobs: int | None = None  # how many alternatives beside the chosen token
-    prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # decides where the answer may end, also before min_tokens
+    logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
+    prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
+    grammar: Grammar | None = None  # may end the answer before min_tokens
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """As the constructor, but a misspelt option says what was probably meant."""
-        _known_fields(cls, options)
+        """Make one from options; a misspelt option raises an error that says what was probably meant."""
+        check_known(cls, options)
         return cls(**options)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
-        object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids))
+        stops = (self.stop,) if isinstance(self.stop, str) else checked_tuple("stop", self.stop)
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop_ids", checked_tuple("stop_ids", self.stop_ids))
         if self.allowed_tokens is not None:
-            object.__setattr__(self, "allowed_tokens", _tuple("allowed_tokens", self.allowed_tokens))
+            object.__setattr__(self, "allowed_tokens", checked_tuple("allowed_tokens", self.allowed_tokens))
         self._check_numbers()
         self._check_integers()
         self._check_collections()
@@ -222,17 +179,20 @@ class SamplingParams:
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):
-            raise InvalidRequest(f"grammar must be a Grammar, not {type(self.grammar).__name__}")
+            raise InvalidRequest(f"grammar must be a Grammar, not {type(self.grammar).__name__}", param="grammar")
         for name, given in (("ignore_eos", self.ignore_eos), ("allowed_tokens", self.allowed_tokens is not None)):
             if given:
-                raise InvalidRequest(f"a grammar decides which tokens follow and where the text ends: leave out {name}")
+                raise InvalidRequest(
+                    f"a grammar decides which tokens follow and where the text ends: leave out {name}", param=name
+                )
 
     def _check_numbers(self) -> None:
         check_number("temperature", self.temperature, 0, 100)
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise InvalidRequest(
                 f"temperature must be 0 (always the most likely token) or at least {MIN_TEMPERATURE:g}, "
-                f"not {self.temperature!r}"
+                f"not {self.temperature!r}",
+                param="temperature",
             )
         check_number("top_p", self.top_p, 0, 1, open_low=True)
         check_number("min_p", self.min_p, 0, 1)
@@ -247,7 +207,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1, 2**31)
             if self.min_tokens > self.max_tokens:
-                raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+                raise InvalidRequest(
+                    f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
+                )
         if self.seed is not None:
             check_integer("seed", self.seed, 0, 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
@@ -255,24 +217,24 @@ class SamplingParams:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
 
     def _check_collections(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(self.stop)}")
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidRequest(f"a stop string must be a non-empty text, not {text!r}")
+        check_stops(self.stop)
         for token in self.stop_ids:
-            check_integer("a stop id", token, 0, 2**31)
+            check_integer("a stop id", token, 0, 2**31, param="stop_ids")
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest(f"logit_bias must be a mapping from token id to number, not {self.logit_bias!r}")
+            raise InvalidRequest(
+                f"logit_bias must be a mapping from token id to number, not {self.logit_bias!r}", param="logit_bias"
+            )
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
-            check_integer("a logit_bias key", token, 0, 2**31)
-            check_number("a logit_bias value", bias, -1000, 1000)
+            check_integer("a logit_bias key", token, 0, 2**31, param="logit_bias")
+            check_number("a logit_bias value", bias, -1000, 1000, param="logit_bias")
         if self.allowed_tokens is not None:
             if not self.allowed_tokens:
-                raise InvalidRequest("allowed_tokens must name at least one token, or be None for all")
+                raise InvalidRequest(
+                    "allowed_tokens must name at least one token, or be None for all", param="allowed_tokens"
+                )
             for token in self.allowed_tokens:
-                check_integer("an allowed token", token, 0, 2**31)
+                check_integer("an allowed token", token, 0, 2**31, param="allowed_tokens")
 
     @property
     def greedy(self) -> bool:
@@ -280,7 +242,7 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """True when something other than temperature, filters and noise acts on the logits."""
+        """True if anything besides temperature, filters and noise acts on the logits."""
         return bool(
             self.grammar is not None
             or self.logit_bias
@@ -298,26 +260,25 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What the user asked of speculation. `drafter=None` takes the engine's default drafter."""
+    """Parameters of speculation, as a request sets them."""
 
     enabled: bool = True
-    drafter: str | None = None
+    drafter: str | None = None  # None: the engine's default
     max_draft: int | None = None  # None: the engine's limit
     rule: Rule = Rule.COUPLED
-    threshold: float | None = None  # of a lossy rule; None: the rule's own
-    p_min: float | None = None  # a draft ends where its drafter believes less in it; None: the drafter's own limit
+    threshold: float | None = None  # for rules that take one; None: the rule's default
+    p_min: float | None = None  # confidence below which a draft ends; None: the drafter's own limit
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        _known_fields(cls, options)
+        """Make one from options; a misspelt option raises an error that says what was probably meant."""
+        check_known(cls, options)
         return cls(**options)
 
     def __post_init__(self) -> None:
         check_flag("enabled", self.enabled)
         if self.drafter is not None and not isinstance(self.drafter, str):
-            raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}")
-        if self.rule not in list(Rule):
-            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule])
+            raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}", param="drafter")
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
             check_integer("max_draft", self.max_draft, 1, 1024)
@@ -325,9 +286,11 @@ class Speculation:
             check_number("p_min", self.p_min, 0, 1)
         if self.threshold is not None:
             check_number("threshold", self.threshold, 0, 1, open_low=True)
-            if self.rule.lossless:
-                names = " and ".join(THRESHOLDS)
-                raise InvalidRequest(f"threshold is for the rules {names}, not for {self.rule}: leave it out")
+            if self.rule.threshold is None:
+                names = " and ".join(with_threshold())
+                raise InvalidRequest(
+                    f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
+                )
 
 
 OFF = Speculation(enabled=False)
@@ -341,29 +304,29 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: Speculation = field(default_factory=Speculation)
-    cache_salt: str = ""  # prefixes are shared only within one salt
+    cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
     deadline: float | None = None  # seconds from submission
-    prediction: tuple[int, ...] = ()  # what the answer may turn out to be: drafted from, never believed
+    prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
             if not isinstance(tokens, tuple):
-                raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}")
+                raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}", param=what)
             for token in tokens:
                 if type(token) is not int:
-                    raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}")
+                    raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}", param=what)
         if not self.prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token")
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
-            if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-                raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}")
+            if not isinstance(text, str) or surrogate_at(text) is not None:
+                raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification decided of one sequence: which rows of the draft live on, and the token after them."""
+    """The outcome of verification for one sequence: the accepted path of its draft, and the token after it."""
 
     path: tuple[int, ...]  # indices into the draft, root first
     token: int
@@ -371,7 +334,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token under the target, before any sampling parameter, with the best alternatives."""
+    """Log-probability of a token under the target, before any sampling parameter, with the likeliest alternatives."""
 
     token: int
     logprob: float
@@ -381,7 +344,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
-    """What speculation did for one sequence. Times are seconds, shared steps counted by share of rows."""
+    """Counts and times of one sequence. Times are in seconds; a step's time is shared by the rows of its sequences."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -390,22 +353,22 @@ class SequenceStats:
     rounds: int = 0  # steps that verified a draft
     drafted: int = 0
     accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # how often the draft was right up to and including position i
-    prediction_accepted: int = 0  # tokens of the answer that were drafted from its prediction
-    prediction_rejected: int = 0  # drafted from it in vain
-    drafter: str | None = None  # who could draft; several are joined by "+"
-    pauses: int = 0  # how often drafting was paused for lack of acceptance
+    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts that were accepted up to and including position i
+    prediction_accepted: int = 0  # accepted tokens that were drafted from the request's prediction
+    prediction_rejected: int = 0  # rejected tokens that were drafted from it
+    drafter: str | None = None  # drafters of this sequence, joined by "+"
+    pauses: int = 0  # times that drafting paused because too little was accepted
     preemptions: int = 0
-    off: Off | None = None  # why the last step that could have drafted did not
-    time_queued: float = 0.0  # until it first ran
-    time_to_first: float = 0.0
+    off: Off | None = None  # reason of the last step that could have drafted and did not
+    time_queued: float = 0.0  # from submission to its first step
+    time_to_first: float = 0.0  # from submission to its first token
     time_total: float = 0.0
     time_draft: float = 0.0
     time_verify: float = 0.0
 
     @property
     def off_reason(self) -> str | None:
-        """The sentence of `off`."""
+        """The sentence of `off`, for people."""
         return None if self.off is None else self.off.detail
 
     @property
@@ -426,19 +389,19 @@ class SequenceStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What leaves the engine for one sequence in one step. The one with `finish` set is its last."""
+    """Output of one sequence in one step. The event with `finish` set is the sequence's last."""
 
     request_id: str
     sample: int  # 0 … n-1
     tokens: tuple[int, ...] = ()
     origins: tuple[Origin, ...] = ()
-    drafter: str | None = None  # whose draft was verified; None: there was none, or a grammar forced it
-    drafted: int = 0  # tokens of the draft, and how many of them were right
-    accepted: int = 0
+    drafter: str | None = None  # the drafter whose draft was verified; None: no draft, or one that a grammar forced
+    drafted: int = 0  # tokens of the draft
+    accepted: int = 0  # accepted tokens of the draft
     text: str = ""
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob | None, ...] | None = None  # with the first tokens, and on the last event
     finish: Finish | None = None
-    stop: str | int | None = None  # the stop string or token id that ended it
+    stop: str | int | None = None  # the stop string or token id that ended the sequence
     error: str | None = None
     stats: SequenceStats | None = None  # on the last event

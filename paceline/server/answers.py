@@ -177,7 +177,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     return SpeculationStats(
         enabled=enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
-        rule=rule.value,
+        rule=str(rule),
         lossless=rule.lossless or not enabled,
         num_drafts=rounds,
         num_draft_tokens=drafted,

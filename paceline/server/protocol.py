@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from paceline.chat.tools import MAX_TOOLS
-from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOPS, THRESHOLDS, Rule
+from paceline.checks import MAX_STOPS
+from paceline.rules import BUILT_IN
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
-RULES = ", ".join(Rule)
-LOSSY = " and ".join(THRESHOLDS)
+RULES = ", ".join(BUILT_IN)
+LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
 class Wire(BaseModel):

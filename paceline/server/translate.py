@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
-from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownOption
+from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel
 from paceline.llm import LLM
-from paceline.server.problems import UnknownModel
+from paceline.rules import Rule
 from paceline.server.protocol import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
@@ -32,8 +32,7 @@ from paceline.server.protocol import (
     ignored,
 )
 from paceline.server.settings import Settings
-from paceline.text.detokenizer import check_stops
-from paceline.types import THRESHOLDS, Grammar, Request, Rule, SamplingParams, Speculation
+from paceline.types import Grammar, Request, SamplingParams, Speculation
 
 T = TypeVar("T")
 
@@ -190,12 +189,7 @@ class Translator:
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
         given["grammar"] = grammar
         given["top_k"] = 0 if body.top_k == -1 else body.top_k
-        sampling = replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
-        try:
-            check_stops(sampling.stop)
-        except InvalidRequest as error:
-            raise InvalidRequest(str(error), param="stop") from None
-        return sampling
+        return replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
 
     async def _asked(
         self,
@@ -270,23 +264,23 @@ class Translator:
         if options is None:
             options = SpeculationOptions.model_validate({})
         self._check_allowed(options)
-        rule = _rule(options.rule or self.settings.default_rule)
+        rule = Rule((options.rule or self.settings.default_rule)[:60])
         return Speculation(
             enabled=options.enabled is not False,
             drafter=options.drafter,
             max_draft=options.max_draft,
             rule=rule,
-            threshold=options.threshold if rule.lossless else self._threshold(options, rule),
+            threshold=self._threshold(options, rule),
             p_min=options.p_min,
         )
 
-    def _threshold(self, options: SpeculationOptions, rule: Rule) -> float:
-        """Of a lossy rule: what is asked for, or the server's where it has one for this rule, or the rule's own."""
-        if options.threshold is not None:
+    def _threshold(self, options: SpeculationOptions, rule: Rule) -> float | None:
+        """The request's threshold, or the server's where it has one for this rule, or the rule's own."""
+        if options.threshold is not None or rule.threshold is None:
             return options.threshold
         settings = self.settings
         own = settings.default_threshold if rule == settings.default_rule else None
-        return max(own or THRESHOLDS[rule], settings.allowed_threshold)
+        return max(own or rule.threshold, settings.allowed_threshold)
 
     def _check_allowed(self, options: SpeculationOptions) -> None:
         settings, most = self.settings, self.settings.allowed_max_draft
@@ -465,12 +459,6 @@ def _response_content(content: Any) -> Any:
         if part.type in ("input_text", "output_text"):
             part.type = "text"
     return renamed
-
-
-def _rule(name: str) -> Rule:
-    if name not in list(Rule):
-        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule])
-    return Rule(name)
 
 
 def _size(value: Any) -> int:

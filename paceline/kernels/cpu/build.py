@@ -18,7 +18,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from paceline.errors import PacelineError, UnknownOption
+from paceline.errors import NoCompiler, UnknownOption
 from paceline.kernels.cpu import abi
 from paceline.kernels.cpu.abi_check import check_abi
 
@@ -39,10 +39,6 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
 }
 OLDER = {"avx512bf16": "avx512"}  # variant to use where the compiler does not know the newest instructions
-
-
-class NoCompiler(PacelineError):
-    """No C compiler works here. The caller runs plain torch instead and shows this message."""
 
 
 @cache

@@ -26,7 +26,7 @@ static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
    Fitted to 10,000 rows of MT-bench (docs/experiments.md, "Trees of a head", and again in "Temperature 1 on two cores,
    once more"). Greedy, the best token is right more often than its probability says, because the target takes its best
    one, too. Under shared noise two distances count as much: of the best ahead of the second, and of the others behind
-   the best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is
+   the best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is in
    paceline/drafters/draft_in_progress.py. */
 static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
     const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
