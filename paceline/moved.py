@@ -25,6 +25,7 @@ MOVED = {
     "paceline.filters": "paceline.sampling.filters",
     "paceline.grammar": "paceline.sampling.grammar",
     "paceline.pretokenizers": "paceline.text.pretokenizers",
+    "paceline.runner.load": "paceline.runner.loading.models",
     "paceline.schema_limits": "paceline.sampling.schema_limits",
     "paceline.tokenizer": "paceline.text.tokenizer",
     "paceline.tokenizer_gguf": "paceline.text.gguf",

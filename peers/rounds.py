@@ -1,7 +1,7 @@
 """What the host does during rounds on a GPU, by torch's profiler: which calls of the CUDA runtime, and whether it ever
 keeps the device waiting.
 
-A round is in the air when watching begins. So at the n-th wait for a round n launches seen say that the next round was
+A round is in flight when watching begins. So at the n-th wait for a round n launches seen say that the next round was
 in the device's queue before the host looked at the last: `next_round_queued` counts these waits, `waits_a_round` all
 calls that wait for anything. (One `cudaDeviceSynchronize` in the whole is the profiler's own, at its end.)
 Timing under a profiler means little; `paceline bench engine` measures speed.

@@ -139,7 +139,7 @@ RIGS: Mapping[str, Mapping[str, Made]] = {
     },
     "prediction": {"prediction": lambda context, backend: PredictionDrafter()},
     "medusa": {"medusa": MedusaMade(), "medusa-hesitant": MedusaMade(min_confidence=0.02)},
-    "self": {},  # a device's alone: see FLOWN
+    "self": {},  # a device's alone: see DEVICE_RIGS
 }
 
 
@@ -165,11 +165,11 @@ class Itself:
         return copy
 
 
-Flown = Model | Itself | DeviceDrafter
+DeviceRig = Model | Itself | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
 SELF = {"self": Itself()}
-FLOWN: Mapping[str, Model | LookupOnDevice] = {
+DEVICE_RIGS: Mapping[str, Model | LookupOnDevice] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
@@ -191,7 +191,7 @@ class Rig:
     rounds: Any = None
 
 
-def _device_drafter(by: Flown, backend: str, target: Forward) -> DeviceDrafter:
+def _device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafter:
     if isinstance(by, Itself):
         return ModelOnDevice(by.forward(target), shares_kv=True)
     if isinstance(by, Model):
@@ -217,11 +217,11 @@ def build(
     eos_ids: Sequence[int] = (),
     tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] | None = None,
-    flown: Mapping[str, Flown] | None = None,
+    on_device: Mapping[str, DeviceRig] | None = None,
     **options: Any,
 ) -> Rig:
-    """An engine by hand, of small limits so that they are met. The first drafter is the default. With `flown`, steps
-    run on a device that can do these drafters, and those of `drafters` on the host."""
+    """Build an engine with limits so small that tests meet them. The first drafter is the default. With `on_device`,
+    steps run on a device that has these drafters, and `drafters` are those of the host."""
     config = EngineConfig.of(**{**LIMITS, **options})
     if forward is None:
         taps = sorted({tap for made in (drafters or {}).values() for tap in getattr(made, "taps", ())})
@@ -242,8 +242,8 @@ def build(
         for name, make in (drafters or {}).items()
     }
     rounds: Any = None
-    if flown is not None:
-        by = {name: _device_drafter(by, backend, forward) for name, by in flown.items()}
+    if on_device is not None:
+        by = {name: _device_drafter(by, backend, forward) for name, by in on_device.items()}
         rounds = _rounds(
             forward, backend, lanes=config.max_sequences, max_context=max_context, drafters=by, config=config
         )
@@ -256,7 +256,7 @@ def build(
         max_context=max_context,
         eos_ids=eos_ids,
         drafters=guards,
-        default_drafter=next(iter([*(flown or ()), *guards]), None),
+        default_drafter=next(iter([*(on_device or ()), *guards]), None),
         tokenizer=tokenizer,
         rounds=rounds,
         **({} if clock is None else {"clock": clock}),

@@ -147,7 +147,7 @@ SAMPLED = (
     ),
 )
 # What a device can do by itself.
-FLYING: Mapping[str, Sequence[SamplingParams]] = {
+DEVICE_PARAMS: Mapping[str, Sequence[SamplingParams]] = {
     "greedy": (
         SamplingParams(temperature=0),
         SamplingParams(temperature=0, n=2),

@@ -1,4 +1,4 @@
-"""Rounds that watch over whoever uses them, for engines whose steps fly."""
+"""Rounds that check their callers, for engines whose steps run on a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.sampling.sampler import Sampler
 
 class WatchedRounds(PortableRounds):
     """Rounds that are as late as a device may be: nothing happens before its outcome is asked for. And they see to it
-    that a step in the air can do no harm: its lanes are not rewritten, and none of the pages that it may write to is
+    that a step in flight can do no harm: its lanes are not rewritten, and none of the pages that it may write to is
     given to anybody else before it has landed."""
 
     cache: KVCache | None = None  # whose pages; set once it is there
@@ -25,15 +25,15 @@ class WatchedRounds(PortableRounds):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.launches = 0
-        self.most_aloft = 0
+        self.most_in_flight = 0
         self.seats: list[Sequence[Seat]] = []
         self.chunks: list[Sequence[Chunk]] = []
         self._orders: deque[Callable[[], Any]] = deque()  # what was asked for and has not been done
         self._pages: dict[int, dict[int, int]] = {}  # by lane: its pages, and the epochs in which they were set
-        self._aloft: list[tuple[set[int], dict[int, int]]] = []  # lanes and pages of each step
+        self._in_flight: list[tuple[set[int], dict[int, int]]] = []  # lanes and pages of each step
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        assert not any(lane in lanes for lanes, _ in self._aloft), "a lane is rewritten under a step in the air"
+        assert not any(lane in lanes for lanes, _ in self._in_flight), "a lane is rewritten under a step in flight"
         self._pages[lane] = {}
         self._orders.append(functools.partial(super().write, lane, tokens, sampler))
 
@@ -44,9 +44,9 @@ class WatchedRounds(PortableRounds):
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}
-        self._aloft.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))
+        self._in_flight.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))
         self.launches += 1
-        self.most_aloft = max(self.most_aloft, len(self._aloft))
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.seats.append(seats)
         self.chunks.append(chunks)
         self._orders.append(functools.partial(self._launch, chunks, seats, drafter, context))
@@ -60,9 +60,9 @@ class WatchedRounds(PortableRounds):
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         assert self.cache is not None
-        _, pages = self._aloft.pop(0)
+        _, pages = self._in_flight.pop(0)
         taken = [page for page, epoch in pages.items() if self.cache.pool.epochs[page] != epoch]
-        assert not taken, f"pages {taken} changed hands while a step in the air could write to them"
+        assert not taken, f"pages {taken} changed hands while a step in flight could write to them"
         while (order := self._orders.popleft()) is not ticket:
             order()
         return super().collect(ticket())

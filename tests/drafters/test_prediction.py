@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.drafters.prediction import FAR_MATCH_TOKENS, NEAR_TOKENS, Prediction, Trail
 from paceline.types import Origin, Request, SamplingParams, Speculation
-from tests.rig import FLOWN, RIGS, build
+from tests.rig import DEVICE_RIGS, RIGS, build
 from tests.runs import plain, prompt, run, tokens_of
 
 TEXT = tuple(range(100, 140))  # every token once
@@ -169,8 +169,8 @@ def test_each_drafter_has_its_own_pace(answer: list[int]) -> None:
 
 
 def test_a_device_goes_on_where_the_prediction_ends(answer: list[int]) -> None:
-    """Steps run on the host while it is followed, and fly when the other drafter is one of the device."""
-    rig = build("toy", RIGS["prediction"], flown={"ngram": FLOWN["ngram"]})
+    """Steps run on the host while it is followed, and on the device when the other drafter is one of its own."""
+    rig = build("toy", RIGS["prediction"], on_device={"ngram": DEVICE_RIGS["ngram"]})
     told = run(rig, [ask(answer[:20], drafter="ngram")])
     assert told["r", 0].tokens == answer
     assert told["r", 0].stats.prediction_accepted > 10
@@ -178,7 +178,7 @@ def test_a_device_goes_on_where_the_prediction_ends(answer: list[int]) -> None:
 
 
 def test_a_drafter_that_reads_catches_up_after_the_prediction(answer: list[int]) -> None:
-    rig = build("toy", RIGS["prediction"], flown={"good": FLOWN["good"]})
+    rig = build("toy", RIGS["prediction"], on_device={"good": DEVICE_RIGS["good"]})
     told = run(rig, [ask(answer[:15]), ask(answer[5:25], id="s"), ask(id="t")])
     assert [each.tokens for each in told.values()] == [answer] * 3
     assert told["r", 0].stats.accepted > told["r", 0].stats.prediction_accepted > 5

@@ -1,6 +1,6 @@
-"""Steps in the air: launched one ahead, landed one late, and never in anybody's way.
+"""Steps in flight: launched one ahead, landed one late, and no hindrance to other sequences.
 
-`WatchedRounds` fails a test when a lane is rewritten or a page changes hands under a step in the air.
+`WatchedRounds` fails a test when a lane is rewritten or a page changes hands under a step in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Silent
-from tests.rig import FLOWN, RIGS, Rig, always, build
+from tests.rig import DEVICE_RIGS, RIGS, Rig, always, build
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds
@@ -35,37 +35,37 @@ def rounds_of(rig: Rig) -> WatchedRounds:
 
 
 def test_one_step_runs_while_the_next_is_planned() -> None:
-    rig = build("toy", flown={})
+    rig = build("toy", on_device={})
     going = Run(rig)
     going.submit([ask(tokens=5)])
     counts = []
     while rig.engine.has_work:
         counts.append(sum(len(event.tokens) for event in going.step()))
     assert counts == [0, 1, 1, 1, 1, 1]
-    assert rounds_of(rig).most_aloft == 2
+    assert rounds_of(rig).most_in_flight == 2
     assert rounds_of(rig).launches == rig.engine.stats.steps == 5
     assert rig.engine.stats.wasted == 0
     going.check_over()
 
 
-@pytest.mark.parametrize("flown", [{}, GOOD, {"noisy": FLOWN["noisy"]}], ids=["plain", "good", "noisy"])
-def test_an_end_costs_at_most_one_step(flown: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("on_device", [{}, GOOD, {"noisy": DEVICE_RIGS["noisy"]}], ids=["plain", "good", "noisy"])
+def test_an_end_costs_at_most_one_step(on_device: Mapping[str, Any]) -> None:
     """By a stop nobody could foresee, and by a length that a draft reached early."""
     whole = run(build("toy"), [ask()])["a", 0].tokens
     for stop in whole[3:12]:
-        rig = build("toy", flown=flown)
+        rig = build("toy", on_device=on_device)
         told = run(rig, [ask(stop_ids=(stop,))])["a", 0]
         assert (told.finish, told.tokens) == (Finish.STOP, whole[: whole.index(stop) + 1])
         assert rig.engine.stats.wasted <= 1
         assert rounds_of(rig).launches == rig.engine.stats.steps
         assert told.stats.steps == rig.engine.stats.steps - rig.engine.stats.wasted
-    rig = build("toy", flown=flown)
+    rig = build("toy", on_device=on_device)
     run(rig, [ask(str(i), 5 + i, tokens=9 + i, text=i) for i in range(8)])
-    assert rig.engine.stats.wasted <= 8 * bool(flown)  # without drafts a length is foreseen
+    assert rig.engine.stats.wasted <= 8 * bool(on_device)  # without drafts a length is foreseen
 
 
 def test_statistics_of_a_flight() -> None:
-    rig = build("toy", flown=GOOD)
+    rig = build("toy", on_device=GOOD)
     told = run(rig, [ask(str(i), text=i) for i in range(3)])
     engine = rig.engine.stats
     for each in told.values():
@@ -90,10 +90,10 @@ def others() -> dict[Key, list[int]]:
 
 
 @pytest.mark.parametrize("when", range(1, 12))
-@pytest.mark.parametrize("flown", [{}, GOOD], ids=["plain", "good"])
-def test_abort_in_the_air(when: int, flown: Mapping[str, Any]) -> None:
-    """At any moment; what is dropped is never heard of, and the lane waits for the last flight."""
-    rig = build("toy", flown=flown, max_sequences=2, max_step_tokens=12)
+@pytest.mark.parametrize("on_device", [{}, GOOD], ids=["plain", "good"])
+def test_abort_in_flight(when: int, on_device: Mapping[str, Any]) -> None:
+    """Abort at any moment: dropped outcomes are never emitted, and the lane waits until the last step lands."""
+    rig = build("toy", on_device=on_device, max_sequences=2, max_step_tokens=12)
     going = Run(rig)
     going.submit([OTHERS[0], ask("a", 40, tokens=60), OTHERS[1]])
     for _ in range(when):
@@ -116,7 +116,7 @@ class Clock:
 
 def test_a_deadline_in_the_air() -> None:
     clock = Clock()
-    rig = build("toy", flown=GOOD, clock=clock)
+    rig = build("toy", on_device=GOOD, clock=clock)
     going = Run(rig)
     going.submit([replace(ask(), deadline=5.0), ask("other", text=1)])
     for _ in range(3):
@@ -130,8 +130,8 @@ def test_a_deadline_in_the_air() -> None:
 
 
 def test_pages_wait_for_the_last_flight() -> None:
-    """An aborted sequence's pages are wanted by the next at once, and are still in the air."""
-    rig = build("toy", flown=GOOD, num_pages=6, max_context=64, prefix_cache=False)
+    """An aborted sequence's pages are wanted by the next at once, and are still in flight."""
+    rig = build("toy", on_device=GOOD, num_pages=6, max_context=64, prefix_cache=False)
     going = Run(rig)
     going.submit([ask("a", 60, tokens=4), ask("b", 60, tokens=4, text=1)])
     for _ in range(4):
@@ -146,7 +146,7 @@ def test_pages_wait_for_the_last_flight() -> None:
 
 @pytest.mark.parametrize("pages", [8, 10, 12])
 def test_who_must_yield_lands_first(pages: int) -> None:
-    rig = build("toy", flown={"noisy": FLOWN["noisy"]}, num_pages=pages, max_context=100)
+    rig = build("toy", on_device={"noisy": DEVICE_RIGS["noisy"]}, num_pages=pages, max_context=100)
     requests = [ask(str(i), 20 + 5 * i, tokens=40, text=i) for i in range(5)]
     told = run(rig, requests)
     assert tokens_of(told) == tokens_of(run(build("toy"), requests))
@@ -165,8 +165,8 @@ HOST_ONLY: Mapping[str, SamplingParams] = {
 
 @pytest.mark.parametrize("kind", HOST_ONLY)
 def test_one_that_needs_the_host_among_others(kind: str) -> None:
-    """It comes while others fly and leaves before they end: fly, land, walk, fly."""
-    rig = build("toy", {"good": RIGS["model"]["good"]}, flown=GOOD)
+    """It comes while others run on the device, and leaves before they end: device, land, host, device."""
+    rig = build("toy", {"good": RIGS["model"]["good"]}, on_device=GOOD)
     going = Run(rig)
     others = [ask(str(i), 12 + i, tokens=60, text=i, temperature=i, seed=9) for i in (0, 1)]
     odd = Request(id="odd", prompt=prompt(20, seed=8), sampling=replace(HOST_ONLY[kind], max_tokens=12))
@@ -191,7 +191,7 @@ def test_one_that_needs_the_host_among_others(kind: str) -> None:
 def test_what_keeps_a_step_on_the_host() -> None:
     def launches(speculation: Speculation, **changes: Any) -> int:
         drafters = {"good": RIGS["model"]["good"], "mine": always(Silent())}
-        rig = build("toy", drafters, flown=GOOD)
+        rig = build("toy", drafters, on_device=GOOD)
         run(rig, [replace(ask(**changes), speculation=speculation)])
         return rounds_of(rig).launches
 
@@ -204,7 +204,7 @@ def test_what_keeps_a_step_on_the_host() -> None:
 
 def test_a_drafter_that_only_the_device_has() -> None:
     """On the host its sequences go plain."""
-    rig = build("toy", flown=GOOD)
+    rig = build("toy", on_device=GOOD)
     told = run(rig, [ask(), ask("b", text=1, presence_penalty=0.3)])
     assert tokens_of(told) == tokens_of(run(build("toy"), [ask(), ask("b", text=1, presence_penalty=0.3)]))
     assert told["b", 0].stats.off_reason == "drafter good runs on the device, this step does not"
@@ -218,7 +218,7 @@ def catching_up(rig: Rig) -> list[int]:
 
 
 def test_the_drafter_reads_prompts_along() -> None:
-    rig = build("toy", flown=GOOD)
+    rig = build("toy", on_device=GOOD)
     run(rig, [ask(length=70)])
     assert sum(catching_up(rig)) == 0
     read = [(c.start, c.count) for chunks in rounds_of(rig).chunks for c in chunks if c.drafts]
@@ -228,7 +228,7 @@ def test_the_drafter_reads_prompts_along() -> None:
 
 def test_a_drafter_that_fell_behind_catches_up() -> None:
     """Three run, two may draft. When one has ended the others go on with a drafter that has missed something."""
-    rig = build("toy", flown=GOOD, max_draft_batch=2)
+    rig = build("toy", on_device=GOOD, max_draft_batch=2)
     run(rig, [ask("a", tokens=12), ask("b", tokens=50, text=1), ask("c", tokens=50, text=2)])
     behind = [rows for rows in catching_up(rig) if rows]
     assert len(behind) == 1
@@ -238,7 +238,7 @@ def test_a_drafter_that_fell_behind_catches_up() -> None:
 
 def test_catching_up_takes_several_steps_where_there_is_much_to_read() -> None:
     """The text was said without a drafter, and is now the beginning of a prompt."""
-    rig = build("toy", flown=GOOD, max_step_tokens=10)
+    rig = build("toy", on_device=GOOD, max_step_tokens=10)
     request = ask("a", 80, tokens=3)
     run(rig, [replace(request, speculation=OFF)])
     told = run(rig, [replace(request, id="b", sampling=replace(request.sampling, max_tokens=40))])["b", 0]
@@ -251,7 +251,7 @@ def test_catching_up_takes_several_steps_where_there_is_much_to_read() -> None:
 
 
 def test_pages_that_the_drafter_has_read_are_not_read_again() -> None:
-    rig = build("toy", flown=GOOD)
+    rig = build("toy", on_device=GOOD)
     run(rig, [ask("a", 80)])
     before = len(rounds_of(rig).chunks)
     told = run(rig, [ask("b", 80)])["b", 0]
@@ -263,7 +263,7 @@ def test_pages_that_the_drafter_has_read_are_not_read_again() -> None:
 
 
 def test_drafters_take_turns() -> None:
-    rig = build("toy", flown={"good": TARGET, "ngram": FLOWN["ngram"]})
+    rig = build("toy", on_device={"good": TARGET, "ngram": DEVICE_RIGS["ngram"]})
     requests = [
         replace(ask(name, 30, tokens=40, text=i), speculation=Speculation(drafter=name))
         for i, name in enumerate(("good", "ngram"))
@@ -278,7 +278,7 @@ def test_drafters_take_turns() -> None:
 
 def test_what_is_measured_is_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither prompts, nor chunks that a drafter catches up with, nor a step that somebody left."""
-    rig = build("toy", flown=GOOD, max_draft_batch=2)
+    rig = build("toy", on_device=GOOD, max_draft_batch=2)
     stepper, landings = rig.engine._stepper, []
     land = stepper.land
     monkeypatch.setattr(stepper, "land", lambda: landings.append(land()) or landings[-1])
@@ -292,7 +292,7 @@ def test_what_is_measured_is_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_catching_up_keeps_to_the_rows_of_a_step() -> None:
     """Two sequences whose drafter is behind share them; the one that must wait drafts later."""
-    rig = build("toy", flown=GOOD, max_draft_batch=2, max_step_tokens=12)
+    rig = build("toy", on_device=GOOD, max_draft_batch=2, max_step_tokens=12)
     told = run(rig, [ask("a", tokens=20), ask("b", tokens=60, text=1), ask("c", tokens=60, text=2)])
     caught = [[chunk.count for chunk in each if not chunk.target] for each in rounds_of(rig).chunks]
     assert any(len(each) == 2 for each in caught)
@@ -302,11 +302,11 @@ def test_catching_up_keeps_to_the_rows_of_a_step() -> None:
 
 @pytest.mark.parametrize("draft", [1, 3, 8])
 def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
-    """A step in the air may bring more than was foreseen: then the next goes beyond the end, but not far."""
+    """A step in flight may bring more than was foreseen: then the next goes beyond the end, but not far."""
     expected = run(build("toy"), [ask(tokens=43)])["a", 0].tokens
     for context in range(36, 44):
         options: dict[str, Any] = {"fixed_draft": True, "max_draft": draft, "max_context": context}
-        rig = build("toy", flown=GOOD, **options)
+        rig = build("toy", on_device=GOOD, **options)
         told: Told = run(rig, [ask(tokens=100)])["a", 0]
         assert (told.finish, len(told.tokens)) == (Finish.LENGTH, context - 9)
         assert told.tokens == expected[: context - 9]
@@ -319,7 +319,7 @@ def test_a_draft_beyond_the_context_stays_inside_its_lane(draft: int) -> None:
 
 def test_fixed_drafts() -> None:
     """Neither pace nor pauses: always as long as allowed, however wrong."""
-    rig = build("toy", flown={"bad": FLOWN["bad"]}, fixed_draft=True, max_draft=5)
+    rig = build("toy", on_device={"bad": DEVICE_RIGS["bad"]}, fixed_draft=True, max_draft=5)
     told = run(rig, [ask(tokens=40)])["a", 0]
     asked = [seat.max_draft for seats in rounds_of(rig).seats for seat in seats]
     assert set(asked[:-6]) == {5}
@@ -330,7 +330,7 @@ def test_fixed_drafts() -> None:
 @pytest.mark.parametrize("chance", [0.5, 1.0])
 def test_synthetic_acceptance(chance: float) -> None:
     options = {"fixed_draft": True, "max_draft": 4, "synthetic_acceptance": chance}
-    rig = build("toy", flown={"bad": FLOWN["bad"]}, **options)
+    rig = build("toy", on_device={"bad": DEVICE_RIGS["bad"]}, **options)
     run(rig, [ask(str(i), tokens=60, seed=i) for i in range(4)])
     assert rig.engine.stats.synthetic_acceptance == chance
     share = rig.engine.stats.accepted / rig.engine.stats.drafted
@@ -342,7 +342,7 @@ def test_synthetic_acceptance(chance: float) -> None:
 def test_a_device_that_fails() -> None:
     """In the launch or when its outcome is wanted: everybody hears of it, and nothing is held."""
     for method in ("launch", "collect"):
-        rig = build("toy", flown=GOOD)
+        rig = build("toy", on_device=GOOD)
         going = Run(rig)
         going.submit([ask(), ask("b", text=1)])
         for _ in range(3):

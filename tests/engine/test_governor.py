@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import FLOWN, Rig, build
+from tests.rig import DEVICE_RIGS, Rig, build
 from tests.runs import Told, prompt, run
 from tests.tiny_models import TARGET, Model
 from tests.watched_rounds import WatchedRounds
@@ -17,9 +17,11 @@ from tests.watched_rounds import WatchedRounds
 Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)
 
 
-def fly(seconds: Seconds, flown: Model = TARGET, *, count: int = 2, **options: Any) -> tuple[list[int], Rig, Told]:
+def draft_on_device(
+    seconds: Seconds, by: Model = TARGET, *, count: int = 2, **options: Any
+) -> tuple[list[int], Rig, Told]:
     """All draft lengths that were asked for; the engine; and what became of the first sequence."""
-    rig = build("toy", flown={"model": flown}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
+    rig = build("toy", on_device={"model": by}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
     assert rig.rounds is not None
     rig.rounds.round_seconds = seconds
     sampling = SamplingParams(temperature=0, max_tokens=80)
@@ -35,13 +37,15 @@ def lengths(rounds: WatchedRounds) -> list[int]:
 
 def test_drafts_are_as_long_as_they_are_cheap() -> None:
     """Up to four tokens a round costs next to nothing, and then a lot."""
-    asked, rig, _ = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.05 * min(draft, 4) + max(draft - 4, 0)))
+    asked, rig, _ = draft_on_device(
+        lambda batch, draft, drafter: 0.001 * (1 + 0.05 * min(draft, 4) + max(draft - 4, 0))
+    )
     assert max(asked) == 4
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
 
 
 def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
-    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 2 * draft))
+    asked, _, told = draft_on_device(lambda batch, draft, drafter: 0.001 * (1 + 2 * draft))
     assert not any(asked)
     assert told.stats.pauses >= 2
     assert told.stats.off_reason == "paused: plain rounds make more tokens a second"
@@ -49,7 +53,9 @@ def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
 
 def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
     """After each pause one, for things may have changed; the next not before it has landed."""
-    asked, _, told = fly(lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), FLOWN["bad"], count=1)
+    asked, _, told = draft_on_device(
+        lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), DEVICE_RIGS["bad"], count=1
+    )
     probes = [i for i, length in enumerate(asked) if length]
     assert 2 <= len(probes) <= 6
     assert all(after - before > 5 for before, after in itertools.pairwise(probes))
@@ -60,8 +66,8 @@ def test_the_size_of_the_batch_matters() -> None:
     def seconds(batch: int, draft: int, drafter: str) -> float:
         return 0.001 * (1 + draft * (3.0 if batch > 2 else 0.01))
 
-    many, _, _ = fly(seconds, count=6, max_sequences=6)
-    few, _, _ = fly(seconds, count=2)
+    many, _, _ = draft_on_device(seconds, count=6, max_sequences=6)
+    few, _, _ = draft_on_device(seconds, count=2)
     assert sum(few) / len(few) > 3 > sum(many) / len(many)
 
 
@@ -69,8 +75,8 @@ def test_bad_drafts_get_shorter() -> None:
     def seconds(batch: int, draft: int, drafter: str) -> float:
         return 0.001 * (1 + 0.3 * draft)
 
-    good, _, _ = fly(seconds)
-    bad, _, _ = fly(seconds, FLOWN["bad"], min_acceptance=0.0)
+    good, _, _ = draft_on_device(seconds)
+    bad, _, _ = draft_on_device(seconds, DEVICE_RIGS["bad"], min_acceptance=0.0)
     assert max(good[20:]) > 4
     assert sum(bad[20:]) < sum(good[20:]) / 2
 
@@ -78,20 +84,20 @@ def test_bad_drafts_get_shorter() -> None:
 @pytest.mark.parametrize("known", [(), (0,), (4,)])
 def test_too_little_is_known(known: tuple[int, ...]) -> None:
     """Then what steps took decides, as on the host."""
-    asked, rig, _ = fly(lambda batch, draft, drafter: 0.001 if draft in known else None)
+    asked, rig, _ = draft_on_device(lambda batch, draft, drafter: 0.001 if draft in known else None)
     assert any(asked)
     assert rig.engine._accounting._governor.cost._step_seconds > 0
 
 
 def test_between_what_was_measured_there_is_a_line() -> None:
     table = {0: 0.001, 2: 0.0011, 6: 0.01}
-    asked, _, _ = fly(lambda batch, draft, drafter: table.get(draft))
+    asked, _, _ = draft_on_device(lambda batch, draft, drafter: table.get(draft))
     assert max(asked[4:]) == 2
 
 
 def test_no_line_promises_rounds_for_nothing() -> None:
     """Two noisy measurements that fall: longer rounds are taken for half of the least, not for less than no time."""
-    asked, _, _ = fly(lambda batch, draft, drafter: {0: 0.002, 1: 0.001}.get(draft))
+    asked, _, _ = draft_on_device(lambda batch, draft, drafter: {0: 0.002, 1: 0.001}.get(draft))
     assert max(asked) == 8
 
 
@@ -99,14 +105,14 @@ def test_fixed_drafts_ask_nobody() -> None:
     def seconds(batch: int, draft: int, drafter: str) -> float:
         raise AssertionError("nobody asks")
 
-    asked, _, _ = fly(seconds, FLOWN["bad"], fixed_draft=True)
+    asked, _, _ = draft_on_device(seconds, DEVICE_RIGS["bad"], fixed_draft=True)
     assert set(asked[:-20]) == {8}
 
 
 def test_each_drafter_has_seconds_of_its_own() -> None:
     """Where one costs next to nothing and the other more than it brings, one drafts and the other pauses."""
     cheap, dear = {"drafter": "cheap"}, {"drafter": "dear"}
-    rig = build("toy", flown={"cheap": TARGET, "dear": TARGET}, measure_cost=True)
+    rig = build("toy", on_device={"cheap": TARGET, "dear": TARGET}, measure_cost=True)
     assert rig.rounds is not None
     rig.rounds.round_seconds = lambda batch, draft, drafter: 0.001 * (1 + draft * (0.01 if drafter == "cheap" else 2))
     sampling = SamplingParams(temperature=0, max_tokens=60)
@@ -127,7 +133,7 @@ def test_a_drafter_that_nothing_is_known_of_goes_by_what_steps_took() -> None:
         asked.add(drafter)
         return 0.001 * (1 + 2 * draft) if drafter == "known" else None
 
-    rig = build("toy", flown={"known": TARGET, "new": TARGET}, measure_cost=True)
+    rig = build("toy", on_device={"known": TARGET, "new": TARGET}, measure_cost=True)
     assert rig.rounds is not None
     rig.rounds.round_seconds = seconds
     sampling = SamplingParams(temperature=0, max_tokens=40)

@@ -92,7 +92,7 @@ def test_a_grammar_is_kept(rule: Rule) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_device_leaves_them_to_the_host(temperature: float) -> None:
     """Also greedy ones: a device knows the coupled rule alone."""
-    rig = build("toy", {"good": RIGS["model"]["good"]}, flown={"good": TARGET})
+    rig = build("toy", {"good": RIGS["model"]["good"]}, on_device={"good": TARGET})
     run(rig, [ask(Speculation(rule=Rule.TYPICAL), temperature=temperature)])
     assert rig.rounds.launches == 0
     assert rig.engine.stats.accepted > 0

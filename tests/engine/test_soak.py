@@ -12,7 +12,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Request, Rule, SamplingParams, Speculation
 from tests.laws.under_law import nearly
 from tests.odd_drafters import Scripted
-from tests.rig import FLOWN, RIGS, SELF, Made, Rig, always, build
+from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, always, build
 from tests.runs import Key, Run, plain, prompt, run, tokens_of
 from tests.tiny_models import CONTEXT
 
@@ -96,14 +96,14 @@ def drive(random: Random, rig: Rig, asked: list[Request]) -> Run:
     return going
 
 
-def flying(random: Random, request: Request) -> Request:
+def device_request(random: Random, request: Request) -> Request:
     """The request as a device could do it, nearly always."""
     if random.random() < 0.1:
         return request
     params = request.sampling
     kept = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "n")}
     ends = {name: getattr(params, name) for name in ("max_tokens", "stop_ids")}
-    name = str(random.choice([*FLOWN, *SELF]))
+    name = str(random.choice([*DEVICE_RIGS, *SELF]))
     rule = Rule.COUPLED
     speculation = replace(request.speculation, drafter=name, rule=rule) if request.speculation.enabled else OFF
     return replace(request, sampling=SamplingParams(**kept, **ends), speculation=speculation)
@@ -119,8 +119,8 @@ def test_soak(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_soak_with_a_device(seed: int) -> None:
     random = np.random.default_rng(seed)
-    asked = [flying(random, some_request(random, str(i))) for i in range(10)]
-    rig = soak(random, asked, {"flown": {**FLOWN, **SELF}})
+    asked = [device_request(random, some_request(random, str(i))) for i in range(10)]
+    rig = soak(random, asked, {"on_device": {**DEVICE_RIGS, **SELF}})
     assert rig.rounds is not None
     assert rig.rounds.launches > 20
 

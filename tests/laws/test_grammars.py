@@ -134,10 +134,10 @@ def test_the_grammar_is_kept_by_rejection() -> None:
 
 
 def test_beside_steps_of_a_device() -> None:
-    """A sequence with a grammar needs the host; when it is over the others fly again."""
-    rig = engine(flown={"good": TARGET})
-    told = run(rig, [*asked(), Request("fly", prompt(9, seed=1), SamplingParams(temperature=0, ignore_eos=True))])
-    del told["fly", 0]
+    """A sequence with a grammar needs the host; after its end the others run on the device again."""
+    rig = engine(on_device={"good": TARGET})
+    told = run(rig, [*asked(), Request("other", prompt(9, seed=1), SamplingParams(temperature=0, ignore_eos=True))])
+    del told["other", 0]
     assert tokens_of(told) == tokens_of(expected())
     assert rig.rounds.launches > 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.types import Rule
 from tests.laws import under_law
-from tests.rig import FLOWN, RIGS, SELF, Made, Rig, build, model_drafter
+from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, build, model_drafter
 from tests.runs import run, tokens_of
 from tests.tiny_models import BACKENDS, Model
 
@@ -76,17 +76,17 @@ def test_all_drafters_in_one_batch(backend: str, mix: str) -> None:
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")
 
 
-ON_A_DEVICE = [(name, backend) for name in FLOWN for backend in ("toy", "compiled")]
+ON_A_DEVICE = [(name, backend) for name in DEVICE_RIGS for backend in ("toy", "compiled")]
 ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
 
 
 @pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)
 def test_each_drafter_on_a_device(name: str, backend: str) -> None:
-    rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
-    told = run(rig, under_law.flying_requests("greedy"))
-    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "greedy"))
+    rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})
+    told = run(rig, under_law.device_requests("greedy"))
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers(backend, "greedy"))
     assert rig.rounds is not None
-    assert rig.rounds.most_aloft == 2
+    assert rig.rounds.most_in_flight == 2
     assert rig.rounds.launches == rig.engine.stats.steps
     assert rig.engine.stats.drafted > 0
     assert rig.engine.stats.accepted > 0 or name in HARD
@@ -95,13 +95,13 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
 @pytest.mark.parametrize(("backend", "mix"), [("toy", mix) for mix in MIXES] + [(b, "usual") for b in BACKENDS[1:]])
 def test_all_drafters_of_a_device_in_one_batch(backend: str, mix: str) -> None:
     """They take turns."""
-    count = 2 * len(FLOWN)
-    rig = build(backend, flown=FLOWN, **MIXES[mix])
+    count = 2 * len(DEVICE_RIGS)
+    rig = build(backend, on_device=DEVICE_RIGS, **MIXES[mix])
     requests = [
         replace(request, speculation=replace(request.speculation, drafter=name))
-        for name, request in zip([*FLOWN] * 2, under_law.flying_requests("greedy", count=count), strict=True)
+        for name, request in zip([*DEVICE_RIGS] * 2, under_law.device_requests("greedy", count=count), strict=True)
     ]
     told = run(rig, requests, every=2)
-    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "greedy", count))
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers(backend, "greedy", count))
     assert rig.engine.stats.accepted > 0
     assert (rig.engine.stats.preemptions > 0) == (mix == "few pages")

@@ -11,11 +11,11 @@ import pytest
 
 from paceline.types import Request, Rule, SamplingParams
 from tests.laws import under_law
-from tests.rig import FLOWN, RIGS, SELF, build
+from tests.rig import DEVICE_RIGS, RIGS, SELF, build
 from tests.runs import prompt, run, tokens_of
 from tests.tiny_models import BACKENDS
 
-ON_A_DEVICE = [(name, backend) for name in FLOWN for backend in ("toy", "compiled")]
+ON_A_DEVICE = [(name, backend) for name in DEVICE_RIGS for backend in ("toy", "compiled")]
 ON_A_DEVICE += [("self", "toy"), ("self", "eager")]
 WITH_PROBS = {*RIGS["model"], *RIGS["eagle"], "sure-chain"}
 
@@ -52,9 +52,9 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
 
 @pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)
 def test_each_drafter_on_a_device(name: str, backend: str) -> None:
-    rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
-    told = run(rig, under_law.flying_requests("sampled"))
-    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers(backend, "sampled"))
+    rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})
+    told = run(rig, under_law.device_requests("sampled"))
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers(backend, "sampled"))
     assert rig.rounds is not None
     assert rig.rounds.launches == rig.engine.stats.steps
     assert rig.engine.stats.drafted > 0
@@ -63,7 +63,7 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_device_for_some_and_the_host_for_others(backend: str) -> None:
     """Requests with penalties come and go among those that a device can do: steps alternate between the two."""
-    rig = build(backend, {"noisy": RIGS["model"]["noisy"]}, flown={"noisy": FLOWN["noisy"]}, max_sequences=3)
+    rig = build(backend, {"noisy": RIGS["model"]["noisy"]}, on_device={"noisy": DEVICE_RIGS["noisy"]}, max_sequences=3)
     told = run(rig, under_law.requests("sampled", (Rule.COUPLED,)), every=7)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled"))
     assert rig.rounds is not None
@@ -72,8 +72,8 @@ def test_a_device_for_some_and_the_host_for_others(backend: str) -> None:
 
 
 def test_a_drafter_on_a_device_that_knows_the_target_is_always_right() -> None:
-    rig = build("toy", flown={"good": FLOWN["good"]}, max_draft_batch=5)  # now and then it has to catch up
-    run(rig, under_law.flying_requests("sampled"))
+    rig = build("toy", on_device={"good": DEVICE_RIGS["good"]}, max_draft_batch=5)  # now and then it has to catch up
+    run(rig, under_law.device_requests("sampled"))
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 50
     assert rig.rounds is not None
     assert any(not chunk.target for chunks in rig.rounds.chunks for chunk in chunks)

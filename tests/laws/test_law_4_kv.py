@@ -17,7 +17,7 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import FLOWN, RIGS, SELF, Rig, build
+from tests.rig import DEVICE_RIGS, RIGS, SELF, Rig, build
 from tests.runs import Key, Run, Told, run, tokens_of
 from tests.tiny_models import BACKENDS, CONTEXT, TARGET
 
@@ -106,8 +106,8 @@ def test_a_walk_leaves_the_kv_of_a_prefill(backend: str, name: str, law: str) ->
     [*((backend, name) for backend in BACKENDS for name in ("noisy", "ngram")), ("toy", "self"), ("eager", "self")],
 )
 def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) -> None:
-    rig = build(backend, flown={name: {**FLOWN, **SELF}[name]})
-    asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.flying_requests("sampled"))]
+    rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})
+    asked = [replace(r, cache_salt=str(i % 2)) for i, r in enumerate(under_law.device_requests("sampled"))]
     asked = [replace(r, sampling=replace(r.sampling, stop_ids=())) for r in asked]
     told = walk(rig, backend, asked)
     assert 0 < rig.engine.stats.accepted < rig.engine.stats.drafted
@@ -117,8 +117,8 @@ def test_a_walk_on_a_device_leaves_the_kv_of_a_prefill(backend: str, name: str) 
 @pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_later_requests_build_on_what_a_device_committed(backend: str) -> None:
     """Also the drafter: it has read the shared pages for another, and is right as if it had read them itself."""
-    first = [replace(r, speculation=Speculation()) for r in under_law.flying_requests("greedy")]
-    rig = build(backend, flown={"good": TARGET})
+    first = [replace(r, speculation=Speculation()) for r in under_law.device_requests("greedy")]
+    rig = build(backend, on_device={"good": TARGET})
     told = run(rig, first)
     second = [
         replace(request, id="again" + request.id, prompt=(*request.prompt, *told[request.id, 0].tokens[:-1], 7))
@@ -185,10 +185,10 @@ def test_pages_run_out_and_come_back() -> None:
 
 
 def test_pages_run_out_under_flights() -> None:
-    rig = build("toy", flown={"noisy": FLOWN["noisy"]}, num_pages=CONTEXT // PAGE_SIZE + 2)
-    plain = under_law.plain_flying_answers("toy", "sampled")
+    rig = build("toy", on_device={"noisy": DEVICE_RIGS["noisy"]}, num_pages=CONTEXT // PAGE_SIZE + 2)
+    plain = under_law.plain_device_answers("toy", "sampled")
     for turn in range(3):
-        asked = [replace(r, id=f"{turn}-{r.id}") for r in under_law.flying_requests("sampled")]
+        asked = [replace(r, id=f"{turn}-{r.id}") for r in under_law.device_requests("sampled")]
         told = {(key[0][2:], key[1]): each.tokens for key, each in run(rig, asked).items()}
         assert told == tokens_of(plain)
     assert rig.engine.stats.preemptions > 0

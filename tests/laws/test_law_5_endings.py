@@ -23,8 +23,8 @@ Way = Mapping[str, Any]  # to build an engine
 WAYS: Mapping[str, Way] = {
     "plain": {},
     "good": {"drafters": {"good": RIGS["model"]["good"]}},
-    "flown": {"flown": {"good": TARGET}},
-    "flown plain": {"flown": {}},
+    "device": {"on_device": {"good": TARGET}},
+    "device plain": {"on_device": {}},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 every = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -220,7 +220,7 @@ def test_nothing_to_do_is_no_trouble() -> None:
     rig.engine.check()
 
 
-@pytest.mark.parametrize("way", ["good", "flown"])
+@pytest.mark.parametrize("way", ["good", "device"])
 def test_the_longest_request_of_all(way: str) -> None:
     """It needs every page there is, beside others that want some."""
     rig = build("toy", **WAYS[way], num_pages=CONTEXT // 16 + 1)

@@ -16,8 +16,8 @@ import pytest
 
 from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
-from tests.rig import FLOWN, Made, Rig, build
-from tests.runs import FLYING, GREEDY, SAMPLED, Key, mixed_requests, plain, run, tokens_of
+from tests.rig import DEVICE_RIGS, Made, Rig, build
+from tests.runs import DEVICE_PARAMS, GREEDY, SAMPLED, Key, mixed_requests, plain, run, tokens_of
 
 COUNT = 8
 NAMES = ("noisy", "ngram", "tree", "chain")
@@ -75,16 +75,16 @@ def test_in_any_order(backend: str, seed: int) -> None:
     assert tokens_of(run(engine(backend, num_pages=16), requests, every=seed)) == alone(backend)
 
 
-def flying() -> list[Request]:
+def requests_for_a_device() -> list[Request]:
     """Requests that a device can do, and in the middle one that needs the host."""
     speculations = [Speculation(drafter=name) for name in ("noisy", "ngram")]
-    return mixed_requests((*FLYING["greedy"], *FLYING["sampled"], SAMPLED[3]), speculations, count=11)
+    return mixed_requests((*DEVICE_PARAMS["greedy"], *DEVICE_PARAMS["sampled"], SAMPLED[3]), speculations, count=11)
 
 
 @functools.cache
-def flying_alone(backend: str) -> dict[Key, list[int]]:
+def alone_on_device(backend: str) -> dict[Key, list[int]]:
     told: dict[Key, list[int]] = {}
-    for request in plain(flying()):
+    for request in plain(requests_for_a_device()):
         told |= tokens_of(run(build(backend), [request]))
     return told
 
@@ -92,9 +92,9 @@ def flying_alone(backend: str) -> dict[Key, list[int]]:
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("backend", ["toy", "compiled"])
 def test_on_a_device_in_any_mix(backend: str, mix: str) -> None:
-    flown = {name: FLOWN[name] for name in ("noisy", "ngram")}
-    rig = build(backend, flown=flown, **MIXES[mix])
-    assert tokens_of(run(rig, flying(), every=2 * ("two" in mix))) == flying_alone(backend)
+    on_device = {name: DEVICE_RIGS[name] for name in ("noisy", "ngram")}
+    rig = build(backend, on_device=on_device, **MIXES[mix])
+    assert tokens_of(run(rig, requests_for_a_device(), every=2 * ("two" in mix))) == alone_on_device(backend)
     assert rig.engine.stats.accepted > 0 or "small" in mix
     assert rig.rounds is not None
     assert rig.engine.stats.steps > rig.rounds.launches > 5

@@ -103,13 +103,13 @@ def test_a_bad_drafter_leaves_the_others_alone(backend: str) -> None:
 
 def test_when_the_host_s_drafter_is_out_the_device_goes_on() -> None:
     """A drafter on the host keeps steps there; once it is out, nothing does."""
-    rig = build("toy", {"odd": always(raising("propose"))}, flown={"good": TARGET})
+    rig = build("toy", {"odd": always(raising("propose"))}, on_device={"good": TARGET})
     requests = [
         replace(request, speculation=Speculation(drafter=("odd", "good")[i % 2]))
-        for i, request in enumerate(under_law.flying_requests(LAW))
+        for i, request in enumerate(under_law.device_requests(LAW))
     ]
     told = run(rig, requests)
-    assert tokens_of(told) == tokens_of(under_law.plain_flying_answers("toy", LAW))
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers("toy", LAW))
     assert rig.engine.drafters["odd"].out
     assert told["0", 0].stats.off_reason == rig.engine.drafters["odd"].out
     assert told["1", 0].stats.accepted > 0

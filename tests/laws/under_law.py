@@ -15,7 +15,7 @@ from paceline.rules import BUILT_IN
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
 from tests.rig import RIGS, Made, always, build
-from tests.runs import FLYING, GREEDY, SAMPLED, Key, Told, mixed_requests, plain, run
+from tests.runs import DEVICE_PARAMS, GREEDY, SAMPLED, Key, Told, mixed_requests, plain, run
 
 KINDS = tuple(REGISTRY)  # Paceline's own, before any test registers one
 REGISTERED: Mapping[str, Made] = {name: made for kind in KINDS for name, made in RIGS.get(kind, {}).items()}
@@ -47,15 +47,15 @@ def plain_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
     return run(build(backend), plain(requests(law, (Rule.COUPLED,), count=count)))
 
 
-def flying_requests(law: str, *, count: int = 9) -> list[Request]:
+def device_requests(law: str, *, count: int = 9) -> list[Request]:
     """Nothing that a device cannot do by itself."""
-    return mixed_requests(FLYING[law], speculations((Rule.COUPLED,)), count=count)
+    return mixed_requests(DEVICE_PARAMS[law], speculations((Rule.COUPLED,)), count=count)
 
 
 @functools.cache
-def plain_flying_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
+def plain_device_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
     """Without a device and without speculation."""
-    return run(build(backend), plain(flying_requests(law, count=count)))
+    return run(build(backend), plain(device_requests(law, count=count)))
 
 
 def asked(name: str, backend: str, law: str, rules: Sequence[Rule], *, count: int = 9) -> list[Request]:

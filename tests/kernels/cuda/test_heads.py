@@ -38,9 +38,9 @@ def test_embeddings() -> None:
 def test_same_text_whoever_drafts(kind: str) -> None:
     """Steps run on the host, because no device drafts with heads."""
     asked = requests("sampled")[: None if ON_GPU else 1]
-    rig = build("cuda", {kind: RIGS[kind][kind]}, flown={})
+    rig = build("cuda", {kind: RIGS[kind][kind]}, on_device={})
     rig.engine._admission.default_drafter = kind
     told = run(rig, asked)
-    assert tokens_of(told) == tokens_of(run(build("cuda", flown={}), plain(asked)))
+    assert tokens_of(told) == tokens_of(run(build("cuda", on_device={}), plain(asked)))
     assert rig.engine.drafters[kind].out is None
     assert rig.engine.stats.drafted > 0

@@ -11,11 +11,16 @@ import pytest
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.types import Request
 from tests.laws import under_law
-from tests.rig import FLOWN, RIGS, SELF, Flown, build
+from tests.rig import DEVICE_RIGS, RIGS, SELF, DeviceRig, build
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import ON_GPU, Model
 
-DRAFTERS: Mapping[str, Flown] = {"ngram": FLOWN["ngram"], "noisy": FLOWN["noisy"], "wide": FLOWN["wide"], **SELF}
+DRAFTERS: Mapping[str, DeviceRig] = {
+    "ngram": DEVICE_RIGS["ngram"],
+    "noisy": DEVICE_RIGS["noisy"],
+    "wide": DEVICE_RIGS["wide"],
+    **SELF,
+}
 PAIRS = [(name, law) for name in DRAFTERS for law in ("greedy", "sampled")]
 if not ON_GPU:
     PAIRS = [("noisy", "greedy"), ("self", "sampled")]
@@ -23,7 +28,7 @@ COUNT = 9 if ON_GPU else 2
 
 
 def requests(law: str) -> list[Request]:
-    asked = under_law.flying_requests(law, count=COUNT)
+    asked = under_law.device_requests(law, count=COUNT)
     return asked if ON_GPU else [shorter(one) for one in asked]
 
 
@@ -33,12 +38,12 @@ def shorter(one: Request) -> Request:
 
 @functools.cache
 def plain_answers(law: str) -> dict[Key, Told]:
-    return run(build("cuda", flown={}), plain(requests(law)))
+    return run(build("cuda", on_device={}), plain(requests(law)))
 
 
 @pytest.mark.parametrize(("name", "law"), PAIRS)
 def test_same_text_whoever_drafts(name: str, law: str) -> None:
-    rig = build("cuda", flown={name: DRAFTERS[name]})
+    rig = build("cuda", on_device={name: DRAFTERS[name]})
     assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
     assert rig.engine.stats.drafted > 0
 
@@ -51,7 +56,8 @@ def test_same_text_where_few_tokens_exist() -> None:
         for one in requests("sampled")
     ]
     rigs = [
-        build("cuda", forward=few.forward("cuda", num_pages=40), flown=by) for by in ({}, {"ngram": LookupOnDevice()})
+        build("cuda", forward=few.forward("cuda", num_pages=40), on_device=by)
+        for by in ({}, {"ngram": LookupOnDevice()})
     ]
     told, spoken = run(rigs[0], plain(asked)), run(rigs[1], asked)
     assert tokens_of(spoken) == tokens_of(told)
@@ -59,10 +65,10 @@ def test_same_text_where_few_tokens_exist() -> None:
 
 
 def test_same_text_with_a_prediction() -> None:
-    """Steps on the host where it is followed, flights where it is silent."""
+    """Steps run on the host where it is followed, on the device where it is silent."""
     answers = plain_answers("greedy")
     asked = [replace(one, prediction=tuple(answers[one.id, 0].tokens[:12])) for one in requests("greedy")]
-    rig = build("cuda", RIGS["prediction"], flown={"ngram": FLOWN["ngram"]})
+    rig = build("cuda", RIGS["prediction"], on_device={"ngram": DEVICE_RIGS["ngram"]})
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(answers)
     assert sum(one.stats.prediction_accepted for one in told.values()) > 0
@@ -72,7 +78,7 @@ def test_same_text_with_a_prediction() -> None:
 @pytest.mark.parametrize("options", [{"max_step_tokens": 7}, {"num_pages": 14}, {"prefix_cache": False}])
 @pytest.mark.parametrize("law", ["greedy", "sampled"])
 def test_same_text_under_pressure(options: Mapping[str, int], law: str) -> None:
-    rig = build("cuda", flown={"noisy": FLOWN["noisy"]}, **options)
+    rig = build("cuda", on_device={"noisy": DEVICE_RIGS["noisy"]}, **options)
     assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
 
 

@@ -67,14 +67,14 @@ def test_seeds_of_64_bits(lane: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "heat", "top_k"),
+    ("params", "inverse_temperature", "top_k"),
     [({"temperature": 0}, 0.0, 0), ({"temperature": 4}, 0.25, 0), ({"top_k": 1000}, 1.0, VOCAB)],
 )
-def test_what_is_asked_of_sampling(params: dict[str, float], heat: float, top_k: int) -> None:
+def test_what_is_asked_of_sampling(params: dict[str, float], inverse_temperature: float, top_k: int) -> None:
     state, changes = made()
     changes.write(0, np.array([1]), sampler(**params))
     apply(state, changes)
-    assert (state.inverse_temperature[0], state.top_k[0]) == (heat, top_k)
+    assert (state.inverse_temperature[0], state.top_k[0]) == (inverse_temperature, top_k)
 
 
 def test_later_over_earlier() -> None:
