@@ -12,6 +12,7 @@
     ├── MissingExtra              500  an optional dependency; says what to install
     ├── OutOfMemory               503  weights or KV cache do not fit
     ├── StorageError              507  a file cannot be written: the disk is full, or the place is closed
+    ├── TrainingError             500  training cannot go on: a loss that is not finite, a process that died
     └── EngineDead                503  the engine stopped after an internal error
 
 A message says what was given, what is allowed, and what to do.
@@ -79,6 +80,10 @@ class OutOfMemory(PacelineError, MemoryError):
 
 class StorageError(PacelineError, OSError):
     status = 507
+
+
+class TrainingError(PacelineError):
+    """Training cannot go on: the loss is not finite, or a process that answers prompts has died."""
 
 
 class EngineDead(PacelineError):

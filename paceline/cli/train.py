@@ -13,12 +13,12 @@ from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, Raw
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import FORMATS, count
 
 if TYPE_CHECKING:
-    from paceline.train.options import Job
+    from paceline.train.options import EvalOptions, TargetOptions, TrainOptions
 
 EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
 guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         _add_data(one)
         _add_answers(one)
         _add_shape(one, kind)
-        _add_course(one)
+        _add_schedule(one)
         one.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
     one = kinds.add_parser(
         "eval", help="measure a trained drafter", description=EVAL, formatter_class=RawDescriptionHelpFormatter
@@ -109,7 +109,12 @@ def _add_answers(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser, kind: str) -> None:
     group = parser.add_argument_group("drafter")
     if kind == "eagle":
-        group.add_argument("--begin", metavar="HEAD", help="go on with this one: a directory, 'smollm2', or a hub id")
+        group.add_argument(
+            "--begin",
+            dest="initial_head",
+            metavar="HEAD",
+            help="go on with this one: a directory, 'smollm2', or a hub id",
+        )
         group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384, or HEAD's)")
         group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
         group.add_argument(
@@ -125,7 +130,7 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument("--packing", choices=("bf16", "int8", "int4"), help="of the file (default: bf16)")
 
 
-def _add_course(parser: ArgumentParser) -> None:
+def _add_schedule(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--minutes", type=_positive, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
@@ -144,15 +149,14 @@ def run(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     from paceline.train.run import train
 
-    train(_job(args, kind=args.train), _say)
+    train(_train_options(args, kind=args.train), _say)
     return 0
 
 
 def _eval(args: Namespace) -> int:
-    from paceline.train.run import measure
+    from paceline.train.measure import measure
 
-    args.prompts = args.out = Path()  # nothing is read or written but the sets and the drafter
-    measure(_job(args, kind="eval"), args.drafter, print)
+    measure(_eval_options(args), print)
     return 0
 
 
@@ -160,18 +164,32 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _job(args: Namespace, *, kind: str) -> Job:
-    """What was given; the rest keeps the defaults of Job."""
-    from paceline.runner.loading.models import choose_device
-    from paceline.train.options import Job
+def _train_options(args: Namespace, *, kind: str) -> TrainOptions:
+    from paceline.train.options import TrainOptions
 
-    names = {field.name for field in fields(Job)}
-    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    return Job(
-        **given
-        | {"kind": kind, "device": choose_device(args.device), "evals": dict(args.eval)}
-        | {"excludes": getattr(args, "exclude", []), "command": shlex.join(["paceline", *sys.argv[1:]])}
-    )
+    made = {"kind": kind, "target": _target_options(args), "evals": dict(args.eval), "excludes": args.exclude}
+    made["command"] = shlex.join(["paceline", *sys.argv[1:]])
+    return TrainOptions(**_given(args, TrainOptions) | made)
+
+
+def _eval_options(args: Namespace) -> EvalOptions:
+    from paceline.train.options import EvalOptions
+
+    return EvalOptions(target=_target_options(args), drafter=args.drafter, evals=dict(args.eval), draft=args.draft)
+
+
+def _target_options(args: Namespace) -> TargetOptions:
+    from paceline.runner.loading.models import choose_device
+    from paceline.train.options import TargetOptions
+
+    given = _given(args, TargetOptions) | {"device": choose_device(args.device)}
+    return TargetOptions(model=args.target, **given)
+
+
+def _given(args: Namespace, options: type) -> dict[str, Any]:
+    """Arguments that the user gave, by the fields of `options`; the other fields keep their defaults."""
+    names = {field.name for field in fields(options)}
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
 def _named(text: str) -> tuple[str, Path]:
