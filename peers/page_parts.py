@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.offline_record import tokens_per_step
 from peers import agree_report
 from peers import book as books
 from peers.report import best_ratios, best_table, disturbed, failed, markdown, whole_table
@@ -95,7 +96,7 @@ def speculation(paths: Paths) -> str:
         "plain tok/s",
         "speculative tok/s",
         "ratio",
-        "tokens a round",
+        "tokens/step",
         "identical",
     ]
     rows = [row for path in paths for row in _speculation_rows(load(path))]
@@ -129,7 +130,7 @@ def _pair(found: Record) -> list[str]:
         f"{found['plain_tok_s']:.1f}",
         f"{found['speculative_tok_s']:.1f}{void}",
         f"{found['ratio']:.3f}",
-        f"{found['tokens_per_round']:.2f}",
+        f"{tokens_per_step(found):.2f}",
         f"{found['identical']}/{found['prompts']}",
     ]
 

@@ -41,8 +41,8 @@ class Difference:
     plain: int | None  # the token there; None: the answer had ended
     replayed: int | None
     expected: int | None  # what the target says when asked anew; None: the tokens are the same, how they end is not
-    round: int  # of the replayed sequence, from 1 on
-    place: int  # in that round, from 0 on
+    step: int  # of the replayed sequence, from 1 on
+    place: int  # in the tokens of that step, from 0 on
     origin: Origin | None  # of the replayed token
     gap: float  # the larger of the two shortfalls, in logits
     bound: float  # up to which it is a near-tie
@@ -111,15 +111,15 @@ def _difference(
     plain: Replay, other: Replay, position: int, expected: int | None, gap: float, bound: float, reason: str
 ) -> Difference:
     there = position < len(other.tokens)
-    round = other.rounds[position] if there else (other.rounds[-1] if other.rounds else 1)
+    step = other.steps[position] if there else (other.steps[-1] if other.steps else 1)
     return Difference(
         kind=Kind.NEAR_TIE if bound > 0 and gap <= bound else Kind.STRUCTURAL,
         position=position,
         plain=plain.tokens[position] if position < len(plain.tokens) else None,
         replayed=other.tokens[position] if there else None,
         expected=expected,
-        round=round,
-        place=position - other.rounds.index(round) if there else 0,
+        step=step,
+        place=position - other.steps.index(step) if there else 0,
         origin=other.origins[position] if there else None,
         gap=gap,
         bound=bound,

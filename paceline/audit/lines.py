@@ -13,7 +13,7 @@ MOST = 20  # differences that are told; a record has all of them
 WORDS = 4  # columns that are read as words stand on the left
 HEADER = (
     "drafter", "rule", "at once", "sampling", "answers", "identical", "near-tie", "structural", "drafted", "accepted",
-    "tok/round", "degenerate",
+    "tokens/step", "degenerate",
 )  # fmt: skip  # a field a line would hide what belongs together
 
 
@@ -50,7 +50,7 @@ def case_row(case: Record) -> tuple[str, ...]:
         *(by_tokens if exact else (other, "", "")),
         str(case["drafted"]),
         str(case["accepted"]),
-        f"{case['tokens_per_round']:.2f}",
+        f"{case['tokens_per_step']:.2f}",
         str(case["degenerate"]),
     )
 
@@ -95,7 +95,7 @@ def difference_line(found: Record) -> str:
     return (
         f"{found['kind'].replace('_', '-').upper()} prompt {found['prompt_number']} ({found['prompt']}), {how}, "
         f"{found['at_once']} at once, {found['sampling']}: token {found['position'] + 1} of the answer, "
-        f"round {found['round']}, place {found['place'] + 1} ({found['origin'] or 'end'}): "
+        f"step {found['step']}, place {found['place'] + 1} ({found['origin'] or 'end'}): "
         f"plain {_token(found, 'plain')}, replayed {_token(found, 'replayed')}, "
         f"asked anew {_token(found, 'expected')}; {gap}; {found['reason']}"
     )

@@ -83,7 +83,7 @@ def _tests(tests: Sequence[Record]) -> str:
 
 
 def _differences(differences: Sequence[Record]) -> str:
-    header = ("kind", "prompt", "how", "sampling", "token", "round", "gap", "bound", "plain", "replayed", "asked anew")
+    header = ("kind", "prompt", "how", "sampling", "token", "step", "gap", "bound", "plain", "replayed", "asked anew")
     rows = (_difference(found) for found in differences[:MOST])
     return _table(header, rows, words=4, texts=3) + _left_out(len(differences))
 
@@ -102,7 +102,7 @@ def _difference(found: Record) -> tuple[str, ...]:
         escape(how),
         escape(found["sampling"]),
         str(found["position"] + 1),
-        f"{found['round']}.{found['place'] + 1}",
+        f"{found['step']}.{found['place'] + 1}",
         "" if found["gap"] is None else f"{found['gap']:.4g}",
         f"{found['bound']:.2g}",
         f"{before}{shown[0]}",

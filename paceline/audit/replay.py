@@ -21,7 +21,7 @@ class Replay:
 
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)  # one a token, from 1 on
+    steps: list[int] = field(default_factory=list)  # of the sequence, one per token, from 1 on
     text: str = ""
     finish: Finish | None = None
     stop: str | int | None = None
@@ -29,10 +29,10 @@ class Replay:
     stats: SequenceStats = field(default_factory=SequenceStats)
 
     def add(self, event: TokenEvent) -> None:
-        this = self.rounds[-1] + 1 if self.rounds else 1
+        step = self.steps[-1] + 1 if self.steps else 1
         self.tokens += event.tokens
         self.origins += event.origins
-        self.rounds += [this] * len(event.tokens)
+        self.steps += [step] * len(event.tokens)
         self.text += event.text
         if event.finish is not None:
             self.finish, self.stop, self.error = event.finish, event.stop, event.error

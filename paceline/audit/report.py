@@ -83,6 +83,7 @@ def _lossy(found: Findings) -> Record | None:
 
 def _case(case: Case, tests: Sequence[Tested]) -> Record:
     group = case.group
+    per_step, per_step_sound = (round(case.tokens_per_step(sound_only=sound), 3) for sound in (False, True))
     return {
         "drafter": group.drafter,
         "rule": None if group.drafter is None else group.rule.value,
@@ -98,8 +99,10 @@ def _case(case: Case, tests: Sequence[Tested]) -> Record:
         "changed": len(case.judged) - case.same,
         "drafted": case.drafted,
         "accepted": case.accepted,
-        "tokens_per_round": round(case.tokens_per_round(), 3),
-        "tokens_per_round_without_degenerate": round(case.tokens_per_round(sound_only=True), 3),
+        "tokens_per_step": per_step,
+        "tokens_per_step_without_degenerate": per_step_sound,
+        "tokens_per_round": per_step,  # the older name, as is the next
+        "tokens_per_round_without_degenerate": per_step_sound,
         "degenerate": case.degenerate,
         "cut": case.cut,
         "off_reasons": case.off_reasons,
@@ -142,7 +145,7 @@ def _difference(found: Findings, case: Case, judged: Judged, show: Show) -> Reco
         )
     }
     before = judged.plain.tokens[max(0, difference.position - BEFORE) : difference.position]
-    facts = asdict(difference) | {"gap": _finite(difference.gap)}
+    facts = asdict(difference) | {"gap": _finite(difference.gap), "round": difference.step}  # the older name
     return _where(found, case, judged) | facts | said | {"before": show(before)}
 
 

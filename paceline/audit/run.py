@@ -96,7 +96,7 @@ class Case:
         """Answers that ended only because they had reached their limit."""
         return sum(j.answer.finish is Finish.LENGTH for j in self.judged)
 
-    def tokens_per_round(self, *, sound_only: bool = False) -> float:
+    def tokens_per_step(self, *, sound_only: bool = False) -> float:
         stats = [j.answer.stats for j in self.judged if not (sound_only and j.degenerate)]
         steps = sum(s.steps for s in stats)
         return sum(s.output_tokens for s in stats) / steps if steps else 0.0

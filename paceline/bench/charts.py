@@ -59,9 +59,15 @@ def _offline(cells: Sequence[Record]) -> list[Chart]:
         _categories("ratio-category", "Speculative by plain, by category", "×", speeds),
         _positions({_cell(c): c["acceptance_by_position"] for c in cells}, scale=100),
         _categories("category", "Acceptance by category", "%", by_category),
-        _distribution("rounds", "Tokens of a round", {_cell(c): c["tokens_per_round_counts"] for c in cells}),
+        _distribution("rounds", "Tokens of a step", {_cell(c): _step_sizes(c) for c in cells}),
         _parts(cells),
     ]
+
+
+def _step_sizes(cell: Record) -> Mapping[str, int]:
+    """Number of steps by tokens; older files call it tokens_per_round_counts."""
+    sizes: Mapping[str, int] = cell.get("tokens_per_step_counts") or cell["tokens_per_round_counts"]
+    return sizes
 
 
 def _column(name: str, cells: Sequence[Record], key: str) -> Series:

@@ -109,7 +109,7 @@ class Run:
     to_the_end_tok_s: float
     total_tok_s: float
     steps: int  # of the engine
-    turns: int  # of sequences: one each in every step it took part in
+    sequence_steps: int  # one per sequence and step in which it got tokens
     drafted: int
     accepted: int
     preemptions: int
@@ -278,25 +278,25 @@ class Moment:
 
     clock: float
     tokens: int
-    turns: int
+    sequence_steps: int
     stats: EngineStats
 
 
 def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: int) -> Run:
     told: dict[str, list[int]] = {request.id: [] for request in asked}
-    turns = 0
+    sequence_steps = 0
     gc.collect()  # now, rather than in the middle
     began = time.perf_counter()
     for request in asked:
         engine.submit(request)
     while engine.has_work and not all(told.values()):
         _hear(engine.step(), told)
-    start = full = end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
+    start = full = end = Moment(time.perf_counter(), _lengths(told), sequence_steps, replace(engine.stats))
     while engine.has_work:
         events = engine.step()
         if events:  # the last step on a device may be one that nobody waits for
-            turns += _hear(events, told)
-            end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
+            sequence_steps += _hear(events, told)
+            end = Moment(time.perf_counter(), _lengths(told), sequence_steps, replace(engine.stats))
             full = end if _all_run(asked, told) else full
     _check(asked, told)
     full = end if full is start else full  # too short to be ever full
@@ -308,7 +308,7 @@ def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: in
         seconds=full.clock - start.clock,
         to_the_end_tok_s=(end.tokens - start.tokens) / (end.clock - start.clock),
         total_tok_s=end.tokens / (end.clock - began),
-        turns=full.turns - start.turns,
+        sequence_steps=full.sequence_steps - start.sequence_steps,
         outputs=tuple(tuple(tokens) for tokens in told.values()),
         **_since(start.stats, full.stats),
     )

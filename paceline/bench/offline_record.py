@@ -23,24 +23,28 @@ from paceline.bench.statistics import ENOUGH, Ratio, paired_ratio
 from paceline.types import Finish
 
 Record = dict[str, Any]
-FIRST = ("plain_tok_s", "speculative_tok_s", "ratio", "ratio_interval", "tokens_per_round", "identical", "prompts")
+SUMMARY_KEYS = (
+    "plain_tok_s", "speculative_tok_s", "ratio", "ratio_interval", "tokens_per_step", "tokens_per_round", "identical",
+    "prompts",
+)  # fmt: skip  # a key a line would hide what belongs together
 DEFINITION = (
     "tok_s: tokens a second after every request of a batch has its first, medians over rounds; ratio: speculative by "
-    "plain, paired by batch, with a 95 % bootstrap interval; tokens_per_round: output tokens a step of a sequence"
+    "plain, paired by batch, with a 95 % bootstrap interval; tokens_per_step: output tokens by steps of a sequence that "
+    "gave output"
 )
 
 
 def record(measured: Sequence[tuple[Sequence[Cell], Sequence[Unit]]], facts: Mapping[str, Any]) -> Record:
     """What stands above the cells is of the first that speculates."""
     cells = [cell_record(cell, plain, units) for (plain, *rest), units in measured for cell in rest]
-    first = {name: cells[0][name] for name in FIRST}
+    first = {name: cells[0][name] for name in SUMMARY_KEYS}
     return {"benchmark": "offline", "definition": DEFINITION, **facts, "cells": cells, **first}
 
 
 def cell_record(cell: Cell, plain: Cell, units: Sequence[Unit]) -> Record:
     answers = [answer for unit in units for answer in unit.turns[cell][0].answers]
     reference = [answer for unit in units for answer in unit.turns[plain][0].answers]
-    ratio = _ratio(units, cell, plain)
+    ratio, sizes = _ratio(units, cell, plain), step_sizes(answers)
     return {
         "drafter": cell.name,
         "max_draft": cell.speculation.max_draft,
@@ -57,7 +61,8 @@ def cell_record(cell: Cell, plain: Cell, units: Sequence[Unit]) -> Record:
         "units": 0 if ratio is None else ratio.units,
         "verdict": "unknown" if ratio is None else ratio.verdict,
         **drafts(answers),
-        "tokens_per_round_counts": round_sizes(answers),
+        "tokens_per_step_counts": sizes,
+        "tokens_per_round_counts": sizes,  # the older name
         "plain_ms_per_step": parts_ms(units, plain),
         "speculative_ms_per_step": parts_ms(units, cell),
         "categories": _categories(cell, plain, units),
@@ -74,8 +79,10 @@ def drafts(answers: Sequence[Replay]) -> Record:
     places: Counter[int] = Counter()
     for one in stats:
         places.update(dict(enumerate(one.accepted_by_position)))
+    per_step = sum(s.output_tokens for s in stats) / steps if steps else 0.0
     return {
-        "tokens_per_round": sum(s.output_tokens for s in stats) / steps if steps else 0.0,
+        "tokens_per_step": per_step,
+        "tokens_per_round": per_step,  # the older name
         "acceptance": sum(s.accepted for s in stats) / drafted if drafted else None,
         "acceptance_by_position": [places[i] / rounds for i in sorted(places)],
         "drafted_per_round": drafted / rounds if rounds else None,
@@ -83,9 +90,14 @@ def drafts(answers: Sequence[Replay]) -> Record:
     }
 
 
-def round_sizes(answers: Sequence[Replay]) -> dict[str, int]:
-    """How many steps gave so many tokens to a sequence."""
-    sizes = Counter(chain.from_iterable(Counter(answer.rounds).values() for answer in answers))
+def tokens_per_step(found: Record) -> float:
+    """The figure of a record of any version: older files call it tokens_per_round."""
+    return float(found["tokens_per_step"] if "tokens_per_step" in found else found["tokens_per_round"])
+
+
+def step_sizes(answers: Sequence[Replay]) -> dict[str, int]:
+    """Number of steps by the tokens that they gave to a sequence."""
+    sizes = Counter(chain.from_iterable(Counter(answer.steps).values() for answer in answers))
     return {str(size): sizes[size] for size in sorted(sizes)}
 
 
@@ -137,7 +149,7 @@ def _speed(units: Sequence[Unit], cell: Cell) -> float | None:
 
 
 HEADER = (
-    "batch", "T", "drafter", "draft", "plain tok/s", "spec tok/s", "ratio", "tok/round", "accepted", "same text",
+    "batch", "T", "drafter", "draft", "plain tok/s", "spec tok/s", "ratio", "tokens/step", "accepted", "same text",
     *(f"{part} ms" for part in PARTS),
 )  # fmt: skip  # a field a line would hide what belongs together
 
@@ -167,7 +179,7 @@ def row(cell: Record) -> tuple[str, ...]:
         number(cell["plain_tok_s"], ".1f"),
         number(cell["speculative_tok_s"], ".1f"),
         "" if cell["ratio"] is None else ratio_text(ratio),
-        f"{cell['tokens_per_round']:.2f}",
+        f"{tokens_per_step(cell):.2f}",
         number(cell["acceptance"], ".0%"),
         f"{cell['identical']}/{cell['prompts']}",
         *(number(cell["speculative_ms_per_step"][part], ".2f") for part in PARTS),
@@ -181,9 +193,9 @@ def _by_category(cell: Record) -> str:
             name,
             str(each["prompts"]),
             ratio_text(each) if "ratio" in each else "",
-            f"{each['tokens_per_round']:.2f}",
+            f"{tokens_per_step(each):.2f}",
             number(each["acceptance"], ".0%"),
         )
         for name, each in cell["categories"].items()
     ]
-    return table([(head, "prompts", "ratio", "tok/round", "accepted"), *rows])
+    return table([(head, "prompts", "ratio", "tokens/step", "accepted"), *rows])

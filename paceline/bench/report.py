@@ -56,12 +56,14 @@ def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
     step = _median(runs, lambda run: run.seconds / run.steps)
     limit = _median(runs, lambda run: limit_seconds(measured, run))
     drafted = sum(run.drafted for run in runs)
+    tokens_per_step = _median(runs, lambda run: run.tokens / run.sequence_steps)
     return {
         "tok_s": statistics.median(speeds),
         "tok_s_runs": speeds,
         "to_the_end_tok_s": _median(runs, lambda run: run.to_the_end_tok_s),
         "total_tok_s": _median(runs, lambda run: run.total_tok_s),
-        "tokens_per_round": _median(runs, lambda run: run.tokens / run.turns),
+        "tokens_per_step": tokens_per_step,
+        "tokens_per_round": tokens_per_step,  # the older name
         "accepted_share": sum(run.accepted for run in runs) / drafted if drafted else None,
         "step_ms": 1e3 * step,
         "parts_ms": {part: _part_ms(runs, part) for part in PARTS},
@@ -76,11 +78,11 @@ def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
 def limit_seconds(measured: Measured, run: Run) -> float:
     """What memory alone would need for the mean step of a run."""
     setup = measured.setup
-    sequences = run.turns / run.steps
+    sequences = run.sequence_steps / run.steps
     need = measured.bytes[run.mode].a_step(
         sequences=sequences,
         context=setup.prompt_tokens + setup.output_tokens / 2,
-        draft_passes=run.drafted / run.turns,
+        draft_passes=run.drafted / run.sequence_steps,
     )
     return need / measured.bandwidth
 
@@ -143,7 +145,7 @@ HEADER = [
     "× plain",
     "to the end",
     "total",
-    "tok/round",
+    "tokens/step",
     "ms/step",
     *PARTS,
     "idle",
@@ -174,7 +176,7 @@ def _row(found: Record, key: str) -> list[str]:
         "" if over is None else f"{over:.2f}" if key != "off" else f"{over:.3f}",
         f"{mode['to_the_end_tok_s']:.1f}",
         f"{mode['total_tok_s']:.1f}",
-        f"{mode['tokens_per_round']:.2f}",
+        f"{mode['tokens_per_step']:.2f}",
         f"{mode['step_ms']:.3f}",
         *(f"{mode['parts_ms'][part]:.3f}" for part in PARTS),
         "" if mode["gpu_idle"] is None else f"{mode['gpu_idle']:.1%}",

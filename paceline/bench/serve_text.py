@@ -11,7 +11,7 @@ Record = dict[str, Any]
 MOST_ERRORS = 5  # kinds of failure that are shown
 HEADER = (
     "load", "T", "arm", "done", "tok/s", "req/s", "good/s", "TTFT ms", "p99", "TPOT ms", "p99", "ITL ms", "p99",
-    "E2E ms", "p99", "tok/chunk", "accepted", "tok/round",
+    "E2E ms", "p99", "tok/chunk", "accepted", "tokens/round",
 )  # fmt: skip  # a field a line would hide what belongs together
 NAMES = {
     "output_throughput": "tokens a second",

@@ -27,7 +27,7 @@ paceline bench offline smollm2 --drafter ngram --drafter eagle:PATH --prompts sp
 paceline bench offline MODEL --prompts mt_bench --temperature 0,1 --json --html report.html
 
 Decode speed counts from the moment at which every request of a batch has its first token. With --json the last line has
-plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_round, identical and prompts of the first cell, and
+plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_step, identical and prompts of the first cell, and
 all cells of the grid under `cells`.
 """
 

@@ -147,7 +147,7 @@ class Chat:
         print(self._style.dim(text), flush=True)
 
 
-HELP = """/stats    tokens a round, acceptance and speed of the last answer and of all
+HELP = """/stats    tokens/step, acceptance and speed of the last answer and of all
 /plain    answer without speculation
 /spec     answer with it
 /forget   drop the oldest exchange

@@ -42,17 +42,21 @@ class Result:
 
     plain_tok_s: float
     speculative_tok_s: float
-    tokens_per_round: float
+    tokens_per_step: float
     identical: bool
+
+    @property
+    def record(self) -> dict[str, float | bool]:
+        return asdict(self) | {"tokens_per_round": self.tokens_per_step}  # the older name
 
     @property
     def row(self) -> str:
         speedup = self.speculative_tok_s / self.plain_tok_s if self.plain_tok_s else 0.0
         speeds = f"{self.plain_tok_s:6.0f} tok/s {self.speculative_tok_s:9.0f} tok/s {speedup:7.2f}×"
-        return f"{speeds} {self.tokens_per_round:14.2f} {'yes' if self.identical else 'NO':>11}"
+        return f"{speeds} {self.tokens_per_step:14.2f} {'yes' if self.identical else 'NO':>11}"
 
 
-HEADER = f"{'':<9} {'plain':>12} {'speculative':>15} {'':>8} {'tokens/round':>14} {'same text':>11}"
+HEADER = f"{'':<9} {'plain':>12} {'speculative':>15} {'':>8} {'tokens/step':>14} {'same text':>11}"
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class Trial:
         return Result(
             plain_tok_s=speeds["plain"],
             speculative_tok_s=speeds["speculative"],
-            tokens_per_round=round(self.answers["speculative"][-1].stats.tokens_per_step, 2),
+            tokens_per_step=round(self.answers["speculative"][-1].stats.tokens_per_step, 2),
             identical=len(texts) == 1,
         )
 
@@ -89,7 +93,7 @@ def run(args: Namespace) -> int:
         results[name] = stage.play(name, replace(sampling, max_tokens=args.max_tokens), rounds=args.rounds)
     stage.conclude(results)
     if args.json:
-        print(json.dumps({name: asdict(result) for name, result in results.items()}))
+        print(json.dumps({name: result.record for name, result in results.items()}))
     return 0 if all(result.identical for result in results.values()) else 1
 
 

@@ -16,7 +16,8 @@ def decode_speed(stats: SequenceStats) -> float:
 
 def stats_record(stats: SequenceStats) -> dict[str, Any]:
     return asdict(stats) | {
-        "tokens_per_round": stats.tokens_per_step,
+        "tokens_per_step": stats.tokens_per_step,
+        "tokens_per_round": stats.tokens_per_step,  # the older name
         "acceptance": stats.acceptance,
         "decode_tok_s": decode_speed(stats),
     }
@@ -25,7 +26,7 @@ def stats_record(stats: SequenceStats) -> dict[str, Any]:
 def stats_line(stats: SequenceStats) -> str:
     parts = [f"{stats.output_tokens} tokens", f"{decode_speed(stats):.0f} tokens/s"]
     if stats.rounds:
-        parts.append(f"{stats.tokens_per_step:.2f} tokens a round")
+        parts.append(f"{stats.tokens_per_step:.2f} tokens/step")
         parts.append(
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%}, {stats.drafter})"
         )
@@ -60,7 +61,7 @@ class Tally:
             return "no answers yet"
         parts = [f"{self.answers} answers", f"{self.tokens} tokens", f"{self.tokens / self.seconds:.0f} tokens/s"]
         if self.drafted:
-            parts.append(f"{self.tokens / self.steps:.2f} tokens a round")
+            parts.append(f"{self.tokens / self.steps:.2f} tokens/step")
             parts.append(
                 f"{self.accepted} of {self.drafted} drafted tokens accepted ({self.accepted / self.drafted:.0%})"
             )

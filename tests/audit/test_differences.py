@@ -65,8 +65,8 @@ def test_what_a_filter_excludes_is_out_of_reach_but_at_its_border(options: dict[
 
 
 def replayed(tokens: list[int], finish: Finish = Finish.LENGTH, text: str = "") -> Replay:
-    rounds = [1, 2, 2, 2, 3][: len(tokens)]
-    return Replay(tokens=tokens, origins=[Origin.ACCEPTED] * len(tokens), rounds=rounds, finish=finish, text=text)
+    steps = [1, 2, 2, 2, 3][: len(tokens)]
+    return Replay(tokens=tokens, origins=[Origin.ACCEPTED] * len(tokens), steps=steps, finish=finish, text=text)
 
 
 def test_where_a_difference_is() -> None:
@@ -78,7 +78,7 @@ def test_where_a_difference_is() -> None:
     assert compare(engine, REQUEST, replayed(truth), replayed(truth), by) is None
     found = compare(engine, REQUEST, replayed(truth), replayed(wrong), by)
     assert found is not None
-    assert (found.kind, found.position, found.round, found.place) == (Kind.STRUCTURAL, 2, 2, 1)
+    assert (found.kind, found.position, found.step, found.place) == (Kind.STRUCTURAL, 2, 2, 1)
     assert (found.plain, found.replayed, found.expected) == (truth[2], wrong[2], truth[2])
     turned = compare(engine, REQUEST, replayed(wrong), replayed(truth), by)
     assert turned is not None

@@ -29,7 +29,7 @@ PLAIN = Run(
     to_the_end_tok_s=40.0,
     total_tok_s=22.0,
     steps=50,
-    turns=100,
+    sequence_steps=100,
     drafted=0,
     accepted=0,
     preemptions=0,
@@ -40,7 +40,9 @@ PLAIN = Run(
     wait_seconds=0.5,
     outputs=((1, 2), (3, 4)),
 )
-FAST = replace(PLAIN, mode="speculative", seconds=1.0, steps=20, turns=40, drafted=160, accepted=60, draft_seconds=0.5)
+FAST = replace(
+    PLAIN, mode="speculative", seconds=1.0, steps=20, sequence_steps=40, drafted=160, accepted=60, draft_seconds=0.5
+)
 
 
 class ScriptedEngine:
@@ -85,7 +87,7 @@ def test_speed_counts_from_the_moment_all_have_their_first_token(monkeypatch: py
     engine = ScriptedEngine(*first, *later)
     found = run(engine, monkeypatch)  # the clock: 0 at the beginning, 1 when both have a token, then 4, 9, 16
     assert engine.submitted == ["0", "1"]
-    assert (found.tokens, found.seconds, found.turns) == (2, 3.0, 2)  # one step: the second ends request 0
+    assert (found.tokens, found.seconds, found.sequence_steps) == (2, 3.0, 2)  # one step: the second ends request 0
     assert (found.steps, found.verify_seconds) == (1, 1.0)
     assert found.to_the_end_tok_s == 5 / 15
     assert found.total_tok_s == 8 / 16
@@ -207,7 +209,7 @@ def test_the_numbers_of_a_batch() -> None:
     [batch] = report.record(measured(PLAIN, FAST), command="paceline bench engine")["batches"]
     plain, fast = batch["plain"], batch["speculative"]
     assert (plain["tok_s"], plain["total_tok_s"], batch["ratio"]) == (50.0, 22.0, 2.0)
-    assert (plain["tokens_per_round"], fast["tokens_per_round"]) == (1.0, 2.5)
+    assert (plain["tokens_per_step"], fast["tokens_per_step"]) == (1.0, 2.5)
     assert (plain["accepted_share"], fast["accepted_share"]) == (None, 0.375)
     assert fast["parts_ms"] == {"draft": 25.0, "verify": 75.0, "accept": 12.5, "host": 6.25, "wait": 25.0}
     assert (plain["host_share"], fast["host_share"]) == (0.0625, 0.125)
