@@ -1,7 +1,7 @@
 """The `paceline` program: its commands, and the exit status of each outcome.
 
     0    done
-    1    the run failed: the engine died, training could not go on, or speculation changed a text of the demo or an audit
+    1    the run failed: the engine died, training stopped, or speculation changed a text of the demo or of an audit
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C
     141  the reader of the output closed the pipe

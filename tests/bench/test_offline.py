@@ -6,7 +6,7 @@ from paceline.audit.replay import Replay
 from paceline.bench.charts import charts
 from paceline.bench.offline import PARTS, Cell, Turn, Unit
 from paceline.bench.offline_record import cell_record, row, text
-from paceline.bench.workloads import Ask
+from paceline.bench.workloads import BenchPrompt
 from paceline.types import Finish, SequenceStats, Speculation
 
 PLAIN, FAST = Cell(1, 0.0), Cell(1, 0.0, Speculation(), "fast")
@@ -37,7 +37,7 @@ def units(count: int, rounds: int) -> list[Unit]:
     """Speculation is twice as fast, but for one slow turn of each."""
     return [
         Unit(
-            [Ask(str(i), "ab"[i % 2])],
+            [BenchPrompt(str(i), "ab"[i % 2])],
             {
                 PLAIN: [turn(2.0, sizes=(1,) * 8)] * rounds,
                 FAST: [turn(1.0 if r else 50.0, sizes=(3, 1, 4), same=i > 0) for r in range(rounds)],
