@@ -8,9 +8,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
-from paceline.cli.files import data_of
 from paceline.cli.options import add_model_options, count, counts, load, temperatures
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.types import Rule
@@ -36,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
     add_prompts(parser)
     parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
-    group = parser.add_argument_group("over what")
+    group = parser.add_argument_group("grid")
     group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
     group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
     group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
@@ -46,9 +45,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=count,
         default=3,
         metavar="N",
-        help="turns of everybody, of which the median counts (default: 3)",
+        help="turns of each cell, of which the median counts (default: 3)",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be")
+    group.add_argument("--ignore-eos", action="store_true", help="answers of full length")
     add_results(parser)
 
 

@@ -12,9 +12,8 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
-from paceline.cli.files import data_of
 from paceline.cli.options import count, counts, numbers, temperatures, whole
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -65,9 +64,9 @@ def _add_load(parser: ArgumentParser) -> None:
         "--arrivals", choices=("poisson", "constant"), default="poisson", help="of --rate (default: poisson)"
     )
     group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be; not every server")
+    group.add_argument("--ignore-eos", action="store_true", help="answers of full length; not every server knows it")
     group.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="more fields of every request")
-    group.add_argument("--rounds", type=count, default=1, metavar="N", help="all of it so often (default: 1)")
+    group.add_argument("--rounds", type=count, default=1, metavar="N", help="repetitions of everything (default: 1)")
     group.add_argument("--warm-up", type=whole, default=1, metavar="N", help="requests that do not count (default: 1)")
     group.add_argument(
         "--goodput",
@@ -81,8 +80,8 @@ def _add_load(parser: ArgumentParser) -> None:
         "--cache-salt",
         action=BooleanOptionalAction,
         default=True,
-        help="nothing is found in the server's prefix cache that an earlier run, arm or load has left there; off for "
-        "servers that refuse the field (default: on)",
+        help="no run finds prompts of an earlier run, arm or load in the server's prefix cache; off for servers that "
+        "refuse the field (default: on)",
     )
     group.add_argument("--bursts", action="store_true", help="have the server count the tokens of every chunk")
 

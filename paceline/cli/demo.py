@@ -32,13 +32,13 @@ and keep it warm in winter. A worker that has found flowers tell the others with
 shows the way, and its length show the distance."""
 
 CASES = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, seed=3)}
-SECONDS, MIN_ROUNDS = 4.0, 3  # no more timings of a case after so long, but at least so many
+MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # timings of a case end after so many seconds, but not before this many rounds
 WAYS = {"plain": OFF, "speculative": Speculation()}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program reads of one case."""
+    """Figures of one case."""
 
     plain_tok_s: float
     speculative_tok_s: float
@@ -61,7 +61,7 @@ HEADER = f"{'':<9} {'plain':>12} {'speculative':>15} {'':>8} {'tokens/step':>14}
 
 @dataclass(slots=True)
 class Trial:
-    """All answers to the prompt in one case, by way."""
+    """All answers to the prompt in one case, by way of decoding."""
 
     answers: dict[str, list[Sample]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
 
 
 class Stage:
-    """Shows answers, unless it is quiet, and times them."""
+    """Shows answers, unless quiet, and times them."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int], *, quiet: bool) -> None:
         self._llm = llm
@@ -115,10 +115,10 @@ class Stage:
     def play(self, name: str, sampling: SamplingParams, *, rounds: int) -> Result:
         trial = Trial()
         for way, speculation in WAYS.items():
-            self._show(f"{name}, {way}", sampling, speculation)  # warms up, too
+            self._show(f"{name}, {way}", sampling, speculation)  # and warm up
         start = perf_counter()
-        for done in range(rounds):  # by turns, so that a busy moment of the machine hits both
-            if done >= MIN_ROUNDS and perf_counter() - start > SECONDS:
+        for done in range(rounds):  # in turns, so that a busy moment of the machine affects both
+            if done >= MIN_ROUNDS and perf_counter() - start > MAX_SECONDS:
                 break
             for way, speculation in WAYS.items():
                 answer = self._llm.generate([self._prompt], sampling, speculation=speculation)[0]

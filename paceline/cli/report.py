@@ -1,4 +1,4 @@
-"""Statistics of answers, for people (a line) and for programs (a dictionary)."""
+"""Statistics of answers: a line for people, a dictionary for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.types import SequenceStats
 
 
 def decode_speed(stats: SequenceStats) -> float:
-    """Tokens a second after the first one: what speculation can change."""
+    """Tokens per second after the first token, the part that speculation can change."""
     seconds = stats.time_total - stats.time_to_first
     return (stats.output_tokens - 1) / seconds if seconds > 0 and stats.output_tokens > 1 else 0.0
 
@@ -36,8 +36,8 @@ def stats_line(stats: SequenceStats) -> str:
 
 
 @dataclass(slots=True)
-class Tally:
-    """Several answers, one after the other. The first token of each belongs to its prompt and is not counted."""
+class Totals:
+    """Sums over several answers. The first token of each belongs to its prompt and is not counted."""
 
     answers: int = 0
     tokens: int = 0

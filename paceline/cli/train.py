@@ -35,8 +35,8 @@ draft in one pass; each has a product over the whole vocabulary, so they suit ta
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
 begins from nothing and needs the most prompts and the most time of the three kinds.
 """
-EVAL = """How good a trained drafter is: the target answers the prompts of each set greedily, and rounds are replayed
-over the answers as the engine would accept.
+EVAL = """Tokens per round of a trained drafter: the target answers the prompts of each set greedily, and rounds are
+replayed over the answers as the engine would accept drafts.
 """
 KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
 
@@ -80,7 +80,7 @@ def _add_data(parser: ArgumentParser) -> None:
         "--exclude", type=Path, action="append", default=[], metavar="FILE", help="texts not to train on; repeatable"
     )
     parser.add_argument("--license", default="other", metavar="NAME", help="of the drafter, for its card")
-    parser.add_argument("--max-prompts", type=count, metavar="N", help="use so many (default: all)")
+    parser.add_argument("--max-prompts", type=count, metavar="N", help="use at most N (default: all)")
     parser.add_argument("--held-out", type=count, default=256, metavar="N", help="prompts to judge by (default: 256)")
 
 
@@ -92,18 +92,30 @@ def _add_answers(parser: ArgumentParser) -> None:
         "--serving",
         choices=FORMATS,
         metavar="FORMAT",
-        help="it will be served in (default: whole floats)",
+        help="of the target that the drafter will serve (default: unquantised)",
     )
     group.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
     group.add_argument(
         "--max-length", type=count, default=1024, metavar="N", help="tokens of prompt and answer (default: 1024)"
     )
     group.add_argument("--max-new", type=count, default=320, metavar="N", help="tokens of an answer (default: 320)")
-    group.add_argument("--samples", type=count, metavar="N", help="to each prompt, all but one drawn (default: 1)")
-    group.add_argument("--sampled", type=_share, default=0.3, metavar="P", help="share not greedy (default: 0.3)")
-    group.add_argument("--temperature", type=_positive, default=0.8, metavar="T", help="of those (default: 0.8)")
-    group.add_argument("--answer-batch", type=count, default=256, metavar="N", help="at once, of a worker")
-    group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes a GPU (default: 4)")
+    group.add_argument(
+        "--samples", type=count, metavar="N", help="answers to each prompt, all but the first sampled (default: 1)"
+    )
+    group.add_argument(
+        "--sampled",
+        type=_share,
+        default=0.3,
+        metavar="P",
+        help="share of first answers that are sampled (default: 0.3)",
+    )
+    group.add_argument(
+        "--temperature", type=_positive, default=0.8, metavar="T", help="of sampled answers (default: 0.8)"
+    )
+    group.add_argument(
+        "--answer-batch", type=count, default=256, metavar="N", help="answers at once, per worker (default: 256)"
+    )
+    group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes per GPU (default: 4)")
 
 
 def _add_shape(parser: ArgumentParser, kind: str) -> None:
@@ -135,7 +147,7 @@ def _add_schedule(parser: ArgumentParser) -> None:
     group.add_argument("--minutes", type=_positive, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
-    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="a step (default: 16384)")
+    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="per step (default: 16384)")
     group.add_argument("--learning-rate", type=_positive, default=4e-3, metavar="R", help="its peak (default: 0.004)")
     group.add_argument("--aim", choices=("likelihood", "overlap"), help="overlap: for drawn text (default: likelihood)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
@@ -200,6 +212,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _share(text: str) -> float:
+    """A share from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
