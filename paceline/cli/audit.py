@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_grid(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("grid")
+    group = parser.add_argument_group("over what")
     rules = ", ".join(LOSSLESS)
     group.add_argument(
         "--rule", action="append", choices=list(Rule), help=f"may be given several times (default: {rules})"
@@ -80,10 +80,10 @@ def _add_grid(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from paceline.audit.arithmetic import Arithmetic
-    from paceline.audit.lines import text
     from paceline.audit.page import page
     from paceline.audit.report import record
     from paceline.audit.run import audit
+    from paceline.audit.text import text
 
     prompts = _prompts(args)
     if args.html is not None:

@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser)
     add_prompts(parser)
     parser.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
-    group = parser.add_argument_group("grid")
+    group = parser.add_argument_group("over what")
     group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
     group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
     group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
