@@ -47,7 +47,7 @@ class Group:
         return OFF if self.drafter is None else Speculation(drafter=self.drafter, rule=self.rule)
 
     def keeps_tokens(self, sampling: SamplingParams) -> bool:
-        """True if answers must equal the plain ones token by token. Lossless rules other than `coupled` do when greedy."""
+        """True if answers must equal the plain ones token by token. Every lossless rule must when greedy."""
         return self.drafter is None or self.rule is Rule.COUPLED or (self.rule.lossless and sampling.greedy)
 
     def requests(self, items: Sequence[Item]) -> list[Request]:
