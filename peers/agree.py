@@ -33,7 +33,7 @@ from peers.agree_report import OURS, THEIRS, kept, text
 from peers.run import note
 from peers.systems import ONEDNN_ISA, ROOT
 
-START_SECONDS = 180.0  # for a server
+START_SECONDS = 180.0  # longest start of a server
 TOOL_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "ONEDNN_MAX_CPU_ISA": ONEDNN_ISA}
 Fields = dict[str, Any]
 

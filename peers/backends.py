@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.models.weights import Format
 
 MAX_AT_ONCE = 8  # prompts
-CONTEXT_TOKENS = 2048  # of a prompt and its answer
+CONTEXT_TOKENS = 2048  # prompt and answer together
 END_TOKEN = 2  # <|im_end|> of SmolLM2
 
 
@@ -143,7 +143,8 @@ def open_vllm(*, model: str, threads: int, drafter: str | None = None, max_draft
     lookup = {"method": drafter, "num_speculative_tokens": max_draft, "prompt_lookup_max": 4}
     engine = LLM(
         model=model, dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False,
-        max_model_len=CONTEXT_TOKENS, max_num_seqs=MAX_AT_ONCE, speculative_config=lookup if drafter else None, disable_log_stats=True,
+        max_model_len=CONTEXT_TOKENS, max_num_seqs=MAX_AT_ONCE, speculative_config=lookup if drafter else None,
+        disable_log_stats=True,
     )  # fmt: skip  # a field a line would hide what belongs together
 
     def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:

@@ -1,7 +1,7 @@
 """A profile of the host during rounds on a GPU: its calls of the CUDA runtime, and whether the device waits for it.
 
 A round is in flight when profiling starts. If n launches were seen at the n-th wait for a round, the next round was in
-the device's queue before the host read the last one: `next_round_queued` counts these waits, `waits_a_round` all calls
+the device's queue before the host read the last one. `next_round_queued` counts these waits, `waits_a_round` all calls
 that wait for anything. (One `cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler
 mean little; `paceline bench engine` measures speed.
 

@@ -32,7 +32,7 @@ from peers.systems import Mode, Unusable, Worker, all_modes, interpreter_of, mac
 from peers.tables import best_ratios, best_table, disturbed, failed, whole_table
 
 WARM_UP_TOKENS = 8
-MAX_SLEEPING_SHARE = 0.05  # of a core, used by a worker that has nothing to do
+MAX_SLEEPING_SHARE = 0.05  # CPU time by wall time of a worker that has nothing to do
 
 
 def main(argv: Sequence[str] | None = None, *, encode: Encode | None = None) -> None:

@@ -35,7 +35,7 @@ class Task:
 class Plan:
     sets: Sequence[str]
     rounds: int
-    tokens: int  # of the longest answer
+    tokens: int  # length of the longest answer
     counts: Mapping[int, int]  # prompts at once → prompts per round
     slow_counts: Mapping[int, int]  # prompts at once → prompts per round of slow systems, the first of `counts`
 

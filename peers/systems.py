@@ -36,7 +36,7 @@ class Unusable(Exception):
 @dataclass(frozen=True, slots=True)
 class Mode:
     name: str
-    kind: str  # of peers.backends
+    kind: str  # key of peers.backends.KINDS
     options: dict[str, Any] = field(default_factory=dict)
     plain: str | None = None  # mode whose answers a drafting mode must equal
     at_once: int | None = None  # limit of prompts at once; None: no limit
@@ -58,7 +58,7 @@ def all_modes(*, models: Path) -> list[Mode]:
 def _paceline() -> list[Mode]:
     plain = Mode("Paceline, plain", "paceline", {"model": "smollm2"})
     drafts = Mode("Paceline, default", "paceline", {"model": "smollm2", "drafter": "default"}, plain=plain.name)
-    eight = {"model": "smollm2", "format": "int8"}  # as OpenVINO's model
+    eight = {"model": "smollm2", "format": "int8"}  # the format of OpenVINO's model
     plain8 = Mode("Paceline, int8 plain", "paceline", eight)
     drafts8 = Mode("Paceline, int8", "paceline", eight | {"drafter": "default"}, plain=plain8.name)
     return [drafts, plain, drafts8, plain8]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from peers.results import Measurement, Results
 
-BUSY_SHARE = 0.1  # of a core; more use by other processes is reported
+BUSY_SHARE = 0.1  # CPU time of other processes by wall time; more is reported
 
 
 @dataclass(frozen=True, slots=True)

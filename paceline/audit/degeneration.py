@@ -14,9 +14,9 @@ import numpy as np
 MIN_LOOP_TOKENS, MIN_LOOP_TURNS = 32, 4  # length of a loop in all, and repetitions of its period
 MAX_PERIOD = 256  # tokens
 GRAM_TOKENS = 4
-MIN_DISTINCT_SHARE = 0.4  # of n-grams; fewer distinct ones are degenerate
+MIN_DISTINCT_SHARE = 0.4  # distinct n-grams by all n-grams; less is degenerate
 MIN_REPEATS_TOKENS = 48  # shorter answers are not tested for distinct n-grams
-MAX_DEGENERATE_SHARE = 0.1  # of answers; beyond it a speed claim is void
+MAX_DEGENERATE_SHARE = 0.1  # degenerate answers by all answers; more make a speed claim void
 
 
 class Sign(StrEnum):

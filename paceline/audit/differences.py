@@ -3,8 +3,8 @@
 The judge is the target itself, asked anew at the first position where the two differ (`engine.probe`). A token's
 *shortfall* is its distance in logits from the token sampled there, with the request's penalties, filters and noise; the
 sampled token has 0. A difference is a *near-tie* if the shortfalls of both tokens are within the bound of the
-arithmetic in use, and *structural* otherwise: also if the two tokens are close to each other, but far from the sampled
-one. Under bitwise arithmetic the bound is 0, so that no difference is a near-tie.
+arithmetic in use, and *structural* otherwise. Two tokens close to each other, but far from the sampled one, are
+structural too. Under bitwise arithmetic the bound is 0, so that no difference is a near-tie.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Difference:
     """The first position at which a replayed answer differs from the plain one."""
 
     kind: DifferenceKind
-    position: int  # in the answer, from 0 on
+    position: int  # index of the token in the answer, from 0 on
     plain: int | None  # token of the plain answer; None: it had ended
     replayed: int | None
     expected: int | None  # token of the target asked anew; None: the answers differ only in their ends
-    step: int  # of the replayed sequence, from 1 on
-    place: int  # in the tokens of that step, from 0 on
-    origin: Origin | None  # of the replayed token
+    step: int  # number of the step of the replayed sequence, from 1 on
+    place: int  # index among the tokens of that step, from 0 on
+    origin: Origin | None  # origin of the replayed token
     gap: float  # the larger of the two shortfalls, in logits
     bound: float  # largest gap of a near-tie
     reason: str

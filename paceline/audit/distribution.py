@@ -26,7 +26,7 @@ from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 POWER = 0.9  # probability with which a shift of the stated size is found
 AT_ONCE = 16  # requests
 ANSWER_TOKENS = 3  # two that are counted, and one more, without which the second would not be drafted
-RARE = -1  # stands for all rare second tokens
+RARE = -1  # stand-in for all rare second tokens
 FIRST_TOKENS = 6  # likeliest first tokens after which the second is counted too
 
 
@@ -49,7 +49,7 @@ class Worst:
     """The bin with the largest deviation."""
 
     prompt: int
-    position: int  # of the token in prompt and answer together, from 0 on
+    position: int  # index of the token in prompt and answer together, from 0 on
     tokens: tuple[int, ...]  # one or two; empty: all rare ones
     counted: int
     expected: float

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.audit.text import HEADER, WORD_COLUMNS, case_row, degenerate_line, test_line
 
 Record = dict[str, Any]
-MAX_ROWS = 500  # of differences and of degenerate answers; the JSON has all of them
+MAX_ROWS = 500  # differences, and degenerate answers, shown at most; the JSON has all
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --doubt: #b26a00 }

@@ -21,7 +21,7 @@ class Replay:
 
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # of the sequence, one per token, from 1 on
+    steps: list[int] = field(default_factory=list)  # step of the sequence that gave each token, from 1 on
     text: str = ""
     finish: Finish | None = None
     stop: str | int | None = None

@@ -16,7 +16,7 @@ from paceline.audit.run import Case, Findings, Judged
 
 Record = dict[str, Any]
 Show = Callable[[Sequence[int]], str]  # tokens as text
-CONTEXT_TOKENS = 24  # of the answer, shown before a difference
+CONTEXT_TOKENS = 24  # tokens of the answer shown before a difference
 
 
 def record(found: Findings, *, show: Show) -> Record:

@@ -26,7 +26,7 @@ CANDIDATES = 4  # contexts considered for each place of a distribution test
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to replay: every combination of these values."""
+    """Everything to replay: all combinations of these values."""
 
     drafters: Sequence[str]
     rules: Sequence[Rule]

@@ -9,8 +9,8 @@ from paceline.audit.degeneration import MAX_DEGENERATE_SHARE
 from paceline.audit.differences import DifferenceKind
 
 Record = dict[str, Any]
-MAX_DIFFERENCES = 20  # that are shown; the record has all of them
-WORD_COLUMNS = 4  # of words, aligned to the left; the others are numbers
+MAX_DIFFERENCES = 20  # shown at most; the record has all
+WORD_COLUMNS = 4  # first columns, aligned to the left; the others are numbers
 HEADER = (
     "drafter", "rule", "at once", "sampling", "answers", "identical", "near-tie", "structural", "drafted", "accepted",
     "tokens/step", "degenerate",

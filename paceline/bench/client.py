@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import httpx
 
 Endpoint = Literal["chat", "completions"]
-TEXT_FIELDS = ("content", "reasoning_content", "reasoning")  # of a chat's delta
-MAX_ERROR_CHARS = 300  # of a server's error message
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")  # fields of a chat's delta that hold text
+MAX_ERROR_CHARS = 300  # length of a server's error message in the outcome
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ class RequestOutcome:
     """The answer to one request. Times are seconds; a failed request has those until it failed."""
 
     prompt: BenchPrompt
-    started: float  # on this process's clock
+    started: float  # time by perf_counter
     ttft: float = 0.0
     gaps: list[float] = field(default_factory=list)  # between two chunks with text
     chunk_tokens: list[int] = field(default_factory=list)  # tokens of each chunk, if the server counts them
     latency: float = 0.0
     prompt_tokens: int = 0
-    output_tokens: int = 0  # as the server counts; otherwise the number of chunks with text
+    output_tokens: int = 0  # the server's count; otherwise the number of chunks with text
     counted: bool = False  # output_tokens is the server's count
     text: str = ""
     finish: str | None = None

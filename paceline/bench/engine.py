@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
-SPARE_BYTES = 4 << 30  # of GPU memory, free beside two engines
+SPARE_BYTES = 4 << 30  # GPU memory that must stay free beside two engines
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure."""
+    """Options of a measurement."""
 
     target: str  # a shape, a config.json, or a model
     drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
@@ -61,7 +61,7 @@ class Setup:
     output_tokens: int = 320
     format: Format = "auto"
     drafter_format: Format | None = None
-    kv_format: str = "bf16"  # on a GPU
+    kv_format: str = "bf16"  # ignored on a CPU
     device: str = "cpu"
     threads: int | None = None
     rounds: int = 3  # repetitions, of which the median counts
@@ -116,7 +116,7 @@ class BatchRun:
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
-    host_seconds: float  # on a GPU concurrent with the parts above
+    host_seconds: float  # concurrent with the parts above on a GPU
     wait_seconds: float  # the host waited for the device
     outputs: tuple[tuple[int, ...], ...]  # tokens of each request
 

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.bench.engine import BatchRun, Measured, Mode
 
 Record = dict[str, Any]
-PARTS = ("draft", "verify", "accept", "host", "wait")  # of a step
+PARTS = ("draft", "verify", "accept", "host", "wait")  # parts of a step
 DEFINITION = "tok_s: tokens a second while all requests of the batch decode; to_the_end_tok_s: until the last has ended"
 BANDWIDTH_DEFINITION = (
     "limit: bytes a step must read (weights, KV of the mean context) / bandwidth of a copy in device memory"

@@ -20,7 +20,7 @@ import paceline
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # far more than caches hold
 REPEATS, COPIES = 5, 4  # timings, of which the best counts, and copies per timing
-COMMIT_VARIABLE = "PACELINE_COMMIT"  # of the environment, for a machine without git
+COMMIT_VARIABLE = "PACELINE_COMMIT"  # environment variable, for a machine without git
 
 
 def describe(device: torch.device) -> dict[str, Any]:

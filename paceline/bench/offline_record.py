@@ -77,7 +77,7 @@ def drafts(answers: Sequence[Replay]) -> Record:
     """Figures about drafts, summed over answers."""
     stats = [answer.stats for answer in answers]
     steps, rounds, drafted = (sum(getattr(s, name) for s in stats) for name in ("steps", "rounds", "drafted"))
-    accepted: Counter[int] = Counter()  # by position in the draft
+    accepted: Counter[int] = Counter()  # tokens by position in the draft
     for one in stats:
         accepted.update(dict(enumerate(one.accepted_by_position)))
     per_step = sum(s.output_tokens for s in stats) / steps if steps else 0.0

@@ -23,7 +23,7 @@ from paceline.bench.counters import SpecCounters
 from paceline.bench.workloads import BenchPrompt, synthetic_prompts
 from paceline.errors import InvalidRequest
 
-MAX_BLOCKS = 10  # of a round of a comparison
+MAX_BLOCKS = 10  # blocks per round of a comparison
 MAX_REFUSED = 3  # connections refused in a row; then the server counts as gone
 INVOCATION = time.time_ns()  # part of the cache salt: a server may still cache prompts of an earlier invocation
 PROBE_WORDS = (40, 160)  # lengths of the two prompts that measure tokens per word
@@ -42,7 +42,7 @@ class Arm:
 
 @dataclass(slots=True)
 class Block:
-    """Some prompts sent by one arm."""
+    """Consecutive prompts sent by one arm."""
 
     seconds: float = 0.0
     outcomes: list[RequestOutcome] = field(default_factory=list)

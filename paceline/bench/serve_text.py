@@ -8,7 +8,7 @@ from typing import Any
 from paceline.bench.statistics import MIN_UNITS
 
 Record = dict[str, Any]
-MAX_ERROR_KINDS = 5  # that are shown
+MAX_ERROR_KINDS = 5  # most frequent errors shown per run
 HEADER = (
     "load", "T", "arm", "done", "tok/s", "req/s", "good/s", "TTFT ms", "p99", "TPOT ms", "p99", "ITL ms", "p99",
     "E2E ms", "p99", "tok/chunk", "accepted", "tokens/round",

@@ -1,7 +1,7 @@
 """Summaries of samples, and ratios of two arms with bootstrap intervals.
 
 An arm is one way to do the same work. Arms that took turns are compared unit by unit (a prompt, a batch, a block of
-requests), and the bootstrap draws units: noise that lasts longer than a unit affects both arms and cancels. An interval
+requests), and the bootstrap draws units. Noise that lasts longer than a unit affects both arms and cancels. An interval
 covers 95 of 100 repetitions on the same machine with other units of the same kind, not other machines. Everything here
 is deterministic.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (90, 95, 99)
-RESAMPLES, SEED, COVERED_PERCENT = 4000, 0, 95  # of the bootstrap
-MIN_UNITS = 4  # for an interval
+RESAMPLES, SEED, COVERED_PERCENT = 4000, 0, 95  # parameters of the bootstrap
+MIN_UNITS = 4  # fewer units give no interval
 
 
 @dataclass(frozen=True, slots=True)

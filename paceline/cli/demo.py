@@ -32,7 +32,7 @@ and keep it warm in winter. A worker that has found flowers tell the others with
 shows the way, and its length show the distance."""
 
 CASES = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, seed=3)}
-MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # timings of a case end after so many seconds, but not before this many rounds
+MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # limits of the timings of a case
 WAYS = {"plain": OFF, "speculative": Speculation()}
 
 

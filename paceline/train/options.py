@@ -20,9 +20,9 @@ class TargetOptions:
 
     model: str  # a directory, a .gguf file, 'smollm2', or a hub id
     device: str = "cpu"
-    format: Format = "auto"  # of the weights while the target answers
-    serving: Format | None = None  # of the weights the drafter will be served with; None: unquantised
-    threads: int | None = None  # on a CPU
+    format: Format = "auto"  # weights while the target answers
+    serving: Format | None = None  # weights that the drafter will be served with; None: unquantised
+    threads: int | None = None  # CPU threads; None: one per core
     max_length: int = 1024  # tokens of prompt and answer together
     max_new: int = 320  # tokens of an answer
     answer_batch: int = 256  # sequences that one worker answers at once
@@ -60,9 +60,9 @@ class TrainOptions:
     draft_vocab: int | None = None  # None: DRAFT_VOCAB, or that of `initial_head`
     unroll: int = 5  # draft steps that an EAGLE head is trained over
     intermediate: int | None = None  # width of the MLP; None: the target's, that of `initial_head`, or 8/3 of `hidden`
-    heads: int = 4  # of Medusa
+    heads: int = 4  # number of Medusa heads
     hidden: int = 192  # width of a small model
-    layers: int = 4  # of a small model
+    layers: int = 4  # layers of a small model
     aim: Aim = "likelihood"
     batch_tokens: int = 16384
     learning_rate: float = 4e-3

@@ -29,7 +29,7 @@ from paceline.train.options import TargetOptions
 from paceline.types import OFF, Finish, Request, SamplingParams
 
 POLL_SECONDS = 0.5  # between two looks at what the workers have done
-KV_MEMORY_SHARE = 0.6  # of free GPU memory, for the KV caches of all workers together
+KV_MEMORY_SHARE = 0.6  # share of free GPU memory for the KV caches of all workers
 
 Report = Callable[[int, int], None]  # shards done, shards in all
 

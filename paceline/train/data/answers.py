@@ -38,7 +38,7 @@ class AnswerSettings:
     max_length: int  # tokens of prompt and answer together
     max_new: int  # tokens of an answer
     sampled: float  # share of training prompts whose answer is sampled instead of greedy
-    temperature: float  # of sampled answers
+    temperature: float  # temperature of sampled answers
     seed: int
 
 

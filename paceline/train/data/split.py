@@ -1,7 +1,7 @@
 """The prompts of a training, split into evaluation sets, held-out prompts and prompts to train on.
 
 Prompts that overlap with an evaluation set or an excluded text are not trained on. Which prompts are held out depends
-on the prompts alone, not on the seed: a second training that starts from the head of the first is judged by prompts
+on the prompts alone, not on the seed. So a second training that starts from the head of the first is judged by prompts
 that neither has seen.
 """
 

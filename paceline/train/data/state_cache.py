@@ -5,7 +5,7 @@
 
 The first epoch fills the cache. Cached states equal the teacher's up to rounding: they are those of the batch in which
 the text was first seen. Where float features do not fit, they are kept in 8 bits; where those do not fit either,
-nothing is cached and every batch is computed anew.
+nothing is cached and every batch is computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.train.data.answers import Exchange
 from paceline.train.data.batches import TextBatch
 from paceline.train.data.teacher import TargetStates, Teacher
 
-RESERVED_BYTES = 40 << 30  # of a GPU's memory, for training itself
+RESERVED_BYTES = 40 << 30  # GPU memory left for training itself
 GROUP_FEATURES = 32  # features that share a scale, in 8 bits
 
 
@@ -37,7 +37,7 @@ class StateCache:
         lengths = np.array([len(exchange.tokens) for exchange in exchanges], dtype=np.int64)
         self._offsets = np.concatenate([[0], np.cumsum(lengths)])
         self._known = np.zeros(len(exchanges), dtype=bool)
-        self._kept: tuple[Rows, Rows] | None = None  # features and hidden states
+        self._kept: tuple[FloatRows, FloatRows] | None = None  # features and hidden states
 
     def __call__(self, indices: Sequence[int], texts: TextBatch) -> TargetStates:
         """Return the states of a batch: `texts` are the exchanges with these indices."""
@@ -70,16 +70,16 @@ class StateCache:
         at = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         return first[:, None] + torch.minimum(at, texts.ends[:, None] - 1)
 
-    def _allocate(self, like: TargetStates) -> tuple[Rows, Rows] | None:
+    def _allocate(self, like: TargetStates) -> tuple[FloatRows, FloatRows] | None:
         """Allocate features and hidden states of all exchanges; None if not even 8-bit features fit."""
         total, hidden = int(self._offsets[-1]), like.hidden.flatten(0, 1)
-        for kind in (Rows, RoundedRows):
-            if total * (kind.row_bytes(like.features) + Rows.row_bytes(hidden)) <= self._max_bytes:
-                return kind(total, like.features.flatten(0, 1)), Rows(total, hidden)
+        for kind in (FloatRows, RoundedRows):
+            if total * (kind.row_bytes(like.features) + FloatRows.row_bytes(hidden)) <= self._max_bytes:
+                return kind(total, like.features.flatten(0, 1)), FloatRows(total, hidden)
         return None
 
 
-class Rows:
+class FloatRows:
     """Memory for `total` rows of the width, dtype and device of `some` [rows, width]."""
 
     def __init__(self, total: int, some: Tensor) -> None:
@@ -97,7 +97,7 @@ class Rows:
         return self._rows[places]
 
 
-class RoundedRows(Rows):
+class RoundedRows(FloatRows):
     """Memory for rows in 8 bits. Some columns are hundreds of times larger than others, so each column is divided by
     its mean magnitude first; the quotients have one scale per group of columns in a row."""
 

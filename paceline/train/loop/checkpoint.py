@@ -20,7 +20,7 @@ from paceline.train.storage import read_tensors, write_tensors
 
 @dataclass(slots=True)
 class Progress:
-    """How far a training has come."""
+    """Progress of a training."""
 
     settings: dict[str, Any]  # options that must not change when the training resumes
     step: int = 0

@@ -36,7 +36,7 @@ LARGEST_LOSS = 1e6  # nats; beyond it training has diverged
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to train, and how often to evaluate."""
+    """Length, learning rate and evaluations of a training."""
 
     minutes: float
     max_steps: int | None  # None: the minutes decide
@@ -44,7 +44,7 @@ class Schedule:
     learning_rate: float  # its peak
     seed: int
     draft: int = 4  # tokens of a draft in evaluations
-    evaluations: int = 24  # in all, evenly spread
+    evaluations: int = 24  # number in all, evenly spread
     patience: int = 8  # evaluations without improvement before training stops
 
 
@@ -53,9 +53,9 @@ class ProgressReport:
     """The state of a training, reported every few seconds."""
 
     progress: Progress
-    done: float  # from 0 to 1
+    done: float  # progress from 0 to 1
     loss: tuple[float, ...]  # distance from the target by draft step, in nats
-    agreement: tuple[float, ...]  # by draft step
+    agreement: tuple[float, ...]  # share of best guesses that are the target's, by draft step
     tokens_per_second: float
     seconds_left: float
 
@@ -68,7 +68,7 @@ class Trainer:
     held_out: Sequence[Exchange]
     schedule: Schedule
     world: World
-    path: Path  # of the checkpoint
+    path: Path  # checkpoint file
     progress: Progress
     on_report: Callable[[ProgressReport], None]
     on_score: Callable[[Progress, Score, bool], None]  # an evaluation, and whether it is the best so far

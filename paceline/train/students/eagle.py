@@ -33,7 +33,7 @@ from paceline.train.students.labels import Aim, Labels, soft_loss
 from paceline.train.students.packing import Packing, as_written, packed
 from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
 
-OWN_COLUMNS = LENGTH_MULTIPLE // 2  # of attention, for keys of the chain itself; rows stay aligned with them
+OWN_COLUMNS = LENGTH_MULTIPLE // 2  # attention columns for keys of the chain itself; they keep rows aligned
 STEP_DECAY = 0.8  # weight of a step in the loss, relative to the step before: about the share of chains that reach it
 
 

@@ -18,7 +18,7 @@ from paceline.train.students.eagle import EagleShape, EagleStudent
 from paceline.train.students.packing import Packing
 
 INITIAL_STD = 0.02  # standard deviation of initial weights
-RESIDUAL_FACTOR = 0.2  # of it, for weights that add to the residual stream: at first the layer changes little
+RESIDUAL_FACTOR = 0.2  # times INITIAL_STD for weights that add to the residual stream: they change little at first
 
 
 @dataclass(frozen=True, slots=True)

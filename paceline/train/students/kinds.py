@@ -28,7 +28,7 @@ from paceline.train.students.initial_weights import (
 )
 from paceline.train.students.medusa import MedusaShape, MedusaStudent
 from paceline.train.students.packing import unpacked
-from paceline.train.students.published import Origin, PublishedHead, read_initial_head
+from paceline.train.students.published import HeadOrigin, PublishedHead, read_initial_head
 from paceline.train.students.small import HEAD_DIM, SmallShape, SmallStudent
 from paceline.train.students.student import Student
 from paceline.train.students.tokenizer_files import tokenizer_files
@@ -44,7 +44,7 @@ class Start:
     student: Student
     teacher: Teacher
     vocabulary: DraftVocabulary | None = None  # None: the student drafts every token of the target
-    origin: Origin | None = None  # None: the weights are new
+    origin: HeadOrigin | None = None  # None: the weights are new
 
 
 def new_student(

@@ -22,7 +22,7 @@ from paceline.train.options import TrainOptions
 from paceline.train.students.eagle import EagleShape, EagleStudent
 from paceline.train.students.packing import FUSION, Packing
 
-TRAINING_NAMES = {  # by the names of `models.heads`
+TRAINING_NAMES = {  # name in `models.heads` → name in training and in files
     "fc": FUSION,
     "embed_norm": "midlayer.input_layernorm.weight",
     "hidden_norm": "midlayer.hidden_norm.weight",
@@ -36,7 +36,7 @@ MAX_EMBEDDING_DISTANCE = 0.2  # relative to the norm; rounding of one embedding 
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class HeadOrigin:
     """The head whose weights a training started from, for the model card."""
 
     name: str
@@ -88,7 +88,7 @@ class PublishedHead:
             )
 
 
-def read_initial_head(options: TrainOptions, target: ModelConfig) -> tuple[PublishedHead, Origin]:
+def read_initial_head(options: TrainOptions, target: ModelConfig) -> tuple[PublishedHead, HeadOrigin]:
     """Read the head that `--begin` names; refuse it if it does not fit the target or the other options."""
     assert options.initial_head is not None, "no initial head"
     folder = head_directory(options.initial_head)
@@ -99,7 +99,7 @@ def read_initial_head(options: TrainOptions, target: ModelConfig) -> tuple[Publi
     head = PublishedHead.read(folder, target, steps=options.unroll)
     _check_asked("--draft-vocab", options.draft_vocab, head.shape.draft_vocab, folder)
     _check_asked("--intermediate", options.intermediate, head.shape.intermediate, folder)
-    return head, Origin(name=Path(options.initial_head).name, license=_license(folder))
+    return head, HeadOrigin(name=Path(options.initial_head).name, license=_license(folder))
 
 
 def _check_asked(option: str, asked: int | None, there: int, folder: Path) -> None:

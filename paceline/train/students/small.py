@@ -26,7 +26,7 @@ from paceline.train.students.student import Losses, best_tokens, label_rows, lea
 INITIAL_STD = 0.02  # standard deviation of initial weights
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-5
-HEAD_DIM = 64  # of attention; narrower models have a single head
+HEAD_DIM = 64  # width of an attention head; narrower models have a single head
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The interface between a student and the trainer: parameters, a loss, guesses, and the files it is written as.
 
-Rows and steps. Row p of a text stands for its tokens up to p + 1, of which the target has computed those up to p: that
+Rows and steps. Row p of a text covers its tokens up to p + 1, of which the target has computed those up to p. That
 is what a drafter knows when a round starts. The guess at step s of a chain that starts at row i is about token
 i + 2 + s.
 """
