@@ -99,7 +99,7 @@ def speculation(paths: Paths) -> str:
         "plain tok/s",
         "speculative tok/s",
         "ratio",
-        "tokens/step",
+        "tokens per step",
         "identical",
     ]
     rows = [row for path in paths for row in _speculation_rows(load(path))]
