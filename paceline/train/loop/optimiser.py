@@ -40,7 +40,7 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """State tensors by `STATE.PARAMETER`, for a checkpoint."""
+        """State tensors for a checkpoint, by the name of the state tensor, a dot, and the name of the parameter."""
         return {
             f"{what}.{name}": part.state[param][what]
             for part in self._parts
