@@ -1,1 +1,1 @@
-"""Measuring scripts: Paceline beside its peers. Not part of the package and never imported by it."""
+"""Scripts that measure Paceline beside other systems. Not part of the package, which never imports them."""

@@ -1,8 +1,8 @@
 """`paceline bench serve` and `vllm bench serve` on the same servers with the same requests, in turns.
 
-Two servers with SmolLM2, Paceline's and llama.cpp's, are loaded by both tools, one after the other, and who begins
-changes from round to round. Prompts, lengths, requests open at once: the same. Both servers are kept from remembering
-prompts. Prints medians over rounds with their range, and the ratios within a round; with --save they are kept as JSON.
+Both tools load two servers with SmolLM2, Paceline's and llama.cpp's, one tool after the other, in an order that changes
+from round to round, with the same prompts, lengths and concurrency. The servers' prefix caches are off. Prints medians
+over rounds with their range, and the ratios within a round; --save writes them as JSON.
 
     python -m peers.agree --vllm-python VLLM/bin/python --peers-python PEERS/bin/python \\
         --model PEERS/models/smollm2.Q4_0.gguf --tokenizer DIRECTORY --save agree.json
@@ -31,16 +31,16 @@ from paceline.bench.machine import describe
 from paceline.prompts.files import read_prompts
 from peers.agree_report import OURS, THEIRS, kept, text
 from peers.run import note
-from peers.systems import ISA, ROOT
+from peers.systems import ONEDNN_ISA, ROOT
 
-STARTS = 180.0  # seconds for a server to start
-QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "ONEDNN_MAX_CPU_ISA": ISA}
+START_SECONDS = 180.0  # longest start of a server
+TOOL_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "ONEDNN_MAX_CPU_ISA": ONEDNN_ISA}
 Fields = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
-    servers: dict[str, Fields] = {"Paceline": {}, "llama.cpp": {"cache_prompt": False}}  # and fields they need
+    servers: dict[str, Fields] = {"Paceline": {}, "llama.cpp": {"cache_prompt": False}}  # further fields of requests
     rounds = []
     with ExitStack() as stack:
         prompts = write_prompts(Path(stack.enter_context(tempfile.TemporaryDirectory())), args)
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def write_prompts(folder: Path, args: argparse.Namespace) -> Path:
-    """For both tools the same file: each takes what it needs of a line."""
+    """Write the prompts to one file, in a format that both tools read."""
     path = folder / "prompts.jsonl"
     chosen = read_prompts(args.prompts, data=args.data, count=args.count)
     lines = [json.dumps({"prompt": prompt.text, "output_tokens": args.tokens}) + "\n" for prompt in chosen]
@@ -123,7 +123,7 @@ def llama_server(python: Path, model: Path, threads: int) -> Iterator[str]:
 
 
 def wait_for(url: str, process: subprocess.Popen[Any]) -> None:
-    end = time.monotonic() + STARTS
+    end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=5).close()
@@ -141,7 +141,7 @@ def both(args: argparse.Namespace, url: str, prompts: Path, *, fields: Fields, o
             result = Path(folder) / "result.json"
             command = tools[name](args, url, prompts, result=result, fields=fields)
             done = subprocess.run(
-                command, capture_output=True, text=True, cwd=ROOT, env=os.environ | QUIET, check=False
+                command, capture_output=True, text=True, cwd=ROOT, env=os.environ | TOOL_ENVIRONMENT, check=False
             )
             if done.returncode != 0:
                 raise SystemExit(f"{name} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")

@@ -1,4 +1,4 @@
-"""Whether two tools that load servers say the same of them: medians over rounds, and ratios within a round."""
+"""A table of the figures of two load tools on the same servers: medians over rounds, and ratios within a round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peers.report import markdown
+from peers.tables import markdown
 
 Record = dict[str, Any]
 METRICS = {  # key of both tools → name, digits
@@ -22,7 +22,7 @@ OURS, THEIRS = "paceline bench serve", "vllm bench serve"
 
 
 def text(record: Record) -> str:
-    """`record["rounds"]`: for each round and server what each tool said."""
+    """The table. `record["rounds"]` has the figures of each tool by round and server."""
     header = ["server", "", OURS, THEIRS, "ratio within a round"]
     rows = []
     for server in dict.fromkeys(found["server"] for found in record["rounds"]):
@@ -43,5 +43,5 @@ def _median(values: Sequence[float], digits: int) -> str:
 
 
 def kept(result: Mapping[str, Any]) -> Record:
-    """Of a tool's result what is compared, and what it counted."""
+    """The figures of a tool's result that are compared, and its counts."""
     return {key: result[key] for key in (*METRICS, "completed", "total_output_tokens", "duration")}

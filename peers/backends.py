@@ -1,10 +1,10 @@
-"""The systems that are measured: each a function that loads a model and gives back what answers prompts with it.
+"""The systems that are measured: each is a function that loads a model and returns a function that answers prompts.
 
     open_llamacpp(model=…, threads=2)([[1, 4093, …], …], 64)  ->  answers to all prompts, made at the same time
 
-Prompts are token ids, the same for every system; an answer is token ids or text without the end token, whichever the
-system gives. All decode greedily and end where the model ends. No system may remember a prompt: prefix caches are
-off. Imports of a system stand in its function, because an environment has some of them and not the others.
+Prompts are token ids, the same for every system; an answer is token ids or text, whichever the system returns, without
+the end token. All decode greedily until the model's end token. Prefix caches are off. A system is imported within its
+function, because an environment has only some of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.models.weights import Format
 
-AT_ONCE = 8  # the most prompts that come together
-CONTEXT = 2048  # tokens of a prompt and its answer
-END = 2  # <|im_end|> of SmolLM2
+MAX_AT_ONCE = 8  # prompts
+CONTEXT_TOKENS = 2048  # prompt and answer together
+END_TOKEN = 2  # <|im_end|> of SmolLM2
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SystemAnswer:
     tokens: int
     said: Sequence[int] | str
     drafted: int = 0
@@ -32,17 +32,17 @@ class Answer:
 
 
 Prompts = Sequence[Sequence[int]]
-System = Callable[[Prompts, int], list[Answer]]
+System = Callable[[Prompts, int], list[SystemAnswer]]
 
 
 def open_paceline(*, model: str, threads: int, drafter: str | None = None, format: Format = "auto") -> System:
-    """`drafter`: `default` for what Paceline takes where nobody says otherwise, or none."""
+    """`drafter`: `default` for Paceline's default drafters, or none."""
     from paceline.llm import LLM
     from paceline.types import SamplingParams
 
     llm = LLM(model, format=format, drafter=None if drafter == "default" else [], threads=threads, prefix_cache=False)
 
-    def answer(prompts: Prompts, tokens: int) -> list[Answer]:
+    def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:
         made = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=tokens))
         stats = [each.stats for each in made]
         return [_ids(each.tokens, drafted=s.drafted, accepted=s.accepted) for each, s in zip(made, stats, strict=True)]
@@ -58,7 +58,7 @@ def open_llamacpp(
 
     params = llama.CommonParams()
     params.model.path = model
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = AT_ONCE * CONTEXT, AT_ONCE, 0
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = MAX_AT_ONCE * CONTEXT_TOKENS, MAX_AT_ONCE, 0
     params.cache_ram_mib, params.verbosity = 0, 0
     for cpu in (params.cpuparams, params.cpuparams_batch):
         cpu.n_threads = threads
@@ -69,9 +69,9 @@ def open_llamacpp(
         for name, value in (options or {}).items():
             setattr(getattr(params.speculative, drafter), name, value)
     server = llama.Server(params)
-    clients = ThreadPoolExecutor(AT_ONCE)
+    clients = ThreadPoolExecutor(MAX_AT_ONCE)
 
-    def one(prompt: Sequence[int], tokens: int) -> Answer:
+    def one(prompt: Sequence[int], tokens: int) -> SystemAnswer:
         asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "cache_prompt": False}
         reply = server.handle_completions(asked)
         reply = json.loads(reply) if isinstance(reply, str) else reply
@@ -80,9 +80,9 @@ def open_llamacpp(
         timings, [choice] = reply["timings"], reply["choices"]
         count = timings["predicted_n"] - (choice["finish_reason"] == "stop")  # the end token is counted there
         drafts = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-        return Answer(count, choice["text"], drafted=drafts[0], accepted=drafts[1])
+        return SystemAnswer(count, choice["text"], drafted=drafts[0], accepted=drafts[1])
 
-    def answer(prompts: Prompts, tokens: int) -> list[Answer]:
+    def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:
         return list(clients.map(lambda prompt: one(prompt, tokens), prompts))
 
     return answer
@@ -95,7 +95,7 @@ def open_openvino(*, model: str, threads: int, drafter: str | None = None, dynam
     import openvino_genai as genai
 
     scheduler = genai.SchedulerConfig()
-    scheduler.enable_prefix_caching, scheduler.max_num_seqs = False, AT_ONCE
+    scheduler.enable_prefix_caching, scheduler.max_num_seqs = False, MAX_AT_ONCE
     properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
     if not dynamic:
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
@@ -103,8 +103,8 @@ def open_openvino(*, model: str, threads: int, drafter: str | None = None, dynam
         properties["prompt_lookup"] = True
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
-    def answer(prompts: Prompts, tokens: int) -> list[Answer]:
-        config = genai.GenerationConfig(max_new_tokens=tokens, eos_token_id=END, stop_token_ids={END})
+    def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:
+        config = genai.GenerationConfig(max_new_tokens=tokens, eos_token_id=END_TOKEN, stop_token_ids={END_TOKEN})
         if drafter == "lookup":
             config.num_assistant_tokens, config.max_ngram_size = 5, 3
         asked = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
@@ -122,9 +122,9 @@ def open_transformers(*, model: str, threads: int, drafter: str | None = None, d
     network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     lookup = {"prompt_lookup_num_tokens": 10} if drafter == "lookup" else {}
 
-    def answer(prompts: Prompts, tokens: int) -> list[Answer]:
+    def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:
         longest = max(map(len, prompts))
-        padded = torch.tensor([[END] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
+        padded = torch.tensor([[END_TOKEN] * (longest - len(prompt)) + [*prompt] for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         made = network.generate(padded, attention_mask=mask, max_new_tokens=tokens, do_sample=False, **lookup)
         return [_ids(row[longest:]) for row in made.tolist()]
@@ -142,23 +142,24 @@ def open_vllm(*, model: str, threads: int, drafter: str | None = None, max_draft
 
     lookup = {"method": drafter, "num_speculative_tokens": max_draft, "prompt_lookup_max": 4}
     engine = LLM(
-        model=model, dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False, max_model_len=CONTEXT,
-        max_num_seqs=AT_ONCE, speculative_config=lookup if drafter else None, disable_log_stats=True,
+        model=model, dtype="bfloat16", skip_tokenizer_init=True, enable_prefix_caching=False,
+        max_model_len=CONTEXT_TOKENS, max_num_seqs=MAX_AT_ONCE, speculative_config=lookup if drafter else None,
+        disable_log_stats=True,
     )  # fmt: skip  # a field a line would hide what belongs together
 
-    def answer(prompts: Prompts, tokens: int) -> list[Answer]:
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, stop_token_ids=[END], detokenize=False)
+    def answer(prompts: Prompts, tokens: int) -> list[SystemAnswer]:
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, stop_token_ids=[END_TOKEN], detokenize=False)
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         return [_ids(made.outputs[0].token_ids) for made in engine.generate(asked, sampling, use_tqdm=False)]
 
     return answer
 
 
-def _ids(tokens: Sequence[int], *, drafted: int = 0, accepted: int = 0) -> Answer:
-    """As far as the end token."""
+def _ids(tokens: Sequence[int], *, drafted: int = 0, accepted: int = 0) -> SystemAnswer:
+    """An answer of token ids, cut before the end token."""
     kept = list(tokens)
-    kept = kept[: kept.index(END)] if END in kept else kept
-    return Answer(len(kept), kept, drafted=drafted, accepted=accepted)
+    kept = kept[: kept.index(END_TOKEN)] if END_TOKEN in kept else kept
+    return SystemAnswer(len(kept), kept, drafted=drafted, accepted=accepted)
 
 
 KINDS: Mapping[str, Callable[..., System]] = {

@@ -1,10 +1,10 @@
-"""How long one forward pass takes, by rows and by format of the weights, without an engine around it.
+"""Times of one forward pass, by rows and by format of the weights, without an engine.
 
     python -m peers.kernels [--model smollm2] [--formats auto int8 int4] [--rows 1 2 4 5 8 12 16] [--json]
 
-"decode" rows belong to as many sequences with a context of their own; "verify" rows to one sequence. All cells of the
-table are measured in turns, so that a noisy machine is unfair to all alike; shown are medians and what they cost
-relative to one row. `--threads 1` shows the arithmetic, two and more the memory.
+"decode" rows belong to as many sequences, each with its own context; "verify" rows to one sequence. All cells of the
+table are measured in turns, so that noise of the machine affects all alike. The table has medians, and their ratio to
+one row. One thread shows the cost of arithmetic, two or more that of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ints(values: list[int]) -> Tensor:
 
 
 class Table:
-    """Sequences of `context` tokens in pages of their own, and passes that continue them."""
+    """Sequences of `context` tokens in their own pages, and batches that continue them."""
 
     def __init__(self, *, sequences: int, context: int, longest: int, vocab: int) -> None:
         self.context = context
@@ -42,7 +42,7 @@ class Table:
         self.num_pages = sequences * self.width
 
     def rows(self, spans: list[tuple[int, int, int]]) -> Batch:
-        """A pass over (sequence, start, stop), logits of every row."""
+        """A batch over spans (sequence, start, stop), with logits of every row."""
         positions = [p for _, start, stop in spans for p in range(start, stop)]
         owners = [sequence for sequence, start, stop in spans for _ in range(start, stop)]
         starts = [0]

@@ -1,11 +1,11 @@
 """Write docs/benchmarks.md and the numbers of README.md from the results in docs/results.
 
     python -m peers.page            write both
-    python -m peers.page --check    exit with 1 where they are not what would be written
+    python -m peers.page --check    exit with 1 if they differ from what would be written
 
-`docs/results/*.md.in` are the texts, with lines such as `{{steps steps-int8.json steps-native.json}}` where a part made
-from files belongs (`peers.page_parts`). A part marked `{{? …}}` is left out as long as one of its files is missing. No
-number is typed twice: what has no file is in the text, with its source.
+`docs/results/*.md.in` are the texts. A line such as `{{steps steps-int8.json steps-native.json}}` is replaced by a part
+made from these files (`peers.page_parts`). A part marked `{{? …}}` is left out if one of its files is missing. No
+number is typed twice: a number without a file is in the text, with its source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def benchmarks(results: Path) -> str:
 
 
 def readme(text: str, *, results: Path) -> str:
-    """`text` with new numbers between its marks."""
+    """The README with new numbers between its marks."""
     numbers = filled((results / "readme.md.in").read_text(encoding="utf-8"), results=results)
     if not NUMBERS.search(text):
         raise SystemExit("README.md has no `<!-- numbers: begin -->` and `<!-- numbers: end -->` to write between")

@@ -1,7 +1,5 @@
-"""Parts of the page of benchmarks: each a function from result files to Markdown, sources included.
-
-Under every table stands where each of its files came from: the command, the commit, the machine.
-"""
+"""Parts of docs/benchmarks.md: each is a function from result files to Markdown, with the source of each file (command,
+commit, machine) under every table."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.offline_record import tokens_per_step
 from peers import agree_report
-from peers import book as books
-from peers.report import best_ratios, best_table, disturbed, failed, markdown, whole_table
+from peers.results import read_results
+from peers.tables import best_ratios, best_table, disturbed, failed, markdown, whole_table
 
 Record = dict[str, Any]
 Paths = Sequence[Path]
@@ -42,13 +41,13 @@ def with_sources(table: str, paths: Paths) -> str:
 
 
 def peers(paths: Paths) -> str:
-    """Every mode of every system, with what was measured and what could not be."""
+    """Speeds of every mode of every system, and the modes that could not be measured."""
     [path] = paths
-    book = books.read(path)
-    plan, machine = book.about["plan"], book.about["machine"]
-    versions = ", ".join(f"{kind} ({version})" for kind, version in book.about["versions"].items())
+    results = read_results(path)
+    plan, machine = results.about["plan"], results.about["machine"]
+    versions = ", ".join(f"{kind} ({version})" for kind, version in results.about["versions"].items())
     text = [
-        f"`{book.about['command']}`, {book.about['date']}, commit {machine['commit']}, {machine_text(machine)}; "
+        f"`{results.about['command']}`, {results.about['date']}, commit {machine['commit']}, {machine_text(machine)}; "
         f"{versions}.",
         "",
         f"{plan['rounds']} rounds, answers of at most {plan['tokens']} tokens, greedy. A round has "
@@ -57,20 +56,25 @@ def peers(paths: Paths) -> str:
     ]
     for at_once in map(int, plan["counts"]):
         title = "One prompt at a time" if at_once == 1 else f"{at_once} prompts at once"
-        text += ["", f"{title}, tokens/s: median over rounds (lowest–highest)", "", whole_table(book, at_once=at_once)]
-    text += ["", "Best against best, within a round:", "", best_ratios(book)]
-    notes = [f"- {line}" for line in (*failed(book), *disturbed(book))]
+        text += [
+            "",
+            f"{title}, tokens/s: median over rounds (lowest–highest)",
+            "",
+            whole_table(results, at_once=at_once),
+        ]
+    text += ["", "Best against best, within a round:", "", best_ratios(results)]
+    notes = [f"- {line}" for line in (*failed(results), *disturbed(results))]
     return "\n".join([*text, "", *notes] if notes else text)
 
 
 def peers_best(paths: Paths) -> str:
     [path] = paths
-    book = books.read(path)
-    machine = book.about["machine"]
+    results = read_results(path)
+    machine = results.about["machine"]
     above = (
         f"SmolLM2-135M on {machine['cpu']}, {machine['cores']} cores, greedy, tokens/s from question to whole answer:"
     )
-    return f"{above}\n\n{best_table(book)}"
+    return f"{above}\n\n{best_table(results)}"
 
 
 def steps(paths: Paths) -> str:
@@ -103,14 +107,14 @@ def speculation(paths: Paths) -> str:
 
 
 def speedups(paths: Paths) -> str:
-    """The same for the README: fewer columns."""
+    """Speeds with and without speculation, in few columns, for the README."""
     rows = [row for path in paths for row in _speculation_rows(load(path))]
     kept = [[f"{target}, {drafter}, {what}, T={t}", plain, fast] for target, drafter, what, t, plain, fast, *_ in rows]
     return markdown(["Paceline with and without speculation, two cores", "plain tok/s", "speculative tok/s"], kept)
 
 
 def _speculation_rows(record: Record) -> list[list[str]]:
-    """Of `paceline bench offline` a row a cell; of the script before it one."""
+    """A row per cell of `paceline bench offline`, or one row of a file by the older script."""
     if record.get("benchmark") == "offline":
         what = f"{', '.join(record['sources'])} × {record['max_tokens']}"
         return [
@@ -129,13 +133,13 @@ def _pair(found: Record) -> list[str]:
         f"{found['plain_tok_s']:.1f}",
         f"{found['speculative_tok_s']:.1f}{void}",
         f"{found['ratio']:.3f}",
-        f"{found['tokens_per_round']:.2f}",
+        f"{tokens_per_step(found):.2f}",
         f"{found['identical']}/{found['prompts']}",
     ]
 
 
 def engine(paths: Paths) -> str:
-    """The last file holds another system's speeds on the same kind of machine."""
+    """Speeds of the engine beside another system's, which the last file has."""
     *mine, other = paths
     theirs = load(other)
     header = ["work", "batch", "vLLM plain", "Paceline plain", "of the bandwidth limit", "vLLM speculative"]
@@ -188,7 +192,7 @@ def _round_row(record: Record, batch: Record) -> list[str]:
 
 
 def gpu_line(paths: Paths) -> str:
-    """One sentence for the README."""
+    """A sentence about GPU speeds, for the README."""
     mine, other = map(load, paths)
     batch, theirs = mine["batches"][0], other[mine["setup"]["target"]]
     return (
@@ -206,7 +210,7 @@ def identical_line(paths: Paths) -> str:
 
 
 def load_table(paths: Paths) -> str:
-    """Tokens a second by load and temperature, of `paceline bench serve`."""
+    """Tokens per second by load and temperature, from `paceline bench serve`."""
     [path] = paths
     record = load(path)
     rows = [

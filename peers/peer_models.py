@@ -1,12 +1,13 @@
-"""Writes the forms of one GGUF model that the peers are measured on.
+"""Write one GGUF model in the formats that the peers need.
 
     smollm2.Q4_0.gguf  smollm2.Q4_1.gguf                        for llama.cpp; the second is the source
     smollm2.openvino-int8/                                      for OpenVINO GenAI: int8, one scale a row
     smollm2.hf-bf16/                                            for transformers and vLLM: bf16
 
-All hold the weights of the same source, dequantised and quantised again, with the source's metadata: the peers differ
-in bits, not in model. A matrix that the source keeps at 8 bits (the embedding, which is also the head) keeps them in
-the GGUF files, as llama.cpp's own quantiser leaves it. Runs in the peers' environment, imports nothing of Paceline.
+All have the weights of the same source, dequantised and quantised again, with the source's metadata: the peers differ
+in bits, not in the model. A matrix that the source has in 8 bits (the embedding, which is also the output layer) stays
+in 8 bits in the GGUF files, as llama.cpp's own quantiser leaves it. It runs in the peers' environment and imports
+nothing of Paceline.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def kept_bits(*, given: GGMLQuantizationType, wanted: GGMLQuantizationType) -> G
 
 
 def write_openvino(*, source: Path, out: Path) -> None:
-    """By way of an F16 GGUF file, which OpenVINO GenAI turns into its own format, and NNCF's weight compression."""
+    """Convert an F16 GGUF file by OpenVINO GenAI, and compress its weights by NNCF."""
     import nncf
     import openvino
     import openvino_genai
@@ -69,7 +70,7 @@ def write_openvino(*, source: Path, out: Path) -> None:
 
 
 def write_transformers(*, source: Path, out: Path) -> None:
-    """As transformers reads the file, without the note that it was quantised, which it could not save."""
+    """Save the model as transformers reads it, without its quantisation config, which transformers cannot save."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,10 @@
 """Paceline beside its peers: chat, code, summaries and JSON, one prompt at a time and eight at once.
 
-For each round, set and number of prompts at once every mode of every system answers the same prompts greedily, one
-mode after the other in an order that rotates, each in its own process. A machine that slows down for a while slows all
-of them down. Tokens a second are counted over generated tokens, from the moment the prompts come in until the last
-answer is whole, prefill included. The machine must have nothing else to do: what other processes used meanwhile is
-measured and said. What cannot be installed or crashes is named and left out.
+For each round, set and number of prompts at once, every mode of every system answers the same prompts greedily. Modes
+run one after the other in a rotating order, each in its own process, so that a slow phase of the machine affects all of
+them. Tokens per second count generated tokens, from the arrival of the prompts to the end of the last answer, prefill
+included. The machine must be idle otherwise: CPU time of other processes is measured and reported. A system that cannot
+be installed or crashes is named and left out.
 
     python -m peers.run --peers-python PEERS/bin/python --models PEERS/models --save peers.jsonl
     python -m peers.run --peers-python PEERS/bin/python --models PEERS/models --resume peers.jsonl
@@ -26,14 +26,13 @@ from typing import Any
 import torch
 
 from paceline.bench.machine import describe
-from peers import book as books
-from peers.book import Book, Run
-from peers.report import best_ratios, best_table, disturbed, failed, whole_table
+from peers.results import Measurement, Results, create_results, resume_results
 from peers.sets import SETS, Cell, Encode, Plan, Task, draw
 from peers.systems import Mode, Unusable, Worker, all_modes, interpreter_of, machine_cpu_seconds
+from peers.tables import best_ratios, best_table, disturbed, failed, whole_table
 
 WARM_UP_TOKENS = 8
-IDLE = 0.05  # of a core that a sleeping worker may use
+MAX_SLEEPING_SHARE = 0.05  # CPU time by wall time of a worker that has nothing to do
 
 
 def main(argv: Sequence[str] | None = None, *, encode: Encode | None = None) -> None:
@@ -44,12 +43,12 @@ def main(argv: Sequence[str] | None = None, *, encode: Encode | None = None) -> 
     with ExitStack() as stack:
         workers, versions, failures = start(modes, args, stack=stack)
         about = facts(plan, modes, versions=versions)
-        book = books.go_on(args.resume, about) if args.resume else books.begin(args.save, about)
+        results = resume_results(args.resume, about) if args.resume else create_results(args.save, about)
         for name, why in failures.items():
-            book.fail(name, why)
+            results.fail(name, why)
         check_idle(workers)
-        measure(workers, work, plan=plan, book=book)
-    show(book)
+        measure(workers, work, plan=plan, results=results)
+    show(results)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def smollm2() -> Encode:
-    """Prompts as its chat template renders them, so that all systems read the same tokens."""
+    """Encode prompts by the chat template of SmolLM2, so that all systems read the same tokens."""
     from paceline.llm import LLM
 
     llm = LLM("smollm2", drafter=[])
@@ -93,7 +92,7 @@ def chosen(args: argparse.Namespace) -> list[Mode]:
 def start(
     modes: Sequence[Mode], args: argparse.Namespace, *, stack: ExitStack
 ) -> tuple[list[Worker], dict[str, str], dict[str, str]]:
-    """Those that can be measured, versions by kind, and why the others cannot."""
+    """Start the workers; return those that can be measured, versions by kind, and reasons for the others."""
     workers, versions, failures = [], {}, {}
     for mode in modes:
         note(f"loading {mode.name}")
@@ -125,66 +124,66 @@ def facts(plan: Plan, modes: Sequence[Mode], *, versions: Mapping[str, str]) -> 
 
 
 def _without_paths(words: Sequence[str]) -> list[str]:
-    """Where things lie on one machine says nothing on another: a path's last part is kept."""
+    """The words with paths cut to their last part: the rest means nothing on another machine."""
     return [Path(word).name if os.sep in word else word for word in words]
 
 
 def check_idle(workers: Sequence[Worker]) -> None:
-    """Says which workers do not sleep although nothing is asked of them."""
+    """Warn of workers that use the CPU although they have nothing to do."""
     before = [worker.cpu_seconds() for worker in workers]
     time.sleep(1)
     for worker, used in zip(workers, before, strict=True):
-        if worker.cpu_seconds() - used > IDLE:
+        if worker.cpu_seconds() - used > MAX_SLEEPING_SHARE:
             note(f"! {worker.mode.name} uses {worker.cpu_seconds() - used:.0%} of a core while it should sleep")
 
 
-def measure(workers: Sequence[Worker], work: Mapping[Cell, list[Task]], *, plan: Plan, book: Book) -> None:
+def measure(workers: Sequence[Worker], work: Mapping[Cell, list[Task]], *, plan: Plan, results: Results) -> None:
     alive = list(workers)
     warm: set[str] = set()
     for turn, cell in enumerate(plan.cells()):
         first = turn % len(alive) if alive else 0
         for worker in [*alive[first:], *alive[:first]]:
-            if book.has(worker.mode.name, cell) or cell[1] > (worker.mode.at_once or cell[1]):
+            if results.has(worker.mode.name, cell) or cell[1] > (worker.mode.at_once or cell[1]):
                 continue
             try:
                 if worker.mode.name not in warm:
                     warm_up(worker, work, plan=plan)
                     warm.add(worker.mode.name)
-                book.add(one_run(worker, cell=cell, tasks=work[cell], plan=plan))
+                results.add(measure_one(worker, cell=cell, tasks=work[cell], plan=plan))
             except Unusable as error:
                 alive.remove(worker)
-                book.fail(worker.mode.name, str(error))
+                results.fail(worker.mode.name, str(error))
                 note(f"! {worker.mode.name}: {error}")
-        said = (f"{run.mode} {run.speed:.0f}" for run in book.runs if run.cell == cell)
+        said = (f"{run.mode} {run.speed:.0f}" for run in results.measurements if run.cell == cell)
         note(f"round {cell[2] + 1}/{plan.rounds}, {cell[0]}, {cell[1]} at once: {'; '.join(said)}")
 
 
 def warm_up(worker: Worker, work: Mapping[Cell, list[Task]], *, plan: Plan) -> None:
-    """As many at once as will come, backwards: what is set up at first use is there, and nothing is remembered."""
+    """Answer reversed prompts at every concurrency: everything is set up, and no prefix of a real prompt is cached."""
     for (name, at_once, turn), tasks in work.items():
         if (name, turn) == (plan.sets[0], 0) and at_once <= (worker.mode.at_once or at_once):
             worker.ask([task.tokens[::-1] for task in tasks], tokens=WARM_UP_TOKENS, at_once=at_once)
 
 
-def one_run(worker: Worker, *, cell: Cell, tasks: Sequence[Task], plan: Plan) -> Run:
+def measure_one(worker: Worker, *, cell: Cell, tasks: Sequence[Task], plan: Plan) -> Measurement:
     name, at_once, turn = cell
     mine = tasks[: plan.slow_counts[at_once]] if worker.mode.slow else tasks
     before = machine_cpu_seconds() - worker.cpu_seconds()
     reply = worker.ask([task.tokens for task in mine], tokens=plan.tokens, at_once=at_once)
     elsewhere = machine_cpu_seconds() - worker.cpu_seconds() - before
-    return Run(
+    return Measurement(
         set=name, at_once=at_once, round=turn, mode=worker.mode.name, prompts=[task.id for task in mine],
         elsewhere_s=max(0.0, elsewhere), **reply,
     )  # fmt: skip  # a field a line would hide what belongs together
 
 
-def show(book: Book) -> None:
-    for at_once in map(int, book.about["plan"]["counts"]):
+def show(results: Results) -> None:
+    for at_once in map(int, results.about["plan"]["counts"]):
         print(f"{at_once} at once, tokens/s: median over rounds (lowest–highest)\n")
-        print(whole_table(book, at_once=at_once) + "\n")
-    print(best_table(book) + "\n")
-    print(best_ratios(book) + "\n")
-    for line in (*failed(book), *disturbed(book)):
+        print(whole_table(results, at_once=at_once) + "\n")
+    print(best_table(results) + "\n")
+    print(best_ratios(results) + "\n")
+    for line in (*failed(results), *disturbed(results)):
         print(f"! {line}")
 
 

@@ -1,7 +1,7 @@
-"""What the systems are asked: four kinds of work, drawn from the prompt sets, as token ids.
+"""The prompts of a comparison: four kinds of work, drawn from the prompt sets, as token ids.
 
-Every round of every number of prompts at once has prompts of its own, because a drafter may remember what it has
-answered. The same arguments draw the same prompts.
+Every round at every concurrency has prompts of its own, because a drafter may remember earlier answers. The same
+arguments draw the same prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETS = {  # kind of work → prompt set, category of it
     "summary": ("spec_bench", "summarization"),
     "JSON": ("jsonschemabench", None),
 }
-LONGEST = 800  # tokens of a prompt
+MAX_PROMPT_TOKENS = 800
 SEED = 0
 Encode = Callable[[Prompt], Sequence[int]]
 Cell = tuple[str, int, int]  # set, prompts at once, round
@@ -35,12 +35,12 @@ class Task:
 class Plan:
     sets: Sequence[str]
     rounds: int
-    tokens: int  # of an answer, at most
-    counts: Mapping[int, int]  # prompts at once → prompts a round
-    slow_counts: Mapping[int, int]  # the same for slow systems: the first of the others' prompts
+    tokens: int  # length of the longest answer
+    counts: Mapping[int, int]  # prompts at once → prompts per round
+    slow_counts: Mapping[int, int]  # prompts at once → prompts per round of slow systems, the first of `counts`
 
     def cells(self) -> list[Cell]:
-        """In the order of measuring."""
+        """All cells, in the order of measuring."""
         return [(name, at_once, turn) for turn in range(self.rounds) for name in self.sets for at_once in self.counts]
 
 
@@ -58,7 +58,7 @@ def _sample(name: str, *, count: int, data: Path | None, encode: Encode) -> list
     prompts = [p for p in read_prompts(source, data=data) if category in (None, p.category)]
     random.Random(SEED).shuffle(prompts)
     tasks = (Task(prompt.id, list(encode(prompt))) for prompt in prompts)
-    usable = [task for task in tasks if len(task.tokens) <= LONGEST]
+    usable = [task for task in tasks if len(task.tokens) <= MAX_PROMPT_TOKENS]
     if len(usable) < count:
         raise SystemExit(f"{name}: {count} prompts are needed, {source} has {len(usable)}; ask for fewer rounds")
     return usable[:count]

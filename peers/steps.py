@@ -1,4 +1,4 @@
-"""What a step costs: by rows, by batch size, and how much of it is the host.
+"""The cost of a step: by rows, by batch size, and the share of the host.
 
 - rows: one sequence verifying drafts of 0 … 15 tokens, the forward pass alone;
 - batch: plain decoding of 1 … 16 sequences, tokens/s and the share of a step outside of the forward pass.
@@ -63,9 +63,9 @@ def batch_speeds(llm: LLM, sizes: list[int], tokens: int, rounds: int) -> dict[i
             for i in range(n):
                 prompt = llm.encode(f"{i}. {PROMPT}")
                 llm.engine.submit(Request(id=f"{i}", prompt=prompt, sampling=params))
-            begun: set[str] = set()
-            while len(begun) < n:
-                begun |= {event.request_id for event in llm.engine.step()}
+            started: set[str] = set()
+            while len(started) < n:
+                started |= {event.request_id for event in llm.engine.step()}
             speed, share = _decode(llm, tokens // 2)
             speeds[n].append(speed)
             shares[n].append(share)

@@ -1,8 +1,8 @@
-"""What is compared with what: systems in their modes, and the process that each runs in.
+"""The systems that are compared, their modes, and the process that each mode runs in.
 
-A mode is a system with its way of drafting; one that drafts names the plain mode that its answers must repeat. Modes
-are asked one after the other; while one runs, the others sleep. A system that cannot be started, or dies, is
-`Unusable`: it says why, and the rest goes on without it.
+A mode is a system with its way of drafting; a drafting mode names the plain mode that its answers must equal. Modes run
+one after the other; while one runs, the others sleep. A system that cannot be started, or dies, raises `Unusable` with
+the reason, and the comparison continues without it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ MODULES = {  # kind → module that an interpreter must have
     "transformers": "transformers",
     "vllm": "vllm",
 }
-TICKS = os.sysconf("SC_CLK_TCK")  # a second
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parent.parent
-ISA = "AVX512_CORE_FP16"  # for oneDNN: machines that advertise AMX without supporting it end a process with SIGILL
+ONEDNN_ISA = (
+    "AVX512_CORE_FP16"  # the most: on machines that advertise AMX without supporting it a process ends with SIGILL
+)
 
 
 class Unusable(Exception):
@@ -34,11 +36,11 @@ class Unusable(Exception):
 @dataclass(frozen=True, slots=True)
 class Mode:
     name: str
-    kind: str  # of peers.backends
+    kind: str  # key of peers.backends.KINDS
     options: dict[str, Any] = field(default_factory=dict)
-    plain: str | None = None  # the mode whose answers a drafting one must repeat
-    at_once: int | None = None  # the most prompts it takes together, where it has a limit
-    slow: bool = False  # gets the first of the prompts only
+    plain: str | None = None  # mode whose answers a drafting mode must equal
+    at_once: int | None = None  # limit of prompts at once; None: no limit
+    slow: bool = False  # gets fewer prompts
 
     @property
     def system(self) -> str:
@@ -56,14 +58,14 @@ def all_modes(*, models: Path) -> list[Mode]:
 def _paceline() -> list[Mode]:
     plain = Mode("Paceline, plain", "paceline", {"model": "smollm2"})
     drafts = Mode("Paceline, default", "paceline", {"model": "smollm2", "drafter": "default"}, plain=plain.name)
-    eight = {"model": "smollm2", "format": "int8"}  # in the bits of OpenVINO's model
+    eight = {"model": "smollm2", "format": "int8"}  # the format of OpenVINO's model
     plain8 = Mode("Paceline, int8 plain", "paceline", eight)
     drafts8 = Mode("Paceline, int8", "paceline", eight | {"drafter": "default"}, plain=plain8.name)
     return [drafts, plain, drafts8, plain8]
 
 
 def _llamacpp(models: Path) -> list[Mode]:
-    four = {"model": str(models / "smollm2.Q4_0.gguf")}  # of Q4_0, Q4_1 and Q8_0 the fastest
+    four = {"model": str(models / "smollm2.Q4_0.gguf")}  # the fastest of Q4_0, Q4_1 and Q8_0
     lookup = four | {"drafter": "ngram_simple", "options": {"size_n": 3, "size_m": 8}}
     cache = four | {"drafter": "ngram_cache"}
     return [
@@ -97,7 +99,7 @@ def _on_torch(models: Path) -> list[Mode]:
 
 
 def interpreter_of(kind: str, *, pythons: Sequence[Path]) -> Path:
-    """The first that has the system."""
+    """The first interpreter that has the system installed."""
     for python in pythons:
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[kind]!r}) is None)"
         if subprocess.run([python, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0:
@@ -109,24 +111,24 @@ def machine_cpu_seconds() -> float:
     """CPU time that all processes together have used so far (Linux); else 0."""
     stat = Path("/proc/stat")
     ticks = stat.read_text().splitlines()[0].split()[1:9] if stat.exists() else []
-    return sum(int(t) for i, t in enumerate(ticks) if i not in (3, 4)) / TICKS  # without idle and waiting for a disk
+    return sum(int(t) for i, t in enumerate(ticks) if i not in (3, 4)) / TICKS_PER_SECOND  # without idle and iowait
 
 
 class Worker:
-    """A mode in its own process. `ask` blocks until it has answered."""
+    """The process of a mode. `ask` blocks until it has answered."""
 
     def __init__(self, mode: Mode, *, python: Path, threads: int) -> None:
         self.mode = mode
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         options = mode.options | {"threads": threads}
-        env = {"ONEDNN_MAX_CPU_ISA": ISA, "HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
+        env = {"ONEDNN_MAX_CPU_ISA": ONEDNN_ISA, "HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             [str(python), "-m", "peers.worker", mode.kind, json.dumps(options)], cwd=ROOT, env=env, text=True,
             bufsize=1, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
         )  # fmt: skip  # a field a line would hide what belongs together
 
     def started(self) -> str:
-        """Its version, once the model is loaded."""
+        """Wait until the model is loaded; return the version of the system."""
         version: str = self._read()["version"]
         return version
 
@@ -145,7 +147,7 @@ class Worker:
         """CPU time used so far, where the operating system tells (Linux); else 0."""
         stat = Path(f"/proc/{self._process.pid}/stat")
         ticks = stat.read_text().rpartition(")")[2].split()[11:13] if stat.exists() else []  # user, system
-        return sum(map(int, ticks)) / TICKS
+        return sum(map(int, ticks)) / TICKS_PER_SECOND
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -1,12 +1,12 @@
-"""One system under measurement, alone in its process, driven by JSON lines.
+"""The process of one system under measurement, driven by JSON lines.
 
 The driver writes `{"prompts": [[token, …], …], "tokens": n, "at_once": k}` to stdin. The worker answers the prompts, k
-at a time, and writes `{"seconds", "tokens", "digests", "drafted", "accepted"}` to stdout: seconds from the moment the
-prompts come in until the last answer is whole, so prefill is in them; a digest says whether two answers are the
-same without keeping them. What goes wrong is `{"error": …}`. The first line out is `{"version": …}`, when the model is
-loaded. Between requests the worker blocks on stdin and uses no CPU.
+at a time, and writes `{"seconds", "tokens", "digests", "drafted", "accepted"}` to stdout. Seconds run from the arrival
+of the prompts to the end of the last answer, prefill included; equal digests mean equal answers. An error is
+`{"error": …}`. The first line out is `{"version": …}`, when the model is loaded. Between requests the worker blocks on
+stdin and uses no CPU.
 
-Runs under any interpreter that has the system installed; imports nothing of the driver.
+It runs under any interpreter that has the system installed, and imports nothing of the driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from peers.backends import KINDS, Answer, Prompts, System
+from peers.backends import KINDS, Prompts, System, SystemAnswer
 
 PACKAGES = {
     "paceline": ("paceline",),
@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 def timed(system: System, *, prompts: Prompts, tokens: int, at_once: int) -> dict[str, Any]:
-    answers: list[Answer] = []
+    answers: list[SystemAnswer] = []
     began = time.perf_counter()
     for first in range(0, len(prompts), at_once):
         answers += system(prompts[first : first + at_once], tokens)
@@ -45,7 +45,7 @@ def timed(system: System, *, prompts: Prompts, tokens: int, at_once: int) -> dic
     }
 
 
-def digest(answer: Answer) -> str:
+def digest(answer: SystemAnswer) -> str:
     return hashlib.sha256(json.dumps(answer.said).encode()).hexdigest()[:12]
 
 
@@ -59,7 +59,7 @@ def version(kind: str) -> str:
 
 
 def claim_stdout() -> TextIO:
-    """The driver's line out; whatever the libraries print goes to stderr instead."""
+    """Take stdout for the driver's lines; output of the libraries goes to stderr instead."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return lines

@@ -1,1 +1,1 @@
-"""Replays prompts plain and speculative, and judges every difference: see docs/audit.md."""
+"""The audit: replay prompts plain and speculative, and judge every difference. See docs/audit.md."""

@@ -1,11 +1,11 @@
-"""How far arithmetic alone can move the gap between two logits: the bound under which a difference is a near-tie.
+"""The bound of a near-tie: how far rounding alone can move the gap between two logits.
 
-A *bitwise* configuration has no such gap: a row's logits do not depend on what rides along, so its bound is 0.
-Elsewhere rounding is taken for noise. Activations are rounded to their type at PLACES places a layer, and each product
-adds up to `width` terms in float32; the errors are independent, so they add up in squares:
+In a *bitwise* configuration a row's logits do not depend on the other rows, so the bound is 0. Elsewhere rounding is
+treated as noise. Activations are rounded to their type at PLACES places per layer, and each product adds up to `width`
+terms in float32. The errors are independent, so their squares add up:
 
     one place    e = √(u² + width · u₃₂²)              u = 2⁻⁸/√12 for bf16, u₃₂ = 2⁻²⁴/√3 for fp32
-    one pass     r = e · √(PLACES · layers)            of the size of the last hidden state
+    one pass     r = e · √(PLACES · layers)            relative to the last hidden state
     a logit      r · spread                            spread: standard deviation of the logits over the vocabulary
     a gap        SIGMAS · 2 · r · spread               two logits, each from two passes
 """
@@ -22,22 +22,22 @@ from torch import Tensor
 if TYPE_CHECKING:
     from paceline.engine.assemble import Parts
 
-PLACES = 10  # norm, q·k·v, rotation, attention, o, sum; norm, gate·up, product, down with its sum
-SIGMAS = 4.0
-UNIT_FP32 = 2.0**-24 / math.sqrt(3)  # a rounding error up to half a unit in the last place, its root mean square
+PLACES = 10  # roundings per layer: norm, q·k·v, rotation, attention, o, sum; norm, gate·up, product, down with its sum
+SIGMAS = 4.0  # standard deviations of the noise within the bound
+UNIT_FP32 = 2.0**-24 / math.sqrt(3)  # root mean square of a relative rounding error
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     bitwise: bool
-    unit: float = 0.0  # root mean square of a relative rounding error of activations
+    unit: float = 0.0  # root mean square of the relative rounding error of activations
     layers: int = 0
     width: int = 0  # terms of the longest inner product
     name: str = "bitwise"
 
     @classmethod
     def of(cls, parts: Parts) -> Arithmetic:
-        """That of a loaded target."""
+        """The arithmetic of a loaded target."""
         if parts.bitwise:
             return cls(bitwise=True)
         config, embed = parts.target.model.config, parts.target.model.weights["embed"]
@@ -50,7 +50,7 @@ class Arithmetic:
         return cls(bitwise=False, unit=unit, layers=layers, width=width, name=str(dtype).removeprefix("torch."))
 
     def bound(self, logits: Tensor) -> float:
-        """On a gap between two of these logits [vocab]."""
+        """Largest gap between two of these logits [vocab] that is a near-tie."""
         if self.bitwise:
             return 0.0
         place = math.hypot(self.unit, UNIT_FP32 * math.sqrt(self.width))

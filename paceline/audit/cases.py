@@ -1,8 +1,8 @@
-"""What is replayed: prompts under sampling parameters, by drafters and rules, alone and beside others.
+"""The cases of an audit: prompts under sampling parameters, by drafter and rule, alone and in batches.
 
-A `Variant` is a set of sampling parameters that every prompt is replayed with, a `Group` is one way to replay all of
-them: one drafter (or none), one rule, so many at once. All variants of a group run side by side, in an order of no
-meaning, so that greedy sequences ride along with sampled ones.
+A `Variant` is a set of sampling parameters that every prompt is replayed with. A `Group` is one way to replay all of
+them: one drafter (or none), one rule, one concurrency. All variants of a group run together in random order, so that
+greedy and sampled sequences share batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.prompts.files import Prompt
 from paceline.sampling.sampler import sample_seed
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
-# Strong on purpose: mild ones change no token that a draft has just said, and a bug in their state would not show.
+# Strong on purpose: mild penalties change no token that a draft has just used, and would hide a bug in their state.
 PENALTIES: Mapping[str, Any] = {"presence_penalty": 4.0, "frequency_penalty": 1.0}
 FILTERS: Mapping[str, Any] = {"repetition_penalty": 1.05, "top_k": 50, "top_p": 0.95, "min_p": 0.02}
 RECORDED = "recorded"
@@ -31,14 +31,14 @@ class Variant:
 class Item:
     """A prompt under one variant."""
 
-    prompt: int  # which of the prompts
+    prompt: int  # index of the prompt
     variant: str
     request: Request  # plain
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    drafter: str | None  # None: plain, beside others
+    drafter: str | None  # None: plain
     rule: Rule
     at_once: int
 
@@ -47,11 +47,11 @@ class Group:
         return OFF if self.drafter is None else Speculation(drafter=self.drafter, rule=self.rule)
 
     def keeps_tokens(self, sampling: SamplingParams) -> bool:
-        """True: answers must be the plain ones, token by token. Rules that keep the distribution do so when greedy."""
+        """True if answers must equal the plain ones token by token. Every lossless rule must when greedy."""
         return self.drafter is None or self.rule is Rule.COUPLED or (self.rule.lossless and sampling.greedy)
 
     def requests(self, items: Sequence[Item]) -> list[Request]:
-        """Nothing that one group computed is seen by another."""
+        """Requests of this group; their cache salt keeps pages from being shared with other groups."""
         salt = f"audit/{self.drafter}/{self.rule}/{self.at_once}"
         return [
             replace(item.request, id=f"{salt}/{i}", speculation=self.speculation, cache_salt=salt)
@@ -59,11 +59,11 @@ class Group:
         ]
 
 
-ALONE = Group(drafter=None, rule=Rule.COUPLED, at_once=1)  # what all others are held against
+ALONE = Group(drafter=None, rule=Rule.COUPLED, at_once=1)  # the reference of all other groups
 
 
 def variants(temperatures: Sequence[float], *, edits: bool, max_tokens: int) -> list[Variant]:
-    """Each temperature as it is; with `edits` also with penalties, and with filters where it samples."""
+    """Variants of each temperature: bare, and with `edits` also with penalties, and filters if it is above 0."""
     found = []
     for temperature in temperatures:
         bare = SamplingParams(temperature=temperature, max_tokens=max_tokens)
@@ -77,7 +77,7 @@ def variants(temperatures: Sequence[float], *, edits: bool, max_tokens: int) -> 
 def items(
     prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], variants: Sequence[Variant], *, seed: int
 ) -> list[Item]:
-    """Every prompt under every variant, each with a seed of its own; a recorded one as it was."""
+    """Every prompt under every variant, with a seed of its own; recorded requests keep their sampling parameters."""
     return [
         Item(
             prompt=i,
@@ -102,6 +102,6 @@ def _samplings(prompt: Prompt, variants: Sequence[Variant], *, seed: int) -> Ite
 
 
 def groups(drafters: Sequence[str], rules: Sequence[Rule], at_once: Sequence[int]) -> list[Group]:
-    """The plain ones first, without ALONE."""
+    """All groups but ALONE, the plain ones first."""
     plain = [Group(drafter=None, rule=Rule.COUPLED, at_once=n) for n in at_once if n > 1]
     return plain + [Group(drafter=d, rule=rule, at_once=n) for d in drafters for rule in rules for n in at_once]

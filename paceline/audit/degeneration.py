@@ -1,7 +1,7 @@
-"""Answers that say nothing: loops, the same few words over and over, and answers that end too soon.
+"""Degenerate answers: loops, few distinct n-grams, and answers that end too soon.
 
-Such an answer is what a drafter likes best, so a speed measured on it says little about real use. This module looks at
-tokens alone; it has no opinion on what a good answer is, and an honest list or table is not degenerate.
+Such answers are easy to draft, so a speed measured on them says little about real use. This module looks at tokens
+alone, not at the quality of an answer; an ordinary list or table is not degenerate.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from enum import StrEnum
 
 import numpy as np
 
-LOOP_TOKENS, LOOP_TIMES = 32, 4  # a loop goes on for so many tokens at least, and comes round so often
-MAX_PERIOD = 256
-GRAM, DISTINCT, REPEATS_FROM = 4, 0.4, 48  # less than this share of n-grams distinct, in answers of so many tokens
-VOID_ABOVE = 0.1  # a speed claim is void if more of the answers are degenerate
+MIN_LOOP_TOKENS, MIN_LOOP_TURNS = 32, 4  # length of a loop in all, and repetitions of its period
+MAX_PERIOD = 256  # tokens
+GRAM_TOKENS = 4
+MIN_DISTINCT_SHARE = 0.4  # distinct n-grams by all n-grams; less is degenerate
+MIN_REPEATS_TOKENS = 48  # shorter answers are not tested for distinct n-grams
+MAX_DEGENERATE_SHARE = 0.1  # degenerate answers by all answers; more make a speed claim void
 
 
 class Sign(StrEnum):
-    EMPTY = "empty"  # nothing but a stop
-    LOOP = "loop"  # the same tokens come round and round
-    REPEATS = "repeats"  # few different n-grams
-    TRUNCATED = "truncated"  # it ends where the plain answer goes on
+    EMPTY = "empty"  # nothing but a stop token
+    LOOP = "loop"  # the same tokens again and again
+    REPEATS = "repeats"  # few distinct n-grams
+    TRUNCATED = "truncated"  # ends where the plain answer continues
 
 
 def degeneration(tokens: Sequence[int], *, stopped: bool, plain: Sequence[int] | None = None) -> Sign | None:
-    """What is wrong with an answer. `stopped`: its last token is a stop; `plain`: what plain decoding said."""
+    """The sign of degeneration that an answer shows. `stopped`: its last token is a stop; `plain`: the plain answer."""
     said = np.asarray(tokens[:-1] if stopped else tokens)
     if not len(said):
         return Sign.EMPTY
@@ -37,14 +39,14 @@ def degeneration(tokens: Sequence[int], *, stopped: bool, plain: Sequence[int] |
 
 
 def void(answers: int, degenerate: int) -> bool:
-    """True: a speed measured on these answers is no claim."""
-    return degenerate > VOID_ABOVE * answers
+    """True if too many answers are degenerate for a speed measured on them to count."""
+    return degenerate > MAX_DEGENERATE_SHARE * answers
 
 
 def _loops(said: np.ndarray) -> bool:
-    """Some stretch repeats itself with one period, for long enough and often enough."""
-    for period in range(1, min(MAX_PERIOD, len(said) // LOOP_TIMES) + 1):
-        needed = max(LOOP_TOKENS, LOOP_TIMES * period) - period  # tokens that equal the one a period before
+    """True if some stretch repeats with one period, long enough and often enough."""
+    for period in range(1, min(MAX_PERIOD, len(said) // MIN_LOOP_TURNS) + 1):
+        needed = max(MIN_LOOP_TOKENS, MIN_LOOP_TURNS * period) - period  # tokens that equal the token one period before
         if _longest_run(said[period:] == said[:-period]) >= needed:
             return True
     return False
@@ -57,7 +59,7 @@ def _longest_run(flags: np.ndarray) -> int:
 
 
 def _repeats(said: np.ndarray) -> bool:
-    if len(said) < REPEATS_FROM:
+    if len(said) < MIN_REPEATS_TOKENS:
         return False
-    grams = np.lib.stride_tricks.sliding_window_view(said, GRAM)  # [grams, GRAM]
-    return len(np.unique(grams, axis=0)) < DISTINCT * len(grams)
+    grams = np.lib.stride_tricks.sliding_window_view(said, GRAM_TOKENS)  # [grams, GRAM_TOKENS]
+    return len(np.unique(grams, axis=0)) < MIN_DISTINCT_SHARE * len(grams)

@@ -1,10 +1,10 @@
-"""Where two answers to one request part, and whether arithmetic or a bug parted them.
+"""The first difference of two answers to one request, and its cause: arithmetic or a bug.
 
-The judge is the target itself, asked anew at the first place where the two differ (`engine.probe`). A token's
-*shortfall* is how far it is from being the one drawn there, in logits, with the request's penalties, filters and
-noise: 0 for the token that is. A difference is a *near-tie* if both tokens fall short by no more than the bound of the
-arithmetic in use, and *structural* otherwise: also where two tokens are close to each other, but far from the one that
-should have come. Under bitwise arithmetic the bound is nothing, so that no difference is a near-tie.
+The judge is the target itself, asked anew at the first position where the two differ (`engine.probe`). A token's
+*shortfall* is its distance in logits from the token sampled there, with the request's penalties, filters and noise; the
+sampled token has 0. A difference is a *near-tie* if the shortfalls of both tokens are within the bound of the
+arithmetic in use, and *structural* otherwise. Two tokens close to each other, but far from the sampled one, are
+structural too. Under bitwise arithmetic the bound is 0, so that no difference is a near-tie.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Origin, Request, SamplingParams
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     NEAR_TIE = "near_tie"
     STRUCTURAL = "structural"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a replayed answer is not the plain one."""
+    """The first position at which a replayed answer differs from the plain one."""
 
-    kind: Kind
-    position: int  # in the answer, from 0 on
-    plain: int | None  # the token there; None: the answer had ended
+    kind: DifferenceKind
+    position: int  # index of the token in the answer, from 0 on
+    plain: int | None  # token of the plain answer; None: it had ended
     replayed: int | None
-    expected: int | None  # what the target says when asked anew; None: the tokens are the same, how they end is not
-    round: int  # of the replayed sequence, from 1 on
-    place: int  # in that round, from 0 on
-    origin: Origin | None  # of the replayed token
+    expected: int | None  # token of the target asked anew; None: the answers differ only in their ends
+    step: int  # number of the step of the replayed sequence, from 1 on
+    place: int  # index among the tokens of that step, from 0 on
+    origin: Origin | None  # origin of the replayed token
     gap: float  # the larger of the two shortfalls, in logits
-    bound: float  # up to which it is a near-tie
+    bound: float  # largest gap of a near-tie
     reason: str
 
 
 def compare(engine: Engine, request: Request, plain: Replay, other: Replay, by: Arithmetic) -> Difference | None:
-    """None: they are the same."""
+    """Judge the first difference of two answers; None if they are the same."""
     if same(plain, other):
         return None
     both = range(min(len(plain.tokens), len(other.tokens)))
@@ -64,12 +64,13 @@ def compare(engine: Engine, request: Request, plain: Replay, other: Replay, by: 
 
 
 def same(plain: Replay, other: Replay) -> bool:
-    """In tokens, text and end."""
+    """True if tokens, text and finish are equal."""
     return (plain.tokens, plain.text, plain.finish) == (other.tokens, other.text, other.finish)
 
 
 def shortfalls(found: Probe, tokens: list[int], *, bound: float) -> list[float]:
-    """Of each token, in logits; infinite for one that the sampling parameters exclude, whatever the arithmetic."""
+    """Shortfall of each token, in logits; infinite for a token that the sampling parameters exclude, whatever the
+    rounding."""
     sampler = found.sampler
     edited = sampler.edit(found.logits[None], [()])  # [1, vocab]
     if sampler.greedy:
@@ -88,7 +89,7 @@ def _below(rivals: Tensor, scores: Tensor, token: int) -> float:
 
 
 def _kept(scaled: Tensor, params: SamplingParams, *, slack: float) -> Tensor:
-    """bool [vocab]: what filters leave of scaled logits [1, vocab], if they were stricter by `slack`, or more lenient
+    """bool [vocab]: tokens of scaled logits [1, vocab] that the filters keep, made stricter by `slack`, or more lenient
     by a negative one. Noise of that size moves a floor by it, and the mass beyond a nucleus by its exponential."""
     if not params.filters:
         return scaled[0] > -torch.inf
@@ -99,11 +100,11 @@ def _kept(scaled: Tensor, params: SamplingParams, *, slack: float) -> Tensor:
         top_k=params.top_k,
         top_p=min(1.0, max(1e-6, 1 - beyond)),
     )
-    return scaled[0] >= min(float(floor[0, 0]) + slack, float(scaled.max()))  # the best is never filtered out
+    return scaled[0] >= min(float(floor[0, 0]) + slack, float(scaled.max()))  # filters always keep the best token
 
 
 def _stretch(params: SamplingParams) -> float:
-    """By how much a penalty that multiplies logits makes their noise larger."""
+    """Factor by which a penalty that multiplies logits enlarges their noise."""
     return max(1.0, params.repetition_penalty, 1 / params.repetition_penalty)
 
 
@@ -111,15 +112,15 @@ def _difference(
     plain: Replay, other: Replay, position: int, expected: int | None, gap: float, bound: float, reason: str
 ) -> Difference:
     there = position < len(other.tokens)
-    round = other.rounds[position] if there else (other.rounds[-1] if other.rounds else 1)
+    step = other.steps[position] if there else (other.steps[-1] if other.steps else 1)
     return Difference(
-        kind=Kind.NEAR_TIE if bound > 0 and gap <= bound else Kind.STRUCTURAL,
+        kind=DifferenceKind.NEAR_TIE if bound > 0 and gap <= bound else DifferenceKind.STRUCTURAL,
         position=position,
         plain=plain.tokens[position] if position < len(plain.tokens) else None,
         replayed=other.tokens[position] if there else None,
         expected=expected,
-        round=round,
-        place=position - other.rounds.index(round) if there else 0,
+        step=step,
+        place=position - other.steps.index(step) if there else 0,
         origin=other.origins[position] if there else None,
         gap=gap,
         bound=bound,

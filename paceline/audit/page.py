@@ -1,6 +1,6 @@
-"""The record of an audit as one HTML file: no script, no font, no picture from anywhere else.
+"""The record of an audit as one self-contained HTML file: no script, no font, no picture from elsewhere.
 
-Everything that a model or a prompt file said is escaped.
+Text from a model or a prompt file is escaped.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from paceline.audit.lines import HEADER, WORDS, case_row, degenerate_line, test_line
+from paceline.audit.text import HEADER, WORD_COLUMNS, case_row, degenerate_line, test_line
 
 Record = dict[str, Any]
-MOST = 500  # differences and degenerate answers that are shown; the JSON has all of them
+MAX_ROWS = 500  # differences, and degenerate answers, shown at most; the JSON has all
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --doubt: #b26a00 }
@@ -33,7 +33,7 @@ mark { background: #ffd54f; color: #000 }
 
 
 def page(found: Record) -> str:
-    """`found`: the record, with `target`, `command` and `machine` beside what the audit found."""
+    """Render the record, with `target`, `command` and `machine` beside the findings."""
     sections = [
         _heading(found),
         _tiles(found),
@@ -74,7 +74,7 @@ def _section(title: str, body: str, note: str) -> str:
 
 
 def _cases(found: Record) -> str:
-    return _table(HEADER, (tuple(map(escape, case_row(case))) for case in found["cases"]), words=WORDS)
+    return _table(HEADER, (tuple(map(escape, case_row(case))) for case in found["cases"]), words=WORD_COLUMNS)
 
 
 def _tests(tests: Sequence[Record]) -> str:
@@ -83,8 +83,8 @@ def _tests(tests: Sequence[Record]) -> str:
 
 
 def _differences(differences: Sequence[Record]) -> str:
-    header = ("kind", "prompt", "how", "sampling", "token", "round", "gap", "bound", "plain", "replayed", "asked anew")
-    rows = (_difference(found) for found in differences[:MOST])
+    header = ("kind", "prompt", "how", "sampling", "token", "step", "gap", "bound", "plain", "replayed", "asked anew")
+    rows = (_difference(found) for found in differences[:MAX_ROWS])
     return _table(header, rows, words=4, texts=3) + _left_out(len(differences))
 
 
@@ -102,7 +102,7 @@ def _difference(found: Record) -> tuple[str, ...]:
         escape(how),
         escape(found["sampling"]),
         str(found["position"] + 1),
-        f"{found['round']}.{found['place'] + 1}",
+        f"{found['step']}.{found['place'] + 1}",
         "" if found["gap"] is None else f"{found['gap']:.4g}",
         f"{found['bound']:.2g}",
         f"{before}{shown[0]}",
@@ -122,18 +122,18 @@ def _degenerate(found: Record) -> str:
             str(each["tokens"]),
             escape(each["end"]),
         )
-        for each in found["degenerate_answers"][:MOST]
+        for each in found["degenerate_answers"][:MAX_ROWS]
     )
     body = _table(header, rows, words=4, texts=1) + _left_out(len(found["degenerate_answers"]))
     return _section("Degenerate answers", body, degenerate_line(found))
 
 
 def _left_out(count: int) -> str:
-    return f"<p>… and {count - MOST} more: see --json</p>" if count > MOST else ""
+    return f"<p>… and {count - MAX_ROWS} more: see --json</p>" if count > MAX_ROWS else ""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: int, texts: int = 0) -> str:
-    """Cells are HTML already. The first `words` columns are read as words, the last `texts` are what a model said."""
+    """A table of cells that are HTML already. The first `words` columns are words, the last `texts` text of a model."""
     kinds = ["word"] * words + [""] * (len(header) - words - texts) + ["text"] * texts
     lines = [_line("th", header, kinds), *(_line("td", row, kinds) for row in rows)]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'

@@ -1,6 +1,6 @@
-"""Runs requests through an engine and keeps what came of each, token by token: by which round, and how it came about.
+"""Run requests through an engine and keep each answer, with the step and the origin of every token.
 
-It judges nothing. The order of answers is that of the requests, however many run at once.
+It judges nothing. Answers come in the order of the requests, whatever the concurrency.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Replay:
 
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)  # one a token, from 1 on
+    steps: list[int] = field(default_factory=list)  # step of the sequence that gave each token, from 1 on
     text: str = ""
     finish: Finish | None = None
     stop: str | int | None = None
@@ -29,10 +29,10 @@ class Replay:
     stats: SequenceStats = field(default_factory=SequenceStats)
 
     def add(self, event: TokenEvent) -> None:
-        this = self.rounds[-1] + 1 if self.rounds else 1
+        step = self.steps[-1] + 1 if self.steps else 1
         self.tokens += event.tokens
         self.origins += event.origins
-        self.rounds += [this] * len(event.tokens)
+        self.steps += [step] * len(event.tokens)
         self.text += event.text
         if event.finish is not None:
             self.finish, self.stop, self.error = event.finish, event.stop, event.error
@@ -40,7 +40,7 @@ class Replay:
 
 
 def replay(engine: Engine, requests: Sequence[Request], *, at_once: int, tick: Tick = lambda: None) -> list[Replay]:
-    """All requests to their ends, `at_once` of them in the engine at a time; a new one enters where one has ended."""
+    """Run all requests to their ends, `at_once` of them at a time; when one ends, the next is submitted."""
     found = {request.id: Replay() for request in requests}
     waiting, running = list(reversed(requests)), 0
     while waiting or running:

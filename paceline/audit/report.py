@@ -1,6 +1,6 @@
-"""What an audit found, as a record for programs; `lines` makes a text of it for people, `page` HTML.
+"""The findings of an audit as a record for programs; `text` and `page` show it to people.
 
-Whatever a lossy rule had a part in is called lossy, and never identical.
+Answers of a lossy rule are called lossy, never identical.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from paceline.audit.differences import Kind
+from paceline.audit.differences import DifferenceKind
 from paceline.audit.distribution import POWER, Tested
 from paceline.audit.run import Case, Findings, Judged
 
 Record = dict[str, Any]
 Show = Callable[[Sequence[int]], str]  # tokens as text
-BEFORE = 24  # tokens of the answer shown before a difference
+CONTEXT_TOKENS = 24  # tokens of the answer shown before a difference
 
 
 def record(found: Findings, *, show: Show) -> Record:
@@ -24,8 +24,8 @@ def record(found: Findings, *, show: Show) -> Record:
     return {
         "prompts": len(found.prompts),
         "identical": worst[None],
-        "near_tie": worst[Kind.NEAR_TIE],
-        "structural": worst[Kind.STRUCTURAL],
+        "near_tie": worst[DifferenceKind.NEAR_TIE],
+        "structural": worst[DifferenceKind.STRUCTURAL],
         "degenerate": found.degenerate_prompts,
         "distribution_failed": sum(test.failed for test in found.tests),
         "lossy": _lossy(found),
@@ -50,7 +50,7 @@ def record(found: Findings, *, show: Show) -> Record:
 
 
 def verdict(found: Findings) -> str:
-    """One line for people."""
+    """The verdict of an audit in one line."""
     answers = _answers(found)
     counted = f"{answers['identical']} of {answers['compared']} answers are identical to plain decoding"
     failed = [test for test in found.tests if test.failed]
@@ -68,7 +68,7 @@ def verdict(found: Findings) -> str:
 
 def _answers(found: Findings) -> Record:
     compared = sum(case.exact for case in found.cases)
-    kinds = {kind.value: sum(case.of_kind(kind) for case in found.cases) for kind in Kind}
+    kinds = {kind.value: sum(case.of_kind(kind) for case in found.cases) for kind in DifferenceKind}
     return {"compared": compared, "identical": compared - sum(kinds.values()), **kinds}
 
 
@@ -83,6 +83,7 @@ def _lossy(found: Findings) -> Record | None:
 
 def _case(case: Case, tests: Sequence[Tested]) -> Record:
     group = case.group
+    per_step, per_step_sound = (round(case.tokens_per_step(sound_only=sound), 3) for sound in (False, True))
     return {
         "drafter": group.drafter,
         "rule": None if group.drafter is None else str(group.rule),
@@ -92,14 +93,16 @@ def _case(case: Case, tests: Sequence[Tested]) -> Record:
         "tested": any(_belongs(test, case) for test in tests if test.proves),
         "answers": len(case.judged),
         "compared": case.exact,
-        "identical": case.exact - sum(case.of_kind(kind) for kind in Kind),
-        "near_tie": case.of_kind(Kind.NEAR_TIE),
-        "structural": case.of_kind(Kind.STRUCTURAL),
+        "identical": case.exact - sum(case.of_kind(kind) for kind in DifferenceKind),
+        "near_tie": case.of_kind(DifferenceKind.NEAR_TIE),
+        "structural": case.of_kind(DifferenceKind.STRUCTURAL),
         "changed": len(case.judged) - case.same,
         "drafted": case.drafted,
         "accepted": case.accepted,
-        "tokens_per_round": round(case.tokens_per_round(), 3),
-        "tokens_per_round_without_degenerate": round(case.tokens_per_round(sound_only=True), 3),
+        "tokens_per_step": per_step,
+        "tokens_per_step_without_degenerate": per_step_sound,
+        "tokens_per_round": per_step,  # the older name, as is the next
+        "tokens_per_round_without_degenerate": per_step_sound,
         "degenerate": case.degenerate,
         "cut": case.cut,
         "off_reasons": case.off_reasons,
@@ -141,14 +144,14 @@ def _difference(found: Findings, case: Case, judged: Judged, show: Show) -> Reco
             ("expected_text", difference.expected),
         )
     }
-    before = judged.plain.tokens[max(0, difference.position - BEFORE) : difference.position]
-    facts = asdict(difference) | {"gap": _finite(difference.gap)}
+    before = judged.plain.tokens[max(0, difference.position - CONTEXT_TOKENS) : difference.position]
+    facts = asdict(difference) | {"gap": _finite(difference.gap), "round": difference.step}  # the older name
     return _where(found, case, judged) | facts | said | {"before": show(before)}
 
 
 def _degenerate(found: Findings, case: Case, judged: Judged, show: Show) -> Record:
     tokens = judged.answer.tokens
-    facts = {"sign": judged.degenerate, "tokens": len(tokens), "end": show(tokens[-BEFORE:])}
+    facts = {"sign": judged.degenerate, "tokens": len(tokens), "end": show(tokens[-CONTEXT_TOKENS:])}
     return _where(found, case, judged) | facts
 
 
@@ -161,5 +164,5 @@ def _test(found: Findings, test: Tested, show: Show) -> Record:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """None for an infinite value, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -1,7 +1,6 @@
-"""The audit: replay everything, compare, test, and say what was found. It prints nothing.
+"""An audit: replay all cases, compare them with plain decoding, and test distributions. It prints nothing.
 
-What comes out holds for what was replayed, and says how much of it speculation had a part in: where nothing was
-drafted, nothing was shown.
+The findings hold for what was replayed, and count how much of it was drafted: without drafts nothing is shown.
 """
 
 from __future__ import annotations
@@ -14,44 +13,44 @@ from dataclasses import dataclass, field
 from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.cases import ALONE, Group, Item, Variant, groups, items
 from paceline.audit.degeneration import Sign, degeneration, void
-from paceline.audit.differences import Difference, Kind, compare, same
+from paceline.audit.differences import Difference, DifferenceKind, compare, same
 from paceline.audit.distribution import Tested, check_distribution, choose_places
 from paceline.audit.replay import Replay, Tick, replay
 from paceline.engine.engine import Engine
 from paceline.prompts.files import Prompt
 from paceline.types import Finish, Rule
 
-ALARM = 1e-3  # probability of any false alarm in an audit without a bug
-CANDIDATES = 4  # contexts looked at for each place that is tested
+FALSE_ALARM = 1e-3  # probability that an audit without a bug fails by any of its tests
+CANDIDATES = 4  # contexts considered for each place of a distribution test
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to replay."""
+    """Everything to replay: all combinations of these values."""
 
     drafters: Sequence[str]
     rules: Sequence[Rule]
     at_once: Sequence[int]
     variants: Sequence[Variant]
     seed: int = 0
-    samples: int = 0  # seeds at each place of a distribution test; 0: none
+    samples: int = 0  # seeds at each place of a distribution test; 0: no test
     places: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One replayed answer."""
+    """One replayed answer, beside the plain one."""
 
     item: Item
     answer: Replay
     plain: Replay
-    exact: bool  # it must be the plain one, token by token
-    same: bool  # it is
-    difference: Difference | None  # why not, where it must be
+    exact: bool  # it must equal the plain one token by token
+    same: bool  # it equals the plain one
+    difference: Difference | None  # only of an answer that must equal the plain one
     degenerate: Sign | None
 
     @property
-    def kind(self) -> Kind | None:
+    def kind(self) -> DifferenceKind | None:
         return self.difference.kind if self.difference is not None else None
 
 
@@ -65,14 +64,14 @@ class Case:
 
     @property
     def exact(self) -> int:
-        """Answers that must be the plain ones, token by token."""
+        """Number of answers that must equal the plain ones token by token."""
         return sum(j.exact for j in self.judged)
 
     @property
     def same(self) -> int:
         return sum(j.same for j in self.judged)
 
-    def of_kind(self, kind: Kind) -> int:
+    def of_kind(self, kind: DifferenceKind) -> int:
         return sum(j.kind is kind for j in self.judged)
 
     @property
@@ -93,17 +92,17 @@ class Case:
 
     @property
     def cut(self) -> int:
-        """Answers that ended only because they had reached their limit."""
+        """Number of answers that ended at their limit of tokens."""
         return sum(j.answer.finish is Finish.LENGTH for j in self.judged)
 
-    def tokens_per_round(self, *, sound_only: bool = False) -> float:
+    def tokens_per_step(self, *, sound_only: bool = False) -> float:
         stats = [j.answer.stats for j in self.judged if not (sound_only and j.degenerate)]
         steps = sum(s.steps for s in stats)
         return sum(s.output_tokens for s in stats) / steps if steps else 0.0
 
     @property
     def off_reasons(self) -> list[str]:
-        """Why answers were not drafted to the end, the most frequent first."""
+        """Reasons why answers were not drafted to the end, the most frequent first."""
         reasons = Counter(j.answer.stats.off_reason for j in self.judged if j.answer.stats.off_reason)
         return [reason for reason, _ in reasons.most_common(3)]
 
@@ -112,34 +111,34 @@ class Case:
 class Findings:
     prompts: Sequence[Prompt]
     arithmetic: Arithmetic
-    cases: list[Case] = field(default_factory=list)  # the plain ones, alone, come first
+    cases: list[Case] = field(default_factory=list)  # those of ALONE first
     tests: list[Tested] = field(default_factory=list)
 
     @property
     def differences(self) -> list[tuple[Case, Judged]]:
-        """Of answers that must be the plain ones, token by token."""
+        """Differences of answers that must equal the plain ones."""
         return [(case, judged) for case in self.cases for judged in case.judged if judged.difference is not None]
 
     @property
     def structural(self) -> list[tuple[Case, Judged]]:
-        return [(case, judged) for case, judged in self.differences if judged.kind is Kind.STRUCTURAL]
+        return [(case, judged) for case, judged in self.differences if judged.kind is DifferenceKind.STRUCTURAL]
 
-    def prompts_by_worst(self) -> Counter[Kind | None]:
-        """How many prompts were identical (None) in all their answers, had a near-tie, or a structural difference."""
-        worst: dict[int, Kind | None] = dict.fromkeys(range(len(self.prompts)))
+    def prompts_by_worst(self) -> Counter[DifferenceKind | None]:
+        """Number of prompts by their worst difference; None: all answers are identical."""
+        worst: dict[int, DifferenceKind | None] = dict.fromkeys(range(len(self.prompts)))
         for _, judged in self.differences:
-            if worst[judged.item.prompt] is not Kind.STRUCTURAL:
+            if worst[judged.item.prompt] is not DifferenceKind.STRUCTURAL:
                 worst[judged.item.prompt] = judged.kind
         return Counter(worst.values())
 
     @property
     def degenerate_prompts(self) -> int:
-        """That have a degenerate answer, plain or not."""
+        """Number of prompts with a degenerate answer, plain or not."""
         return len({j.item.prompt for case in self.cases for j in case.judged if j.degenerate})
 
     @property
     def claim_is_void(self) -> bool:
-        """A speed measured on these answers, plain or speculative, says nothing."""
+        """True if a speed measured on these answers, plain or speculative, does not count."""
         return any(void(len(case.judged), case.degenerate) for case in self.cases)
 
     @property
@@ -160,7 +159,8 @@ def audit(
     arithmetic: Arithmetic,
     say: Callable[[str], Tick] = lambda what: lambda: None,
 ) -> Findings:
-    """`tokens`: of each prompt. `say` is told what begins, and gives what is called for each answer of it."""
+    """Run an audit. `tokens`: those of each prompt. `say` gets the name of each part as it starts, and returns a
+    function that is called for each of its answers."""
     found = Findings(prompts=prompts, arithmetic=arithmetic)
     todo = items(prompts, tokens, scope.variants, seed=scope.seed)
     plain = replay(engine, ALONE.requests(todo), at_once=1, tick=say(f"plain, alone: {len(todo)} answers"))
@@ -224,7 +224,7 @@ def _tests(
     *,
     bitwise: bool,
 ) -> list[Tested]:
-    """Of every rule that keeps the distribution alone, under every variant that samples."""
+    """Distribution tests of every rule that keeps only the distribution, under every variant that samples."""
     rules = [rule for rule in scope.rules if rule.lossless and rule is not Rule.COUPLED]
     sampled = [variant for variant in scope.variants if not variant.sampling.greedy]
     grid = [(variant, drafter, rule) for variant in sampled for drafter in scope.drafters for rule in rules]
@@ -243,7 +243,7 @@ def _tests(
             drafter=drafter,
             rule=rule,
             samples=scope.samples,
-            alarm=ALARM / len(grid),
+            alarm=FALSE_ALARM / len(grid),
             bitwise=bitwise,
             tick=say(f"{drafter}, {rule}, {variant.name}: {scope.samples} seeds at {len(places[variant.name])} places"),
         )
@@ -255,7 +255,7 @@ def _tests(
 def _contexts(
     variant: Variant, todo: Sequence[Item], plain: Sequence[Replay], scope: Scope
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Prompts with half of their plain answers."""
+    """Contexts of a variant: prompts with the first half of their plain answers."""
     pairs = [(item, answer) for item, answer in zip(todo, plain, strict=True) if item.variant == variant.name]
     chosen = pairs[: CANDIDATES * scope.places]
     return [(item.prompt, (*item.request.prompt, *answer.tokens[: len(answer.tokens) // 2])) for item, answer in chosen]

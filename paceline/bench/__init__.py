@@ -1,1 +1,2 @@
-"""Measurements that a user can repeat on his own machine. Numbers come with what they were measured on."""
+"""Benchmarks that a user can repeat: of the engine, of prompts on it, and of any OpenAI server. A record names the
+machine it was measured on."""

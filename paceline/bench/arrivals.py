@@ -1,6 +1,6 @@
-"""When requests are sent: so many at once, or at a rate that may grow, evenly or as a Poisson process.
+"""The load on a server, and the times at which its requests are sent: at a concurrency, or at a rate that may grow.
 
-The seconds between two requests depend on the load and a seed alone, never on how the server does.
+The times depend on the load and a seed alone, never on how fast the server answers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ Arrivals = Literal["poisson", "constant"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How hard a server is pressed."""
-
     at_once: int | None = None  # requests that are open at a time; None: any number
-    rate: float | None = None  # requests a second; None: as soon as there is room
-    last_rate: float | None = None  # a ramp ends here; None: the rate stays
+    rate: float | None = None  # requests per second; None: as soon as `at_once` allows
+    last_rate: float | None = None  # rate at the end of a ramp; None: the rate stays
 
     @property
     def title(self) -> str:
@@ -29,7 +27,7 @@ class Load:
 
 
 def times(load: Load, *, count: int, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Seconds from the beginning at which each request is due."""
+    """Seconds from the start at which each request is due."""
     rng, now = random.Random(seed), 0.0
     for i in range(count):
         yield now
@@ -39,7 +37,7 @@ def times(load: Load, *, count: int, arrivals: Arrivals, seed: int) -> Iterator[
 
 
 def _rate(load: Load, *, place: float) -> float | None:
-    """At a place from 0, the first request, to 1, the last."""
+    """Requests per second at a place from 0, the first request, to 1, the last."""
     if load.rate is None or load.last_rate is None:
         return load.rate
     return load.rate + place * (load.last_rate - load.rate)

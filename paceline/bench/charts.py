@@ -1,6 +1,6 @@
-"""Which charts a record gives: speed, latency, acceptance by position and category, tokens a round, the load curve.
+"""Charts of a record: speed, latency, acceptance by position and category, tokens per step, the load curve.
 
-A chart for which a record has nothing is left out.
+A chart without data is left out.
 """
 
 from __future__ import annotations
@@ -59,9 +59,15 @@ def _offline(cells: Sequence[Record]) -> list[Chart]:
         _categories("ratio-category", "Speculative by plain, by category", "×", speeds),
         _positions({_cell(c): c["acceptance_by_position"] for c in cells}, scale=100),
         _categories("category", "Acceptance by category", "%", by_category),
-        _distribution("rounds", "Tokens of a round", {_cell(c): c["tokens_per_round_counts"] for c in cells}),
+        _distribution("rounds", "Tokens of a step", {_cell(c): _step_sizes(c) for c in cells}),
         _parts(cells),
     ]
+
+
+def _step_sizes(cell: Record) -> Mapping[str, int]:
+    """Number of steps by tokens; older files call it tokens_per_round_counts."""
+    sizes: Mapping[str, int] = cell.get("tokens_per_step_counts") or cell["tokens_per_round_counts"]
+    return sizes
 
 
 def _column(name: str, cells: Sequence[Record], key: str) -> Series:
@@ -86,7 +92,7 @@ def _percent(share: float | None) -> float | None:
 
 
 def _by_arm(runs: Sequence[Record], key: str, file: str, title: str, unit: str) -> Chart:
-    """A group of bars for each load and temperature, a bar for each arm."""
+    """Bars of one figure: a group for each load and temperature, a bar for each arm."""
     places = list(dict.fromkeys(_place(run) for run in runs))
     arms = list(dict.fromkeys(str(run.get("arm", "")) for run in runs))
     values = {(str(run.get("arm", "")), _place(run)): run.get(key) for run in runs}
@@ -95,7 +101,7 @@ def _by_arm(runs: Sequence[Record], key: str, file: str, title: str, unit: str) 
 
 
 def _curve(runs: Sequence[Record]) -> Chart:
-    """Throughput against latency as the load grows; of arms that were under several loads."""
+    """Throughput against latency as the load grows, for arms that were measured under several loads."""
     lines: dict[str, list[Record]] = {}
     for run in runs:
         lines.setdefault(f"{run.get('arm', '')} T={run.get('temperature', 0):g}".strip(), []).append(run)

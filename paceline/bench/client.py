@@ -1,8 +1,8 @@
-"""One request to an OpenAI endpoint, streamed, with the moments at which its parts came.
+"""One streamed request to an OpenAI endpoint, with the times at which its chunks came.
 
-Any server will do: Paceline, vLLM, SGLang, llama-server. Nothing is raised for a request that fails: its outcome says
-what happened, and keeps what had come until then. What counts as the first token is the first chunk with text in it; a
-chunk may hold several tokens, so the gaps are between chunks, not between tokens.
+Works with any server: Paceline, vLLM, SGLang, llama-server. A request that fails raises nothing: its outcome has the
+error, and what had come until then. The first token is the first chunk with text in it. A chunk may hold several
+tokens, so gaps are between chunks, not between tokens.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.bench.counters import Counters, read_counters
-from paceline.bench.workloads import Ask
+from paceline.bench.counters import SpecCounters, read_counters
+from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest, MissingExtra
 
 if TYPE_CHECKING:
     import httpx
 
-Kind = Literal["chat", "completions"]
-TEXTS = ("content", "reasoning_content", "reasoning")  # of a chat's delta
-MOST_ERROR = 300  # characters of what a server says about a request it did not like
+Endpoint = Literal["chat", "completions"]
+TEXT_FIELDS = ("content", "reasoning_content", "reasoning")  # fields of a chat's delta that hold text
+MAX_ERROR_CHARS = 300  # length of a server's error message in the outcome
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What came of one ask. Times are seconds; those of a failed one go as far as it came."""
+class RequestOutcome:
+    """The answer to one request. Times are seconds; a failed request has those until it failed."""
 
-    ask: Ask
-    started: float  # on this process's clock
+    prompt: BenchPrompt
+    started: float  # time by perf_counter
     ttft: float = 0.0
     gaps: list[float] = field(default_factory=list)  # between two chunks with text
-    bursts: list[int] = field(default_factory=list)  # tokens of each chunk, where the server says so
+    chunk_tokens: list[int] = field(default_factory=list)  # tokens of each chunk, if the server counts them
     latency: float = 0.0
     prompt_tokens: int = 0
-    output_tokens: int = 0  # as the server counts; else the chunks with text
-    counted: bool = False  # by the server
+    output_tokens: int = 0  # the server's count; otherwise the number of chunks with text
+    counted: bool = False  # output_tokens is the server's count
     text: str = ""
     finish: str | None = None
-    speculation: Mapping[str, Any] | None = None  # what Paceline says about it
+    speculation: Mapping[str, Any] | None = None  # Paceline's statistics of the request
     error: str | None = None
     unreachable: bool = False
 
@@ -54,17 +54,19 @@ class Outcome:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds a token after the first; None where there is no second."""
+        """Seconds per token after the first; None without a second token."""
         return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 class Client:
-    """Of one server."""
+    """An HTTP client of one server."""
 
-    def __init__(self, url: str, *, kind: Kind = "chat", key: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(
+        self, url: str, *, endpoint: Endpoint = "chat", key: str | None = None, timeout: float = 600.0
+    ) -> None:
         http = _httpx()
         self.root = root_of(url)
-        self.kind = kind
+        self.endpoint = endpoint
         self._errors: type[Exception] = http.HTTPError
         self._no_connection: tuple[type[Exception], ...] = (http.ConnectError, http.ConnectTimeout)
         try:
@@ -82,14 +84,14 @@ class Client:
         await self.http.aclose()
 
     async def first_model(self) -> str:
-        """What the server serves, and whether there is one at all."""
+        """Name of the first model that the server has; raises if no server answers."""
         try:
             answer = await self.http.get("/v1/models")
             if answer.status_code == 200:
                 return str(answer.json()["data"][0]["id"])
         except self._errors as error:
             raise InvalidRequest(
-                f"no server answers at {self.root} ({_said(error)}): start one there, or give another --url"
+                f"no server answers at {self.root} ({_describe(error)}): start one there, or give another --url"
             ) from error
         except (ValueError, LookupError, TypeError):
             pass
@@ -98,51 +100,54 @@ class Client:
             "the --url of an OpenAI server"
         )
 
-    async def counters(self) -> Counters | None:
-        """None where the server has none, or does not show them."""
+    async def counters(self) -> SpecCounters | None:
+        """Counters of the server's /metrics; None if it has none or does not show them."""
         try:
             answer = await self.http.get("/metrics")
         except self._errors:
             return None
         return read_counters(answer.text) if answer.status_code == 200 else None
 
-    async def ask(self, ask: Ask, fields: Mapping[str, Any]) -> Outcome:
-        outcome = Outcome(ask, started=time.perf_counter())
-        path = "/v1/chat/completions" if self.kind == "chat" else "/v1/completions"
+    async def send(self, prompt: BenchPrompt, fields: Mapping[str, Any]) -> RequestOutcome:
+        """Send a prompt with further fields of the body, and read the answer to its end."""
+        outcome = RequestOutcome(prompt, started=time.perf_counter())
+        path = "/v1/chat/completions" if self.endpoint == "chat" else "/v1/completions"
         try:
-            async with self.http.stream("POST", path, json=body(ask, self.kind, fields)) as answer:
+            async with self.http.stream("POST", path, json=body(prompt, self.endpoint, fields)) as answer:
                 if answer.status_code != 200:
-                    outcome.error = f"{answer.status_code}: {_complaint(await answer.aread())}"
+                    outcome.error = f"{answer.status_code}: {_error_text(await answer.aread())}"
                     return outcome
-                await _listen(outcome, answer)
+                await _read_stream(outcome, answer)
         except self._no_connection as error:
-            outcome.error, outcome.unreachable = f"no connection: {_said(error)}", True
+            outcome.error, outcome.unreachable = f"no connection: {_describe(error)}", True
         except self._errors as error:
-            outcome.error = f"the connection broke after {outcome.chunks} chunks: {_said(error)}"
+            outcome.error = f"the connection broke after {outcome.chunks} chunks: {_describe(error)}"
         return outcome
 
 
 def root_of(url: str) -> str:
-    """The server's address, whether it was given with or without /v1 or an endpoint."""
+    """The server's address, given with or without /v1 or an endpoint."""
     bare = url.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions").removesuffix("/v1")
     if not bare.startswith(("http://", "https://")):
         raise InvalidRequest(f"an address such as http://127.0.0.1:8000 is needed, not {url!r}")
     return bare
 
 
-def body(ask: Ask, kind: Kind, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` go before what an ask has."""
-    if kind == "chat":
-        if not ask.messages:
-            raise InvalidRequest(f"{ask.id} is a recorded request of token ids: ask it with --endpoint completions")
-        said: dict[str, Any] = {"messages": list(ask.messages)}
+def body(prompt: BenchPrompt, endpoint: Endpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON body of a request; `fields` take precedence over those of the prompt."""
+    if endpoint == "chat":
+        if not prompt.messages:
+            raise InvalidRequest(f"{prompt.id} is a recorded request of token ids: ask it with --endpoint completions")
+        said: dict[str, Any] = {"messages": list(prompt.messages)}
     else:
-        said = {"prompt": list(ask.tokens) or ask.text}
-    usual = {"max_tokens": ask.max_tokens, "seed": ask.seed, "stream": True, "stream_options": {"include_usage": True}}
-    return said | usual | dict(fields)
+        said = {"prompt": list(prompt.tokens) or prompt.text}
+    said |= {"max_tokens": prompt.max_tokens, "seed": prompt.seed}
+    said |= {"stream": True, "stream_options": {"include_usage": True}}
+    return said | dict(fields)
 
 
-async def _listen(outcome: Outcome, answer: httpx.Response) -> None:
+async def _read_stream(outcome: RequestOutcome, answer: httpx.Response) -> None:
+    """Read all events of a stream into the outcome."""
     done, counted = False, 0
     async for moment, data in _events(answer):
         if data == "[DONE]":
@@ -154,10 +159,10 @@ async def _listen(outcome: Outcome, answer: httpx.Response) -> None:
             outcome.error = f"the stream broke after {outcome.chunks} chunks: {data[:60]!r} is not JSON"
             return
         if not isinstance(chunk, dict) or chunk.get("error"):
-            outcome.error = f"the server gave up: {_complaint(data.encode())}"
+            outcome.error = f"the server gave up: {_error_text(data.encode())}"
             return
         try:
-            counted = _hear(outcome, chunk, moment - outcome.started, counted)
+            counted = _add_chunk(outcome, chunk, moment - outcome.started, counted)
         except (TypeError, ValueError, AttributeError):
             outcome.error = f"the stream broke after {outcome.chunks} chunks: {data[:60]!r} is no chunk of OpenAI's"
             return
@@ -169,8 +174,8 @@ async def _listen(outcome: Outcome, answer: httpx.Response) -> None:
         outcome.output_tokens = outcome.chunks
 
 
-def _hear(outcome: Outcome, chunk: Mapping[str, Any], now: float, counted: int) -> int:
-    """Take a chunk in; gives the tokens that the server has counted so far."""
+def _add_chunk(outcome: RequestOutcome, chunk: Mapping[str, Any], now: float, counted: int) -> int:
+    """Add a chunk that came at `now`; return the tokens that the server has counted so far."""
     usage = chunk.get("usage") or {}
     if "completion_tokens" in usage:
         outcome.output_tokens, outcome.counted = int(usage["completion_tokens"]), True
@@ -187,7 +192,7 @@ def _hear(outcome: Outcome, chunk: Mapping[str, Any], now: float, counted: int) 
             outcome.text += text
             outcome.latency = now
             if usage:
-                outcome.bursts.append(outcome.output_tokens - counted)
+                outcome.chunk_tokens.append(outcome.output_tokens - counted)
                 counted = outcome.output_tokens
     return counted
 
@@ -197,11 +202,11 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not isinstance(delta, dict):
         return str(choice.get("text") or "")
     calls = delta.get("tool_calls")
-    return "".join(str(delta.get(name) or "") for name in TEXTS) + (json.dumps(calls) if calls else "")
+    return "".join(str(delta.get(name) or "") for name in TEXT_FIELDS) + (json.dumps(calls) if calls else "")
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[tuple[float, str]]:
-    """The data of each event, and when it came. Comments and other fields of the protocol are passed over."""
+    """Yield the time and the data of each server-sent event. Comments and other fields of the protocol are skipped."""
     rest = b""
     async for part in answer.aiter_raw():
         moment = time.perf_counter()
@@ -211,8 +216,8 @@ async def _events(answer: httpx.Response) -> AsyncIterator[tuple[float, str]]:
                 yield moment, line[5:].strip().decode("utf-8", errors="replace")
 
 
-def _complaint(content: bytes) -> str:
-    """What an error body says, in OpenAI's form or any other."""
+def _error_text(content: bytes) -> str:
+    """The message of an error body, in OpenAI's form or any other."""
     text = content.decode("utf-8", errors="replace")
     try:
         found = json.loads(text)
@@ -220,10 +225,10 @@ def _complaint(content: bytes) -> str:
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except ValueError:
         pass
-    return " ".join(text.split())[:MOST_ERROR] or "no reason given"
+    return " ".join(text.split())[:MAX_ERROR_CHARS] or "no reason given"
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 

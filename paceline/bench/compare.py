@@ -1,9 +1,9 @@
-"""Two results of `bench serve`, `vllm bench serve` or `bench offline`: what is faster in the second, and is it sure.
+"""Compare two results of `bench serve`, `vllm bench serve` or `bench offline`: ratios, intervals, verdicts.
 
-Runs are matched by what was asked of them: arm, load and temperature, or drafter, draft, batch and temperature.
-Latencies are paired by prompt where both files name their prompts; else they are compared as two samples. A throughput
-has an interval where both files have it in blocks. Two files are two moments of a machine: an interval says what other
-prompts would give, and nothing of what else was different when the second was made. Arms of one run know more.
+Runs are matched by arm, load and temperature, or by drafter, draft, batch and temperature. Latencies are paired by
+prompt if both files name their prompts; otherwise they are compared as two samples. A throughput has an interval if
+both files have it by block. The interval covers other prompts, not other changes of the machine between the two
+measurements; arms that took turns in one run cancel those too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one run in both files. The ratio is the second by the first."""
+    """One figure of one run in both files. The ratio is second by first."""
 
     run: str
     name: str
@@ -40,13 +40,13 @@ class Compared:
         return "better" if (self.ratio.verdict == "higher") == self.more_is_better else "worse"
 
     def worse_by(self, share: float) -> bool:
-        """The whole interval is worse by more than this share; without one, the ratio itself."""
+        """True if the whole interval is worse by more than this share; without an interval, if the ratio is."""
         low, high = self.ratio.low or self.ratio.value, self.ratio.high or self.ratio.value
         return high < 1 - share if self.more_is_better else low > 1 + share
 
 
 def read(path: Path) -> Record:
-    """A file of --save, or what a benchmark printed with --json: then the last line counts."""
+    """Read a file of --save, or the output of a benchmark with --json, whose last line counts."""
     try:
         content = path.read_text(encoding="utf-8").strip()
         found = json.loads(content if content.startswith("{") else content.rpartition("\n")[2])
@@ -89,7 +89,7 @@ def _names(runs: dict[Key, Record]) -> str:
 def runs_by_key(record: Record) -> dict[Key, Record]:
     runs = runs_of(record)
     if len(runs) == 1:
-        return {("run",): runs[0]}  # whatever it was called
+        return {("run",): runs[0]}  # matches whatever its arm and load are
     return {(load_title(run), f"T={run.get('temperature', 0):g}", str(run.get("arm", ""))): run for run in runs}
 
 
@@ -145,7 +145,7 @@ LATENCIES: dict[str, Callable[[Record, int], float | None]] = {
 
 
 def _latency(first: Record, second: Record, of: Callable[[Record, int], float | None]) -> Ratio | None:
-    """None where a file has no lists of its requests: `vllm bench serve` writes them with --save-detailed."""
+    """Ratio of a latency; None if a file does not list its requests (`vllm bench serve --save-detailed` does)."""
     samples = []
     for run in (second, first):
         if not {"ttfts", "latencies", "output_lens"} <= run.keys():
@@ -161,7 +161,7 @@ def _latency(first: Record, second: Record, of: Callable[[Record, int], float | 
 
 
 def _means(sample: Sequence[tuple[Any, float]]) -> dict[Any, float]:
-    """One value a prompt, however often it was asked."""
+    """Mean value by prompt."""
     by_name: dict[Any, list[float]] = {}
     for name, value in sample:
         by_name.setdefault(name, []).append(value)

@@ -1,7 +1,7 @@
-"""What a server counts of speculation, read from its `/metrics`: vLLM's names, which Paceline has too.
+"""A server's counters of speculation, read from its `/metrics`: vLLM's names, which Paceline has too.
 
-Counters are totals of the whole server since it began: a difference of two readings is that of a run only if nobody
-else was served meanwhile. A server without them is no error.
+Counters are totals since the server started. The difference of two readings belongs to a run only if the server
+answered no other requests meanwhile. A server without them is no error.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ POSITION = re.compile(r'position="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class SpecCounters:
     drafts: float = 0
     drafted: float = 0
     accepted: float = 0
     by_position: Mapping[int, float] = field(default_factory=dict)
 
-    def __sub__(self, before: Counters) -> Counters:
+    def __sub__(self, before: SpecCounters) -> SpecCounters:
         places = {i: n - before.by_position.get(i, 0) for i, n in self.by_position.items()}
-        return Counters(
+        return SpecCounters(
             self.drafts - before.drafts, self.drafted - before.drafted, self.accepted - before.accepted, places
         )
 
-    def __add__(self, other: Counters) -> Counters:
+    def __add__(self, other: SpecCounters) -> SpecCounters:
         places = {
             i: self.by_position.get(i, 0) + other.by_position.get(i, 0)
             for i in sorted({*self.by_position, *other.by_position})
         }
-        return Counters(
+        return SpecCounters(
             self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted, places
         )
 
     def record(self) -> dict[str, Any]:
-        """Under the keys of `vllm bench serve`; nothing where nothing was drafted."""
+        """The counters by the keys of `vllm bench serve`; empty if nothing was drafted."""
         if self.drafts <= 0 or self.drafted <= 0:
             return {}
         return {
@@ -54,8 +54,8 @@ class Counters:
         }
 
 
-def read_counters(text: str) -> Counters | None:
-    """None where the page has none. Those of several engines are added up."""
+def read_counters(text: str) -> SpecCounters | None:
+    """Read the counters of a page, summed over engines; None if it has none."""
     found = {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}
     places: dict[int, float] = {}
     seen = False
@@ -68,7 +68,7 @@ def read_counters(text: str) -> Counters | None:
             places[int(position[1])] = places.get(int(position[1]), 0) + value
         elif name in found:
             found[name], seen = found[name] + value, True
-    return Counters(found["drafts"], found["draft_tokens"], found["accepted_tokens"], places) if seen else None
+    return SpecCounters(found["drafts"], found["draft_tokens"], found["accepted_tokens"], places) if seen else None
 
 
 def _number(text: str) -> float | None:

@@ -1,19 +1,19 @@
-"""Measures the engine itself: batches of random prompts, plain and speculative, from submission to the last token.
+"""A benchmark of the engine alone: batches of random prompts, plain and speculative, from submission to the last token.
 
-The engines are those that `LLM` and the server run, put together by the same `assemble`. Everything is greedy and runs
-to a fixed length. Decode speed is what counts:
+The engines are those that `LLM` and the server run, made by the same `assemble`. Requests are greedy and have a fixed
+length. The result is decode speed:
 
     submit │ prompts are read │ every request has its first token │ … │ the first has its last │ … │ all have
                                                                   └── full ────────────────┘       │
                                                                   └── whole ───────────────────────┘
     tok_s = tokens that came after every request had its first / those seconds
 
-While it is full the batch has the size it is named for: that is `tok_s`. Drafts are not equally lucky for all, so in
-the end ever fewer requests run: the whole is `to_the_end_tok_s`.
+`tok_s` counts while the batch is full, at the batch size it is named for. Drafts are not equally lucky for all
+requests, so at the end fewer and fewer run: `to_the_end_tok_s` counts that time too.
 
 With random weights a drafter guesses nothing right. A *synthetic* acceptance then decides at random how many drafted
-tokens count as right, so that the work of a round is the work of a real one; the text means nothing, and no number that
-was made this way appears without that word.
+tokens count as right, so that a round does the work of a real one. The text means nothing, and every number made this
+way is called synthetic.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from paceline.types import OFF, Finish, Request, SamplingParams, Speculation, To
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["plain", "speculative", "off"]  # off: a drafter is there, and no request wants it
-PROMPT_ROWS = 8192  # rows of one pass over prompts at most
-SPARE = 4 << 30  # bytes of a GPU that a second engine must leave
+Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
+MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
+SPARE_BYTES = 4 << 30  # GPU memory that must stay free beside two engines
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to measure."""
+    """Options of a measurement."""
 
     target: str  # a shape, a config.json, or a model
-    drafter: str | None = None  # the same, or ngram
+    drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
     batches: tuple[int, ...] = (1,)
     draft: int = 4  # tokens of every draft
-    acceptance: float | None = None  # synthetic; None: drafts are compared with what the target says
+    acceptance: float | None = None  # synthetic, a probability per position; None: the target decides
     prompt_tokens: int = 128
     output_tokens: int = 320
     format: Format = "auto"
     drafter_format: Format | None = None
-    kv_format: str = "bf16"  # on a GPU
+    kv_format: str = "bf16"  # ignored on a CPU
     device: str = "cpu"
     threads: int | None = None
-    rounds: int = 3
-    off: bool = False
+    rounds: int = 3  # repetitions, of which the median counts
+    off: bool = False  # measure mode `off` too
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,24 +82,24 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """What an engine reads from memory."""
+class MemoryTraffic:
+    """Bytes that an engine reads from memory."""
 
-    target_weights: int  # a pass
-    target_kv: int  # a token of context
+    target_weights: int  # per pass
+    target_kv: int  # per token of context
     drafter_weights: int = 0
     drafter_kv: int = 0
 
-    def a_step(self, *, sequences: float, context: float, draft_passes: float) -> float:
-        """At least: all weights once a pass, and keys and values of every sequence once a pass."""
+    def per_step(self, *, sequences: float, context: float, draft_passes: float) -> float:
+        """Lower bound: all weights, and keys and values of every sequence, once per pass."""
         tokens = sequences * context
         target = self.target_weights + tokens * self.target_kv
         return target + draft_passes * (self.drafter_weights + tokens * self.drafter_kv)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One batch of requests. Times and counts are of the time in which all of them decode."""
+class BatchRun:
+    """One batch of requests, run once. Times and counts cover the time in which all of them decode."""
 
     mode: Mode
     batch: int
@@ -108,17 +108,17 @@ class Run:
     seconds: float
     to_the_end_tok_s: float
     total_tok_s: float
-    steps: int  # of the engine
-    turns: int  # of sequences: one each in every step it took part in
+    steps: int  # steps of the engine
+    sequence_steps: int  # one per sequence and step in which it got tokens
     drafted: int
     accepted: int
     preemptions: int
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
-    host_seconds: float  # on a GPU at the same time as the parts above
-    wait_seconds: float  # the host had nothing to do
-    outputs: tuple[tuple[int, ...], ...]  # what each request was told
+    host_seconds: float  # concurrent with the parts above on a GPU
+    wait_seconds: float  # the host waited for the device
+    outputs: tuple[tuple[int, ...], ...]  # tokens of each request
 
     @property
     def tok_s(self) -> float:
@@ -127,14 +127,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All runs, and what is needed to judge them."""
+    """All runs, and the facts needed to interpret them."""
 
     setup: Setup
-    runs: tuple[Run, ...]
-    bytes: Mapping[Mode, Bytes]
-    engines: Mapping[Mode, Mapping[str, Any]]  # what ran
-    bandwidth: float  # bytes a second
-    interleaved: bool  # plain and speculative runs took turns; else there was no memory for both engines at once
+    runs: tuple[BatchRun, ...]
+    traffic: Mapping[Mode, MemoryTraffic]
+    engines: Mapping[Mode, Mapping[str, Any]]  # facts about each engine
+    bandwidth: float  # bytes per second
+    interleaved: bool  # plain and speculative runs took turns; False: no memory for both engines at once
     machine: Mapping[str, Any]
 
 
@@ -143,23 +143,23 @@ def measure(setup: Setup) -> Measured:
     bandwidth = copy_bandwidth(device)
     release(device)
     free = _free(device)
-    runs: list[Run] = []
+    runs: list[BatchRun] = []
     engines: dict[Mode, Parts] = {"plain": build(setup, drafting=False)}
     facts: dict[Mode, dict[str, Any]] = {"plain": facts_of(engines["plain"])}
-    bytes: dict[Mode, Bytes] = {"plain": bytes_of(engines["plain"])}
+    traffic: dict[Mode, MemoryTraffic] = {"plain": traffic_of(engines["plain"])}
     interleaved = setup.drafter is not None and _room_for_another(device, free)
     if setup.drafter is not None:
         if not interleaved:
-            runs += play(setup, engines)
+            runs += run_rounds(setup, engines)
             engines.clear()
             gc.collect()
             release(device)
         drafting = build(setup, drafting=True)
         modes: tuple[Mode, ...] = ("speculative", "off") if setup.off else ("speculative",)
         for mode in modes:
-            engines[mode], facts[mode], bytes[mode] = drafting, facts_of(drafting), bytes_of(drafting)
-    runs += play(setup, engines)
-    return Measured(setup, tuple(runs), bytes, facts, bandwidth, interleaved, describe(device))
+            engines[mode], facts[mode], traffic[mode] = drafting, facts_of(drafting), traffic_of(drafting)
+    runs += run_rounds(setup, engines)
+    return Measured(setup, tuple(runs), traffic, facts, bandwidth, interleaved, describe(device))
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
@@ -182,25 +182,26 @@ def _ready(name: str, setup: Setup) -> ReadyModel:
 
 
 def drafter_words(setup: Setup) -> str:
-    """The drafter as the registry wants it named; words of its own go there as they are."""
+    """The drafter in the registry's words. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
         return name
-    options = f"max_draft={setup.draft},min_confidence=0"  # no draft ends early
+    options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
     if setup.drafter_format is not None:
         options += f",format={setup.drafter_format}"
     return f"model:{'shape:' if is_shape(name) else ''}{name},{options}"
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Drafts of one length for everybody, whether they pay or not, and no page shared: each run does the same work."""
+    """Options under which each run does the same work: drafts of one length for all sequences, whether they pay or not,
+    and no shared pages."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
         "max_context": setup.prompt_tokens + setup.output_tokens,
-        "max_step_tokens": max(256, most * (setup.draft + 1), min(PROMPT_ROWS, most * setup.prompt_tokens)),
+        "max_step_tokens": max(256, most * (setup.draft + 1), min(MAX_PROMPT_ROWS, most * setup.prompt_tokens)),
         "kv_format": setup.kv_format,
         "prefix_cache": False,
         "max_draft": setup.draft,
@@ -224,23 +225,24 @@ def facts_of(parts: Parts) -> dict[str, Any]:
         "drafters": {name: made.how for name, made in parts.drafters.items()},
         "bitwise": parts.bitwise,
         "kv_pages": parts.memory.num_pages,
-        **asdict(bytes_of(parts)),
+        **asdict(traffic_of(parts)),
     }
 
 
-def bytes_of(parts: Parts) -> Bytes:
+def traffic_of(parts: Parts) -> MemoryTraffic:
     models = [made for made in parts.drafters.values() if made.pass_bytes]
     own = parts.target.page_bytes
-    return Bytes(
+    return MemoryTraffic(
         target_weights=parts.target.pass_bytes,
         target_kv=own // PAGE_SIZE,
         drafter_weights=sum(made.pass_bytes for made in models),
-        drafter_kv=sum(made.page_bytes or own for made in models) // PAGE_SIZE,  # without pages it reads the target's
+        drafter_kv=sum(made.page_bytes or own for made in models)
+        // PAGE_SIZE,  # without pages of its own: the target's
     )
 
 
-def play(setup: Setup, engines: Mapping[Mode, Parts]) -> Iterator[Run]:
-    """For each batch size once to get warm, then all modes in turns."""
+def run_rounds(setup: Setup, engines: Mapping[Mode, Parts]) -> Iterator[BatchRun]:
+    """Run every batch size: once as a warm-up, then all modes in turns."""
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
             for mode, parts in engines.items():
@@ -257,7 +259,8 @@ def _which(round: int) -> str:
 
 
 def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: int) -> list[Request]:
-    """The same prompts for every mode and round; where acceptance is synthetic, other coins in every round."""
+    """Requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic acceptance, differ
+    by round."""
     rng = random.Random(setup.seed)
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)
@@ -274,66 +277,67 @@ def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: in
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How far a run has come."""
+    """Progress of a run at one time."""
 
     clock: float
     tokens: int
-    turns: int
+    sequence_steps: int
     stats: EngineStats
 
 
-def run_batch(engine: Engine, asked: Sequence[Request], *, mode: Mode, round: int) -> Run:
-    told: dict[str, list[int]] = {request.id: [] for request in asked}
-    turns = 0
-    gc.collect()  # now, rather than in the middle
+def run_batch(engine: Engine, requests: Sequence[Request], *, mode: Mode, round: int) -> BatchRun:
+    outputs: dict[str, list[int]] = {request.id: [] for request in requests}
+    sequence_steps = 0
+    gc.collect()  # now, rather than during the run
     began = time.perf_counter()
-    for request in asked:
+    for request in requests:
         engine.submit(request)
-    while engine.has_work and not all(told.values()):
-        _hear(engine.step(), told)
-    start = full = end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
+    while engine.has_work and not all(outputs.values()):
+        _collect(engine.step(), outputs)
+    start = full = end = Moment(time.perf_counter(), _lengths(outputs), sequence_steps, replace(engine.stats))
     while engine.has_work:
         events = engine.step()
-        if events:  # the last step on a device may be one that nobody waits for
-            turns += _hear(events, told)
-            end = Moment(time.perf_counter(), _lengths(told), turns, replace(engine.stats))
-            full = end if _all_run(asked, told) else full
-    _check(asked, told)
-    full = end if full is start else full  # too short to be ever full
-    return Run(
+        if events:  # a device may run a last step without events
+            sequence_steps += _collect(events, outputs)
+            end = Moment(time.perf_counter(), _lengths(outputs), sequence_steps, replace(engine.stats))
+            full = end if _all_run(requests, outputs) else full
+    _check(requests, outputs)
+    full = end if full is start else full  # too short: the batch was never full
+    return BatchRun(
         mode=mode,
-        batch=len(asked),
+        batch=len(requests),
         round=round,
         tokens=full.tokens - start.tokens,
         seconds=full.clock - start.clock,
         to_the_end_tok_s=(end.tokens - start.tokens) / (end.clock - start.clock),
         total_tok_s=end.tokens / (end.clock - began),
-        turns=full.turns - start.turns,
-        outputs=tuple(tuple(tokens) for tokens in told.values()),
+        sequence_steps=full.sequence_steps - start.sequence_steps,
+        outputs=tuple(tuple(tokens) for tokens in outputs.values()),
         **_since(start.stats, full.stats),
     )
 
 
-def _all_run(asked: Sequence[Request], told: Mapping[str, Sequence[int]]) -> bool:
-    return all(len(told[request.id]) < (request.sampling.max_tokens or 0) for request in asked)
+def _all_run(requests: Sequence[Request], outputs: Mapping[str, Sequence[int]]) -> bool:
+    return all(len(outputs[request.id]) < (request.sampling.max_tokens or 0) for request in requests)
 
 
-def _hear(events: Sequence[TokenEvent], told: dict[str, list[int]]) -> int:
-    """How many sequences said something."""
+def _collect(events: Sequence[TokenEvent], outputs: dict[str, list[int]]) -> int:
+    """Collect the tokens of a step; return the number of sequences that got any."""
     for event in events:
         if event.finish is Finish.ERROR:
             raise EngineDead(f"the engine stopped after an error ({event.error})")
-        told[event.request_id] += event.tokens
+        outputs[event.request_id] += event.tokens
     return sum(bool(event.tokens) for event in events)
 
 
-def _lengths(told: Mapping[str, Sequence[int]]) -> int:
-    return sum(map(len, told.values()))
+def _lengths(outputs: Mapping[str, Sequence[int]]) -> int:
+    return sum(map(len, outputs.values()))
 
 
-def _check(asked: Sequence[Request], told: Mapping[str, Sequence[int]]) -> None:
-    for request in asked:
-        wanted, got = request.sampling.max_tokens, len(told[request.id])
+def _check(requests: Sequence[Request], outputs: Mapping[str, Sequence[int]]) -> None:
+    """Raise unless every request got all its tokens."""
+    for request in requests:
+        wanted, got = request.sampling.max_tokens, len(outputs[request.id])
         if got != wanted:
             raise EngineDead(f"request {request.id} was told {got} tokens of {wanted}: the measurement is void")
 
@@ -358,8 +362,8 @@ def _free(device: torch.device) -> int:
 
 
 def _room_for_another(device: torch.device, free: int) -> bool:
-    """Whether a second engine, somewhat larger than the first, fits beside it. `free` was free before the first."""
+    """True if a second engine, somewhat larger than the first, fits beside it. `free`: bytes before the first one."""
     if device.type != "cuda":
         return True
     left = _free(device)
-    return left > 1.25 * (free - left) + SPARE
+    return left > 1.25 * (free - left) + SPARE_BYTES

@@ -1,6 +1,6 @@
-"""Records of `bench serve`, `bench offline` and `bench compare` as one HTML file that needs nothing else.
+"""Records of `bench serve`, `bench offline` and `bench compare` as one self-contained HTML file.
 
-Everything that came from a file, a server or a command line is escaped.
+Text from a file, a server or a command line is escaped.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from paceline.audit.page import STYLE
 from paceline.bench import offline_record, serve_text
 from paceline.bench.charts import charts
 from paceline.bench.plots import svg
-from paceline.bench.serve_text import NAMES, load_title, ratio_text, runs_of
+from paceline.bench.serve_text import FIGURE_NAMES, load_title, ratio_text, runs_of
 
 Record = dict[str, Any]
-CHARTS = (
+CHART_STYLE = (
     ".charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 32rem), 1fr)); gap: 1.5rem }"
     ".charts svg { width: 100%; height: auto } td, th { white-space: nowrap; padding: .25rem .5rem }"
 )
 
 
 def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
-    """`compared`: what two files say about each other, as `bench.compare.record` has it."""
+    """Render a record. `compared`: the record of `bench.compare` for two files."""
     offline = record.get("benchmark") == "offline"
     sections = [
         _heading(record, title),
@@ -36,7 +36,7 @@ def page(record: Record, *, title: str, compared: Sequence[Record] = ()) -> str:
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{CHARTS}</style></head>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{CHART_STYLE}</style></head>'
         f"<body>{''.join(sections)}</body></html>\n"
     )
 
@@ -70,7 +70,7 @@ def _cells(record: Record) -> str:
 
 
 def _grid(record: Record) -> str:
-    """Tokens a second by load (rows) and by temperature and arm (columns), with the ratio where arms took turns."""
+    """Tokens per second by load (rows), temperature and arm (columns), with the ratio if arms took turns."""
     runs = runs_of(record)
     loads = list(dict.fromkeys(load_title(run) for run in runs))
     columns = list(dict.fromkeys((run.get("temperature"), str(run.get("arm", ""))) for run in runs))
@@ -90,14 +90,14 @@ def _speed(speed: float | None, ratio: float | None) -> str:
 
 
 def _arms(comparisons: Sequence[Record]) -> str:
-    header = ["load", "T", "arm", "against", *NAMES.values(), "same texts"]
+    header = ["load", "T", "arm", "against", *FIGURE_NAMES.values(), "same texts"]
     rows = [
         [
             load_title(c),
             f"{c['temperature']:g}",
             c["arm"],
             c["against"],
-            *(f"× {ratio_text(c['ratios'][name])}" if name in c["ratios"] else "" for name in NAMES),
+            *(f"× {ratio_text(c['ratios'][name])}" if name in c["ratios"] else "" for name in FIGURE_NAMES),
             f"{c['identical_texts']}/{c['pairs']}",
         ]
         for c in comparisons
@@ -120,7 +120,7 @@ def _compared(found: Sequence[Record]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
-    """The first `words` columns are read as words, the others as numbers. Columns that nobody filled are left out."""
+    """An HTML table without empty columns. The first `words` columns are aligned as words, the others as numbers."""
     kept = [i for i, _ in enumerate(header) if i < words or any(row[i] for row in rows)]
     lines = [_line(tag, [row[i] for i in kept], words) for tag, row in (("th", header), *(("td", row) for row in rows))]
     return f'<div class="wide"><table>{"".join(lines)}</table></div>'

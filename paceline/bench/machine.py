@@ -1,7 +1,7 @@
-"""What a number was measured on, and the number that decoding is measured against: bytes that memory moves a second.
+"""Facts about the machine, and its memory bandwidth, the limit of decode speed.
 
-The bandwidth is that of a copy from device memory to device memory, read and write both counted. It is measured, not
-taken from a data sheet, so a fraction of it can come out slightly above 1 where reading is faster than copying.
+The bandwidth is that of a copy within device memory, reads and writes both counted. It is measured, not taken from a
+data sheet, so a fraction of it can be slightly above 1 where reading is faster than copying.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 import paceline
 
-COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # far more than any cache holds
-REPEATS, COPIES = 5, 4  # the best of so many times so many
-COMMIT = "PACELINE_COMMIT"  # says it where there is no git
+COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # far more than caches hold
+REPEATS, COPIES = 5, 4  # timings, of which the best counts, and copies per timing
+COMMIT_VARIABLE = "PACELINE_COMMIT"  # environment variable, for a machine without git
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -31,13 +31,15 @@ def describe(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "paceline": paceline.__version__,
-        "commit": os.environ.get(COMMIT) or _said(["git", "describe", "--always", "--dirty"]) or "unknown",
+        "commit": os.environ.get(COMMIT_VARIABLE)
+        or _output_of(["git", "describe", "--always", "--dirty"])
+        or "unknown",
     }
     return facts | (_gpu(device) if device.type == "cuda" else {})
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second, the best of a few copies."""
+    """Bytes per second, the best of a few copies."""
     size = COPY_BYTES[device.type]
     if device.type == "cuda":
         size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
@@ -49,14 +51,14 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def release(device: torch.device) -> None:
-    """Hand back what nobody holds any more."""
+    """Return unused cached memory to the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of several in a row: the host's way to a GPU and back must not count."""
+    """Time several copies in a row, so that the latency between host and GPU hardly counts."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -69,7 +71,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 def _gpu(device: torch.device) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
-    driver = _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    driver = _output_of(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     return {
         "gpu": properties.name,
         "gpu_memory": properties.total_memory,
@@ -86,8 +88,8 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _said(command: list[str]) -> str:
-    """What a program prints, or nothing where it cannot be run."""
+def _output_of(command: list[str]) -> str:
+    """The output of a program; empty if it cannot be run."""
     try:
         done = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=30

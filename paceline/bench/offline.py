@@ -1,9 +1,9 @@
-"""Plain and speculative decoding of the same prompts on one engine, in turns: the grid, and what every turn came to.
+"""Plain and speculative decoding of the same prompts on one engine, in turns: the grid of cells, and their timings.
 
-A *cell* is one way to speculate (drafter, longest draft) at one batch size and temperature; plain decoding is the empty
-one. Every batch of prompts is decoded by all cells in turn, forwards and backwards by round, so that a slow phase of
-the machine meets all of them. Seconds are those in which every request of the batch has its first token: reading
-prompts is the same for all cells, and not what is measured.
+A *cell* is one way to decode (plain, or a drafter with a longest draft) at one batch size and temperature. All cells
+decode every batch of prompts in turn, and every second round in reverse order, so that a slow phase of the machine
+affects all of them. Seconds count from the moment at which every request of the batch has its first token: prefill is
+the same for all cells, and is not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.audit.replay import Replay
-from paceline.bench.workloads import Ask
+from paceline.bench.workloads import BenchPrompt
 from paceline.engine.engine import Engine
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead
@@ -26,7 +26,7 @@ PARTS = ("plan", "draft", "verify", "accept", "emit", "wait")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way to decode. `title` names it among those of the same batch size and temperature."""
+    """One way to decode. Its title is unique among cells of the same batch size and temperature."""
 
     batch: int
     temperature: float
@@ -47,27 +47,27 @@ class Cell:
 class Turn:
     """One batch of prompts decoded once."""
 
-    tokens: int  # after every request had its first
+    tokens: int  # after every request has its first
     seconds: float
     steps: int
-    parts: dict[str, float]  # seconds
+    parts: dict[str, float]  # seconds by part of a step
     answers: list[Replay]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One batch of prompts, and its turns by every cell."""
+    """One batch of prompts, and its turns by cell, one per round."""
 
-    asks: Sequence[Ask]
+    prompts: Sequence[BenchPrompt]
     turns: dict[Cell, list[Turn]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`drafters`: by name; None is the engine's choice. `drafts`: the longest; None is the engine's choice, too."""
+    """The cells to measure: every combination of these values."""
 
-    drafters: Sequence[str | None] = (None,)
-    drafts: Sequence[int | None] = (None,)
+    drafters: Sequence[str | None] = (None,)  # None: the engine's choice
+    drafts: Sequence[int | None] = (None,)  # tokens of the longest draft; None: the engine's choice
     batches: Sequence[int] = (1,)
     temperatures: Sequence[float] = (0.0,)
     rule: Rule = Rule.COUPLED
@@ -75,7 +75,7 @@ class Grid:
     ignore_eos: bool = False
 
     def cells(self, batch: int, temperature: float) -> list[Cell]:
-        """Plain comes first."""
+        """Cells of one batch size and temperature, the plain one first."""
         ways = [
             (drafter or "default", Speculation(drafter=drafter, max_draft=draft, rule=self.rule))
             for drafter in self.drafters
@@ -86,60 +86,61 @@ class Grid:
 
 def measure(
     engine: Engine,
-    asks: Sequence[Ask],
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[BenchPrompt],
+    tokens: Sequence[tuple[int, ...]],
     grid: Grid,
     *,
     tick: Callable[[Cell, int, int], None] = lambda cell, done, total: None,
 ) -> Iterator[tuple[list[Cell], list[Unit]]]:
-    """`prompts`: the tokens of each ask. For every batch size and temperature its cells, and the units they decoded."""
+    """Yield, for every batch size and temperature, the cells and the units that they decoded. `tokens`: those of each
+    prompt. `tick` is called with a cell, the number of finished batches and the number of all."""
     for batch in grid.batches:
         for temperature in grid.temperatures:
             cells = grid.cells(batch, temperature)
-            units = [Unit(asks[i : i + batch]) for i in range(0, len(asks), batch)]
+            units = [Unit(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
             for cell in cells:
-                _turn(engine, cell, units[0], prompts[:batch], grid, number=-1)  # to get warm
+                _turn(engine, cell, units[0], tokens[:batch], grid, number=-1)  # warm-up
             for number, unit in enumerate(units):
-                _rounds(engine, cells, unit, prompts[number * batch : (number + 1) * batch], grid)
+                _rounds(engine, cells, unit, tokens[number * batch : (number + 1) * batch], grid)
                 tick(cells[0], number + 1, len(units))
             yield cells, units
 
 
-def _rounds(engine: Engine, cells: Sequence[Cell], unit: Unit, prompts: Sequence[tuple[int, ...]], grid: Grid) -> None:
-    gc.collect()  # now, rather than in the middle
+def _rounds(engine: Engine, cells: Sequence[Cell], unit: Unit, tokens: Sequence[tuple[int, ...]], grid: Grid) -> None:
+    gc.collect()  # now, rather than during a turn
     for number in range(grid.rounds):
         for cell in cells if number % 2 == 0 else reversed(cells):
-            turn = _turn(engine, cell, unit, prompts, grid, number=number)
+            turn = _turn(engine, cell, unit, tokens, grid, number=number)
             unit.turns.setdefault(cell, []).append(turn)
 
 
 def _turn(
-    engine: Engine, cell: Cell, unit: Unit, prompts: Sequence[tuple[int, ...]], grid: Grid, *, number: int
+    engine: Engine, cell: Cell, unit: Unit, tokens: Sequence[tuple[int, ...]], grid: Grid, *, number: int
 ) -> Turn:
     params = SamplingParams(temperature=cell.temperature, ignore_eos=grid.ignore_eos)
     requests = [
         Request(
             id=f"{number}/{i}",
-            prompt=prompt,
-            sampling=replace(params, max_tokens=ask.max_tokens, seed=ask.seed),
+            prompt=encoded,
+            sampling=replace(params, max_tokens=prompt.max_tokens, seed=prompt.seed),
             speculation=cell.speculation,
         )
-        for i, (ask, prompt) in enumerate(zip(unit.asks, prompts, strict=True))
+        for i, (prompt, encoded) in enumerate(zip(unit.prompts, tokens, strict=True))
     ]
     return decode(engine, requests)
 
 
 def decode(engine: Engine, requests: Sequence[Request]) -> Turn:
-    """All requests together, from the moment at which each has its first token."""
+    """Decode all requests together, timed from the moment at which each has its first token."""
     answers = {request.id: Replay() for request in requests}
     for request in requests:
         engine.submit(request)
     while engine.has_work and not all(answer.tokens or answer.finish for answer in answers.values()):
-        _hear(engine, answers)
+        _step(engine, answers)
     began, before, early = time.perf_counter(), replace(engine.stats), _tokens(answers)
     ended, after = began, before
     while engine.has_work:
-        if _hear(engine, answers):  # the last step on a device may be one that nobody waits for
+        if _step(engine, answers):  # a device may run a last step without events
             ended, after = time.perf_counter(), replace(engine.stats)
     return Turn(
         tokens=_tokens(answers) - early,
@@ -150,7 +151,8 @@ def decode(engine: Engine, requests: Sequence[Request]) -> Turn:
     )
 
 
-def _hear(engine: Engine, answers: dict[str, Replay]) -> bool:
+def _step(engine: Engine, answers: dict[str, Replay]) -> bool:
+    """Run a step and collect its events; return whether there were any."""
     events = engine.step()
     for event in events:
         answers[event.request_id].add(event)

@@ -1,7 +1,7 @@
-"""Charts as data, and how they are drawn: as SVG by hand, and by matplotlib into a PNG where that is installed.
+"""Charts as data, drawn as SVG, and by matplotlib as PNG if it is installed.
 
-An SVG stands alone: no script, no font, nothing from anywhere else. Lines and text are in the colour of the page around
-it, so that it can be read on light and on dark.
+An SVG is self-contained: no script, no font, no reference. Lines and text have the colour of the page around it, so
+that it can be read on light and dark pages.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-WIDTH, HEIGHT = 720, 320
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 64
+WIDTH, HEIGHT = 720, 320  # pixels
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 64  # margins, in pixels
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-LETTER, ROW = 6.2, 14  # pixels: about the width of one, and from line to line
+LETTER_WIDTH, ROW_HEIGHT = 6.2, 14  # pixels, of legend text
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Of bars one value for each name of the chart (None: no bar), of lines points."""
+    """Bars, one value for each name of the chart (None: no bar), or the points of a line."""
 
     name: str
     ys: Sequence[float | None]
     xs: Sequence[float] = ()
-    bounds: Sequence[tuple[float, float] | None] = ()  # of bars: an interval each
+    bounds: Sequence[tuple[float, float] | None] = ()  # intervals, of bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Chart:
     y: str
     series: Sequence[Series]
     kind: Literal["bars", "lines"] = "bars"
-    names: Sequence[str] = field(default=())  # of bars: below each group
+    names: Sequence[str] = field(default=())  # labels below groups of bars
     x: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     parts = [_axes(chart), _legend(chart), _bars(chart) if chart.kind == "bars" else _lines(chart)]
-    height = HEIGHT + _slant(chart) + ROW * (len(_legend_rows(chart)) - 1)
+    height = HEIGHT + _slant(chart) + ROW_HEIGHT * (len(_legend_rows(chart)) - 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="11" fill="currentColor">'
@@ -63,7 +63,7 @@ def svg(chart: Chart) -> str:
 
 
 def ticks(top: float) -> list[float]:
-    """From 0 to the first round number at or above `top`, about five of them."""
+    """About five tick values, from 0 to the first round number at or above `top`."""
     rough = top / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
@@ -71,7 +71,7 @@ def ticks(top: float) -> list[float]:
 
 
 def _height(value: float, chart: Chart) -> float:
-    """Where a value lies, in pixels from above."""
+    """Vertical position of a value, in pixels from the top."""
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / ticks(chart.top)[-1]
 
 
@@ -97,7 +97,7 @@ def _axes(chart: Chart) -> str:
 def _legend(chart: Chart) -> str:
     parts = []
     for r, row in enumerate(_legend_rows(chart)):
-        x, y = float(LEFT), HEIGHT - 12 + _slant(chart) + ROW * r
+        x, y = float(LEFT), HEIGHT - 12 + _slant(chart) + ROW_HEIGHT * r
         for i, name in row:
             parts.append(f'<rect x="{x:.0f}" y="{y - 9}" width="10" height="10" fill="{_colour(i)}"/>')
             parts.append(f'<text x="{x + 14:.0f}" y="{y}">{escape(name)}</text>')
@@ -106,7 +106,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _legend_rows(chart: Chart) -> list[list[tuple[int, str]]]:
-    """Numbers and names of series, as many in a row as there is room for."""
+    """Rows of the legend: indices and names of series, as many in a row as fit."""
     rows: list[list[tuple[int, str]]] = [[]]
     for i, series in enumerate(chart.series):
         taken = sum(_legend_width(name) for _, name in rows[-1])
@@ -117,7 +117,7 @@ def _legend_rows(chart: Chart) -> list[list[tuple[int, str]]]:
 
 
 def _legend_width(name: str) -> float:
-    return 30 + LETTER * len(name)
+    return 30 + LETTER_WIDTH * len(name)
 
 
 def _group(chart: Chart) -> float:
@@ -125,9 +125,9 @@ def _group(chart: Chart) -> float:
 
 
 def _slant(chart: Chart) -> int:
-    """Pixels that names need below the axis if they are too long to stand side by side."""
+    """Pixels that slanted labels need below the axis; 0 if they fit side by side."""
     longest = max(map(len, chart.names), default=0)
-    return 0 if LETTER * longest < _group(chart) else min(90, int(0.42 * LETTER * longest))
+    return 0 if LETTER_WIDTH * longest < _group(chart) else min(90, int(0.42 * LETTER_WIDTH * longest))
 
 
 def _bars(chart: Chart) -> str:
@@ -184,7 +184,7 @@ def _colour(i: int) -> str:
 
 
 def write_plots(charts: Sequence[Chart], folder: Path) -> list[Path]:
-    """An SVG of each, and a PNG where matplotlib is installed."""
+    """Write an SVG of each chart, and a PNG if matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for chart in charts:

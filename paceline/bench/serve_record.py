@@ -1,8 +1,8 @@
-"""What a load on a server came to, as a record for programs and a table for people.
+"""Results of `bench serve` as a record for programs; `serve_text` makes tables of it for people.
 
-The keys of a run are those of `vllm bench serve`, so that what reads its files reads these: `ttft`, `tpot`, `itl` and
-`e2el` in milliseconds, `itl` between chunks. What Paceline adds stands beside them. One run is a record by itself;
-several stand under `runs`, and pairs of them under `comparisons`. Failed requests are counted, and part of no latency.
+A run has the keys of `vllm bench serve`, so that readers of its files read these: `ttft`, `tpot`, `itl` and `e2el` in
+milliseconds, `itl` between chunks. Paceline's own keys stand beside them. A single run is the record itself; several
+are under `runs`, and pairs of them under `comparisons`. Failed requests are counted, but have no part in latencies.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.bench.client import Outcome
-from paceline.bench.serve import Block, Plan, Run
+from paceline.bench.client import RequestOutcome
+from paceline.bench.serve import Block, LoadPlan, LoadRun
 from paceline.bench.statistics import Ratio, paired_ratio, summary
 
 Record = dict[str, Any]
@@ -23,17 +23,19 @@ DEFINITION = (
 )
 
 
-def record(plan: Plan, runs: Sequence[Run], facts: Mapping[str, Any], *, goodput: Mapping[str, float]) -> Record:
-    """`facts`: what stands above everything, such as the command and the machine. `goodput`: milliseconds at most."""
+def record(
+    plan: LoadPlan, runs: Sequence[LoadRun], facts: Mapping[str, Any], *, goodput: Mapping[str, float]
+) -> Record:
+    """The record of all runs. `facts`: top-level keys such as the command and the machine. `goodput`: limits in ms."""
     found = [run_record(run, goodput=goodput) for run in runs]
-    above = {"benchmark": "serve", "definition": DEFINITION, **facts, "num_prompts": len(plan.asks)}
+    above = {"benchmark": "serve", "definition": DEFINITION, **facts, "num_prompts": len(plan.prompts)}
     if len(found) == 1:
         return above | found[0]
     pairs = comparisons(runs)
     return above | {"runs": found} | ({"comparisons": pairs} if pairs else {})
 
 
-def run_record(run: Run, *, goodput: Mapping[str, float]) -> Record:
+def run_record(run: LoadRun, *, goodput: Mapping[str, float]) -> Record:
     outcomes = run.outcomes
     good = [outcome for outcome in outcomes if outcome.good]
     seconds = run.seconds or float("inf")
@@ -43,7 +45,7 @@ def run_record(run: Run, *, goodput: Mapping[str, float]) -> Record:
         "arm": run.arm.name,
         "model_id": run.arm.model,
         "base_url": run.arm.client.root,
-        "endpoint_type": run.arm.client.kind,
+        "endpoint_type": run.arm.client.endpoint,
         "max_concurrency": run.load.at_once,
         "request_rate": run.load.rate if run.load.rate is not None else "inf",
         "last_request_rate": run.load.last_rate,
@@ -71,12 +73,12 @@ def run_record(run: Run, *, goodput: Mapping[str, float]) -> Record:
     }
 
 
-def _within(outcome: Outcome, goodput: Mapping[str, float]) -> bool:
+def _within(outcome: RequestOutcome, goodput: Mapping[str, float]) -> bool:
     had = {"ttft": outcome.ttft, "tpot": outcome.tpot or 0.0, "e2el": outcome.latency}
     return all(1e3 * had[name] <= most for name, most in goodput.items())
 
 
-def _latencies(good: Sequence[Outcome]) -> Record:
+def _latencies(good: Sequence[RequestOutcome]) -> Record:
     values = {
         "ttft": [o.ttft for o in good],
         "tpot": [o.tpot for o in good if o.tpot is not None],
@@ -90,16 +92,16 @@ def _latencies(good: Sequence[Outcome]) -> Record:
     }
 
 
-def _counts(good: Sequence[Outcome]) -> Record | None:
-    """How many chunks had so many tokens; None where the server did not say."""
-    counted = Counter(burst for outcome in good for burst in outcome.bursts)
+def _counts(good: Sequence[RequestOutcome]) -> Record | None:
+    """Number of chunks by their tokens; None if the server does not count them."""
+    counted = Counter(tokens for outcome in good for tokens in outcome.chunk_tokens)
     return {str(size): counted[size] for size in sorted(counted)} or None
 
 
-def _lists(outcomes: Sequence[Outcome]) -> Record:
+def _lists(outcomes: Sequence[RequestOutcome]) -> Record:
     return {
-        "prompt_ids": [o.ask.id for o in outcomes],
-        "prompt_categories": [o.ask.category for o in outcomes],
+        "prompt_ids": [o.prompt.id for o in outcomes],
+        "prompt_categories": [o.prompt.category for o in outcomes],
         "input_lens": [o.prompt_tokens for o in outcomes],
         "output_lens": [o.output_tokens if o.good else 0 for o in outcomes],
         "ttfts": [o.ttft for o in outcomes],
@@ -111,8 +113,8 @@ def _lists(outcomes: Sequence[Outcome]) -> Record:
     }
 
 
-def most_at_once(outcomes: Sequence[Outcome]) -> int:
-    """Requests that were open at the same moment."""
+def most_at_once(outcomes: Sequence[RequestOutcome]) -> int:
+    """The largest number of requests open at the same time."""
     moments = sorted((t, d) for o in outcomes for t, d in ((o.started, 1), (o.started + o.latency, -1)))
     most = now = 0
     for _, change in moments:
@@ -121,11 +123,11 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
     return most
 
 
-def categories(good: Sequence[Outcome]) -> Record:
-    """For each category its speed, and what Paceline says of its drafts where Paceline was asked."""
+def categories(good: Sequence[RequestOutcome]) -> Record:
+    """Speed by category, and the statistics of drafts if the server is Paceline."""
     found: Record = {}
-    for name in sorted({o.ask.category for o in good}):
-        mine = [o for o in good if o.ask.category == name]
+    for name in sorted({o.prompt.category for o in good}):
+        mine = [o for o in good if o.prompt.category == name]
         tpots = [o.tpot for o in mine if o.tpot is not None]
         found[name] = {"completed": len(mine), "mean_tpot_ms": 1e3 * sum(tpots) / len(tpots) if tpots else None}
         found[name] |= _drafts([o.speculation for o in mine if o.speculation])
@@ -147,8 +149,8 @@ def _drafts(said: Sequence[Mapping[str, Any]]) -> Record:
     }
 
 
-def comparisons(runs: Sequence[Run]) -> list[Record]:
-    """Each arm held against the last one, under the same load and temperature."""
+def comparisons(runs: Sequence[LoadRun]) -> list[Record]:
+    """Ratios of each arm to the last one, under the same load and temperature."""
     found = []
     for key in dict.fromkeys((run.load, run.temperature) for run in runs):
         *arms, against = [run for run in runs if (run.load, run.temperature) == key]
@@ -156,8 +158,8 @@ def comparisons(runs: Sequence[Run]) -> list[Record]:
     return found
 
 
-def _compared(arm: Run, against: Run) -> Record:
-    """Units are blocks: requests of one block ran side by side, and what slowed one of them slowed the others."""
+def _compared(arm: LoadRun, against: LoadRun) -> Record:
+    """Compare two arms. Units are blocks: requests of one block ran together, and slow each other down."""
     blocks = [_pairs(mine, theirs) for mine, theirs in zip(arm.blocks, against.blocks, strict=False)]
     pairs = [pair for block in blocks for pair in block]
     ratios: dict[str, Ratio | None] = {"output_throughput": _speed(arm, against)}
@@ -175,28 +177,32 @@ def _compared(arm: Run, against: Run) -> Record:
     }
 
 
-_VALUES: Mapping[str, Callable[[Outcome], float | None]] = {
+_VALUES: Mapping[str, Callable[[RequestOutcome], float | None]] = {
     "mean_ttft_ms": lambda outcome: outcome.ttft,
     "mean_tpot_ms": lambda outcome: outcome.tpot,
     "mean_e2el_ms": lambda outcome: outcome.latency,
 }
 
 
-def _pairs(mine: Block, theirs: Block) -> list[tuple[Outcome, Outcome]]:
-    """The same ask in the same block, well answered in both."""
-    other = {id(outcome.ask): outcome for outcome in theirs.outcomes if outcome.good}
-    return [(outcome, other[id(outcome.ask)]) for outcome in mine.outcomes if outcome.good and id(outcome.ask) in other]
+def _pairs(mine: Block, theirs: Block) -> list[tuple[RequestOutcome, RequestOutcome]]:
+    """Outcomes of the same prompt in the same block, if both are good."""
+    other = {id(outcome.prompt): outcome for outcome in theirs.outcomes if outcome.good}
+    return [
+        (outcome, other[id(outcome.prompt)])
+        for outcome in mine.outcomes
+        if outcome.good and id(outcome.prompt) in other
+    ]
 
 
 def _sums(
-    pairs: Sequence[tuple[Outcome, Outcome]], value: Callable[[Outcome], float | None]
+    pairs: Sequence[tuple[RequestOutcome, RequestOutcome]], value: Callable[[RequestOutcome], float | None]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Of each arm the sum over a block, and of how many."""
+    """Sum and number of the values of a block, for each arm."""
     kept = [(a, b) for a, b in ((value(x), value(y)) for x, y in pairs) if a is not None and b is not None]
     return (sum(a for a, _ in kept), len(kept)), (sum(b for _, b in kept), len(kept))
 
 
-def _speed(arm: Run, against: Run) -> Ratio | None:
+def _speed(arm: LoadRun, against: LoadRun) -> Ratio | None:
     blocks = [
         [(sum(o.output_tokens for o in block.outcomes if o.good), block.seconds) for block in run.blocks]
         for run in (arm, against)

@@ -1,19 +1,19 @@
-"""The record of a load on a server, for people: a row for each run, and what the arms say about each other."""
+"""The record of `bench serve` as tables for people: a row for each run, and ratios of the arms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.bench.statistics import ENOUGH
+from paceline.bench.statistics import MIN_UNITS
 
 Record = dict[str, Any]
-MOST_ERRORS = 5  # kinds of failure that are shown
+MAX_ERROR_KINDS = 5  # most frequent errors shown per run
 HEADER = (
     "load", "T", "arm", "done", "tok/s", "req/s", "good/s", "TTFT ms", "p99", "TPOT ms", "p99", "ITL ms", "p99",
-    "E2E ms", "p99", "tok/chunk", "accepted", "tok/round",
+    "E2E ms", "p99", "tok/chunk", "accepted", "tokens/round",
 )  # fmt: skip  # a field a line would hide what belongs together
-NAMES = {
+FIGURE_NAMES = {
     "output_throughput": "tokens a second",
     "mean_ttft_ms": "time to first token",
     "mean_tpot_ms": "time per output token",
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def runs_of(record: Record) -> list[Record]:
-    """Of a record with several runs, or of one that is a run: also what `vllm bench serve` writes."""
+    """Runs of a record; a record without `runs` is a single run, as `vllm bench serve` writes it."""
     return list(record.get("runs") or [record])
 
 
@@ -36,7 +36,8 @@ def text(record: Record) -> str:
     parts += ["\n".join(map(compared_line, pairs))] if pairs else []
     if any(ratio["interval"] is None for pair in pairs for ratio in pair["ratios"].values()):
         parts.append(
-            f"An interval needs {ENOUGH} blocks, of two requests or more for each at once: raise --count or --rounds."
+            f"An interval needs {MIN_UNITS} blocks, of two requests or more for each at once: raise --count or "
+            "--rounds."
         )
     parts += [line for run in runs for line in failures(run)]
     return "\n\n".join(parts)
@@ -75,7 +76,7 @@ def run_row(run: Record) -> tuple[str, ...]:
 
 
 def compared_line(found: Record) -> str:
-    said = [f"{NAMES[name]} × {ratio_text(ratio)}" for name, ratio in found["ratios"].items()]
+    said = [f"{FIGURE_NAMES[name]} × {ratio_text(ratio)}" for name, ratio in found["ratios"].items()]
     return (
         f"{load_title(found)} T={found['temperature']:g}, {found['arm']} against {found['against']}: "
         f"{'; '.join(said) or 'nothing to compare'}; {found['identical_texts']} of {found['pairs']} texts the same"
@@ -90,10 +91,10 @@ def ratio_text(ratio: Record) -> str:
 
 
 def failures(run: Record) -> list[str]:
-    """What went wrong, the most frequent first."""
+    """Lines about failed requests, the most frequent errors first."""
     errors = [error for error in run.get("errors", ()) if error]
     kinds = sorted({error: errors.count(error) for error in errors}.items(), key=lambda kind: -kind[1])
-    lines = [f"{load_title(run)} {run.get('arm', '')}: {count} × {error}" for error, count in kinds[:MOST_ERRORS]]
+    lines = [f"{load_title(run)} {run.get('arm', '')}: {count} × {error}" for error, count in kinds[:MAX_ERROR_KINDS]]
     if run.get("not_sent"):
         lines.append(f"{load_title(run)} {run.get('arm', '')}: the server went away; {run['not_sent']} never sent")
     return lines

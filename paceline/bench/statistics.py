@@ -1,9 +1,9 @@
-"""Numbers out of samples: summaries, and ratios of two arms with the interval that a bootstrap gives them.
+"""Summaries of samples, and ratios of two arms with bootstrap intervals.
 
-An arm is one way to do the same work. Whatever was done in turns is compared unit by unit (a prompt, a batch, a block
-of requests), and units are what is drawn again: noise that lasts longer than a unit hits both arms and cancels. An
-interval covers 95 of 100 repetitions on the same machine with other units of the same kind; it knows nothing of other
-machines. Everything here is deterministic.
+An arm is one way to do the same work. Arms that took turns are compared unit by unit (a prompt, a batch, a block of
+requests), and the bootstrap draws units. Noise that lasts longer than a unit affects both arms and cancels. An interval
+covers 95 of 100 repetitions on the same machine with other units of the same kind, not other machines. Everything here
+is deterministic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (90, 95, 99)
-RESAMPLES, SEED, COVERED = 4000, 0, 95
-ENOUGH = 4  # units; of fewer no interval follows
+RESAMPLES, SEED, COVERED_PERCENT = 4000, 0, 95  # parameters of the bootstrap
+MIN_UNITS = 4  # fewer units give no interval
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one arm relates to another. Without bounds where there were too few units."""
+    """A figure of one arm by that of another. Without bounds if there were too few units."""
 
     value: float
     low: float | None
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """`higher` and `lower` only where the whole interval is."""
+        """`higher` or `lower` if the whole interval is above or below 1."""
         if self.low is None or self.high is None:
             return "unknown"
         return "higher" if self.low > 1 else "lower" if self.high < 1 else "same"
@@ -41,7 +41,7 @@ class Ratio:
 
 
 def summary(values: Sequence[float]) -> dict[str, float | None]:
-    """mean, median, std and percentiles; None where there is nothing to summarise."""
+    """Mean, median, std and percentiles; None for each if there are no values."""
     names = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))
     if not values:
         return dict.fromkeys(names)
@@ -51,45 +51,46 @@ def summary(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def paired_ratio(mine: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> Ratio | None:
-    """(Σ amount / Σ weight) of one arm by that of the other; each unit is (amount, weight) in both.
+    """The ratio of (Σ amount / Σ weight) of two arms; each unit is (amount, weight) in both.
 
-    A speed is (tokens, seconds), a mean is (value, 1). None where an arm has nothing.
+    A speed is (tokens, seconds), a mean is (value, 1). None if a sum is 0.
     """
     if len(mine) != len(theirs):
         raise ValueError(f"{len(mine)} units against {len(theirs)}: pairs need as many of each")
     units = np.asarray([(*a, *b) for a, b in zip(mine, theirs, strict=True)], dtype=np.float64)  # [units, 4]
     if not len(units) or not units.sum(axis=0).all():
         return None
-    drawn = _drawn(len(units))  # [resamples, units]
+    drawn = _resampled(len(units))  # [resamples, units]
     return _ratio(units.sum(axis=0), units[drawn].sum(axis=1), len(units))
 
 
 def unpaired_ratio(mine: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
-    """Mean of one by mean of the other, where nothing says which belongs to which."""
+    """The ratio of two means, for samples without pairs."""
     if not mine or not theirs or not sum(mine) or not sum(theirs):
         return None
     a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     few = min(len(a), len(b))
-    means = [x[_drawn(len(x), seed=SEED + i)].mean(axis=1) for i, x in enumerate((a, b))]  # 2 × [resamples]
-    low, high = _bounds(means[0] / means[1]) if few >= ENOUGH else (None, None)
+    means = [x[_resampled(len(x), seed=SEED + i)].mean(axis=1) for i, x in enumerate((a, b))]  # 2 × [resamples]
+    low, high = _bounds(means[0] / means[1]) if few >= MIN_UNITS else (None, None)
     return Ratio(float(a.mean() / b.mean()), low, high, few)
 
 
-def _drawn(units: int, *, seed: int = SEED) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _resampled(units: int, *, seed: int = SEED) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Indices of the units of each resample [resamples, units]."""
     return np.random.default_rng(seed).integers(0, units, size=(RESAMPLES, units))
 
 
 def _ratio(whole: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], units: int) -> Ratio:
     value = (whole[0] / whole[1]) / (whole[2] / whole[3])
-    if units < ENOUGH:
+    if units < MIN_UNITS:
         return Ratio(float(value), None, None, units)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw of nothing but empty units
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample of empty units alone
         ratios = (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
     low, high = _bounds(ratios[np.isfinite(ratios)])
     return Ratio(float(value), low, high, units)
 
 
 def _bounds(ratios: np.ndarray[Any, Any]) -> tuple[float, float]:
-    tail = (100 - COVERED) / 2
+    tail = (100 - COVERED_PERCENT) / 2
     low, high = np.percentile(ratios, (tail, 100 - tail))
     return float(low), float(high)

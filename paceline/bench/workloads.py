@@ -1,21 +1,21 @@
-"""What is asked in a measurement: prompts of a set or a file, or made up to a length.
+"""Prompts of a benchmark: from a set or a file, or synthetic ones of a given length.
 
-`random` is words without sense and `sonnet` lines of the sonnets in an order without sense; both have as many words as
-they are told to, and it is for the caller to know how many tokens a word has. Everything else is a source that
-`paceline.prompts.files` reads. The same arguments give the same asks.
+`random` is random words and `sonnet` random lines of the sonnets. Both have the number of words asked for; the caller
+knows how many tokens a word has. Everything else is a source that `paceline.prompts.files` reads. The same arguments
+give the same prompts.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.prompts.files import find, read_prompts, spread
 
 SYNTHETIC = ("random", "sonnet")
-COUNT = 40  # prompts where nobody says how many
+DEFAULT_COUNT = 40  # prompts
 VOCABULARY = (
     "air apple arm back bag ball bank base bed bell bird black boat body book box boy bread bridge brown car case "
     "cat chair child city class clock cloud coat cold corn cow cup day desk dog door dress drink east egg end eye "
@@ -33,13 +33,13 @@ TASKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request, whoever is asked."""
+class BenchPrompt:
+    """One prompt with its limits, for any server or engine."""
 
     id: str
     category: str
     messages: tuple[Mapping[str, str], ...] = ()
-    tokens: tuple[int, ...] = ()  # of a recorded request, which has no messages
+    tokens: tuple[int, ...] = ()  # instead of messages, for a recorded request
     max_tokens: int = 128
     seed: int = 0
 
@@ -48,7 +48,7 @@ class Ask:
         return self.messages[-1]["content"] if self.messages else ""
 
 
-def asks(
+def workload(
     sources: Sequence[str],
     *,
     data: Path | None,
@@ -56,31 +56,29 @@ def asks(
     max_tokens: int,
     seed: int = 0,
     words: Callable[[str], int],
-) -> list[Ask]:
-    """Of all sources together at most `count`. `words`: how many a made-up prompt of a kind has."""
-    found: list[Ask] = []
+) -> list[BenchPrompt]:
+    """Choose at most `count` prompts from all sources, evenly spread. `words`: words of a synthetic prompt by kind."""
+    found: list[BenchPrompt] = []
     share = None if count is None else -(-count // len(sources))
     for source in sources:
         if source in SYNTHETIC:
-            found += made_up(source, count=share or COUNT, words=words(source), data=data, seed=seed)
+            found += synthetic_prompts(source, count=share or DEFAULT_COUNT, words=words(source), data=data, seed=seed)
         else:
             found += _read(source, data=data, count=share)
-    chosen = spread(found, count=count or COUNT)
-    return [
-        Ask(ask.id, ask.category, messages=ask.messages, tokens=ask.tokens, max_tokens=max_tokens, seed=seed + i)
-        for i, ask in enumerate(chosen)
-    ]
+    chosen = spread(found, count=count or DEFAULT_COUNT)
+    return [replace(prompt, max_tokens=max_tokens, seed=seed + i) for i, prompt in enumerate(chosen)]
 
 
-def _read(source: str, *, data: Path | None, count: int | None) -> Iterator[Ask]:
+def _read(source: str, *, data: Path | None, count: int | None) -> Iterator[BenchPrompt]:
     for prompt in read_prompts(source, data=data, count=count):
-        yield Ask(prompt.id, prompt.category, messages=prompt.messages, tokens=prompt.tokens)
+        yield BenchPrompt(prompt.id, prompt.category, messages=prompt.messages, tokens=prompt.tokens)
 
 
-def made_up(kind: str, *, count: int, words: int, data: Path | None, seed: int) -> list[Ask]:
+def synthetic_prompts(kind: str, *, count: int, words: int, data: Path | None, seed: int) -> list[BenchPrompt]:
+    """Make `count` prompts of `words` words each."""
     lines = _lines(kind, data=data)
     return [
-        Ask(
+        BenchPrompt(
             f"{kind}/{i}",
             kind,
             messages=({"role": "user", "content": TASKS[kind] + _text(lines, words, random.Random(f"{seed}/{i}"))},),
@@ -97,7 +95,7 @@ def _lines(kind: str, *, data: Path | None) -> Sequence[str]:
 
 
 def _text(lines: Sequence[str], words: int, rng: random.Random) -> str:
-    """Lines, or words, drawn until there are so many words; the last line is cut."""
+    """Draw lines until they have `words` words; the last line is cut."""
     drawn: list[list[str]] = []
     left = words
     while left > 0:

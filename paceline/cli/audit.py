@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.files import add_data, data_of, write
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, whole
 from paceline.cli.progress import CLEAR_LINE
+from paceline.cli.prompts_and_results import add_data, data_of, write
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.rules import BUILT_IN
@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default: 64)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the first prompt (default: 0)")
     _add_grid(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report of one file, too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained report, too")
     parser.add_argument("--json", action="store_true", help="everything as JSON in the last line")
 
 
@@ -76,23 +76,23 @@ def _add_grid(parser: ArgumentParser) -> None:
         type=whole,
         default=512,
         metavar="N",
-        help="seeds at each place of a test of the distribution, for rules that keep nothing else; 0: no test "
-        "(default: 512)",
+        help="seeds at each place of a distribution test, for rules that keep the distribution but not the tokens; "
+        "0: no test (default: 512)",
     )
-    group.add_argument("--places", type=count, default=4, metavar="N", help="of such a test (default: 4)")
+    group.add_argument("--places", type=count, default=4, metavar="N", help="of a distribution test (default: 4)")
 
 
 def run(args: Namespace) -> int:
     from paceline.audit.arithmetic import Arithmetic
-    from paceline.audit.lines import text
     from paceline.audit.page import page
     from paceline.audit.report import record
     from paceline.audit.run import audit
+    from paceline.audit.text import text
 
     prompts = _prompts(args)
     if args.html is not None:
-        write(args.html, "", mode="a")  # what cannot be written is said before the work, not after it
-    llm = load(_unhurried(args))
+        write(args.html, "", mode="a")  # raises before the work if the file cannot be written
+    llm = load(_repeatable(args))
     kept, tokens = _encoded(llm, prompts, raw=args.raw)
     found = audit(
         llm.engine, kept, tokens, _scope(args, llm), arithmetic=Arithmetic.of(llm.parts), say=_progress(sys.stderr)
@@ -112,8 +112,8 @@ def _prompts(args: Namespace) -> list[Prompt]:
     return read_prompts(args.prompts, data=data_of(args), count=args.count or 20)
 
 
-def _unhurried(args: Namespace) -> Namespace:
-    """Drafts do not depend on the clock, so that an audit can be repeated; and nobody is too many to draft for."""
+def _repeatable(args: Namespace) -> Namespace:
+    """Set engine options so that drafts do not depend on the clock, and no batch is too large to draft for."""
     from paceline.audit.distribution import AT_ONCE
 
     usual, most = EngineConfig(), max(*args.at_once, AT_ONCE)
@@ -126,7 +126,7 @@ def _unhurried(args: Namespace) -> Namespace:
 
 
 def _encoded(llm: LLM, prompts: Sequence[Prompt], *, raw: bool) -> tuple[list[Prompt], list[tuple[int, ...]]]:
-    """Prompts and their tokens, without those that no request could hold."""
+    """Prompts and their tokens, without those that do not fit the context."""
     most = llm.parts.memory.max_context
     pairs = [(prompt, _tokens(llm, prompt, raw=raw)) for prompt in prompts]
     kept = [(prompt, tokens) for prompt, tokens in pairs if len(tokens) < most]
@@ -177,7 +177,7 @@ def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
 
 
 def _progress(stream: Any) -> Callable[[str], Callable[[], None]]:
-    """What runs and how far it is, on one line of a terminal; nothing elsewhere."""
+    """Show what runs and how many answers are done, on one line of a terminal; nothing elsewhere."""
 
     def say(what: str) -> Callable[[], None]:
         done = 0

@@ -111,7 +111,7 @@ def run(args: Namespace) -> int:
 
 def _engine(args: Namespace) -> int:
     from paceline.bench.engine import measure
-    from paceline.bench.report import record, text
+    from paceline.bench.engine_record import record, text
 
     found = record(measure(_setup(args)), command=shlex.join(["paceline", *sys.argv[1:]]))
     print(text(found))

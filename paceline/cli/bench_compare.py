@@ -1,4 +1,4 @@
-"""Options of `paceline bench compare`, and how a regression ends it."""
+"""The command `paceline bench compare`: its options, and the exit status of a regression."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.bench_shared import add_pictures, draw
 from paceline.cli.options import numbers
+from paceline.cli.prompts_and_results import add_pictures, draw
 
 COMPARE = """Two saved results: what is better in the second, by how much, and how sure that is.
 
@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Both as one record, so that they stand side by side in the same plots."""
+    """Both records as one, so that the same plots show both."""
     from paceline.bench.serve_text import runs_of
 
     if first.get("benchmark") == "offline":

@@ -1,4 +1,4 @@
-"""Options of `paceline bench offline`, and how its model and prompts are loaded."""
+"""The command `paceline bench offline`: its options, and the loading of its model and prompts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
-from paceline.cli.files import data_of
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.rules import Rule
 
 if TYPE_CHECKING:
     from paceline.bench.offline import Cell, Grid
-    from paceline.bench.workloads import Ask
+    from paceline.bench.workloads import BenchPrompt
     from paceline.llm import LLM
 
 OFFLINE = """Prompts on the engine itself, plain and speculative in turns: how much faster, and is it the same text.
@@ -27,7 +26,7 @@ paceline bench offline smollm2 --drafter ngram --drafter eagle:PATH --prompts sp
 paceline bench offline MODEL --prompts mt_bench --temperature 0,1 --json --html report.html
 
 Decode speed counts from the moment at which every request of a batch has its first token. With --json the last line has
-plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_round, identical and prompts of the first cell, and
+plain_tok_s, speculative_tok_s, ratio, ratio_interval, tokens_per_step, identical and prompts of the first cell, and
 all cells of the grid under `cells`.
 """
 
@@ -46,18 +45,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=count,
         default=3,
         metavar="N",
-        help="turns of everybody, of which the median counts (default: 3)",
+        help="turns of each cell, of which the median counts (default: 3)",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be")
+    group.add_argument("--ignore-eos", action="store_true", help="answers of full length")
     add_results(parser)
 
 
 def run(args: Namespace) -> int:
     from paceline.bench.offline import measure
     from paceline.bench.offline_record import record, text
-    from paceline.bench.workloads import asks
+    from paceline.bench.workloads import workload
 
-    chosen = asks(
+    chosen = workload(
         args.prompts,
         data=data_of(args),
         count=args.count,
@@ -66,12 +65,12 @@ def run(args: Namespace) -> int:
         words=lambda kind: args.input_tokens,
     )
     check_places(args)
-    llm = load(_roomy(args))
-    kept, prompts = _encoded(llm, chosen, args)
+    llm = load(_with_room(args))
+    kept, tokens = _encoded(llm, chosen, args)
     measured, interrupted = [], False
     try:
-        for part in measure(llm.engine, kept, prompts, _grid(args, llm), tick=_tick):
-            measured.append(part)  # noqa: PERF402 - what is there when Ctrl-C comes is kept
+        for part in measure(llm.engine, kept, tokens, _grid(args, llm), tick=_tick):
+            measured.append(part)  # noqa: PERF402 - Ctrl-C keeps what is measured
     except KeyboardInterrupt:
         if not measured:
             raise
@@ -84,8 +83,8 @@ def run(args: Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _roomy(args: Namespace) -> Namespace:
-    """Nobody waits for a seat, and no draft is shorter than asked for."""
+def _with_room(args: Namespace) -> Namespace:
+    """Raise the engine's limits so that all prompts of a batch run at once, and drafts are as long as --draft."""
     usual = EngineConfig()
     wanted = {"max_sequences": max(args.batch), "max_draft": max(args.draft or (1,))}
     for name, value in wanted.items():
@@ -95,7 +94,7 @@ def _roomy(args: Namespace) -> Namespace:
 
 
 def _grid(args: Namespace, llm: LLM) -> Grid:
-    """Every drafter that was named by itself; where none was, what the engine does by default."""
+    """The grid of the options: each drafter named by --drafter, or the engine's default."""
     from paceline.bench.offline import Grid
 
     if not llm.parts.drafters:
@@ -111,11 +110,13 @@ def _grid(args: Namespace, llm: LLM) -> Grid:
     )
 
 
-def _encoded(llm: LLM, chosen: Sequence[Ask], args: Namespace) -> tuple[list[Ask], list[tuple[int, ...]]]:
-    """Asks and their tokens, without those that leave no room for an answer."""
+def _encoded(
+    llm: LLM, chosen: Sequence[BenchPrompt], args: Namespace
+) -> tuple[list[BenchPrompt], list[tuple[int, ...]]]:
+    """Prompts and their tokens, without those that leave no room for an answer."""
     most = llm.parts.memory.max_context - args.max_tokens
-    pairs = [(ask, _tokens(llm, ask, args)) for ask in chosen]
-    kept = [(ask, tokens) for ask, tokens in pairs if len(tokens) <= most]
+    pairs = [(prompt, _tokens(llm, prompt, args)) for prompt in chosen]
+    kept = [(prompt, tokens) for prompt, tokens in pairs if len(tokens) <= most]
     if not kept:
         raise InvalidRequest(
             f"no prompt leaves room for an answer of {args.max_tokens} tokens in a context of "
@@ -124,19 +125,19 @@ def _encoded(llm: LLM, chosen: Sequence[Ask], args: Namespace) -> tuple[list[Ask
     if len(kept) < len(pairs):
         out = f"{len(pairs) - len(kept)} of {len(pairs)} prompts are too long for the context: left out"
         print(f"paceline: {out}", file=sys.stderr)
-    return [ask for ask, _ in kept], [tokens for _, tokens in kept]
+    return [prompt for prompt, _ in kept], [tokens for _, tokens in kept]
 
 
-def _tokens(llm: LLM, ask: Ask, args: Namespace) -> tuple[int, ...]:
+def _tokens(llm: LLM, prompt: BenchPrompt, args: Namespace) -> tuple[int, ...]:
     from paceline.bench.workloads import SYNTHETIC
 
-    if ask.tokens:
-        return ask.tokens
-    if ask.category in SYNTHETIC:
-        return llm.encode(ask.text)[: args.input_tokens]  # exactly as long as asked for
+    if prompt.tokens:
+        return prompt.tokens
+    if prompt.category in SYNTHETIC:
+        return llm.encode(prompt.text)[: args.input_tokens]  # cut to the exact length
     if args.raw or llm.tokenizer.chat_template is None:
-        return llm.encode(ask.text)
-    return llm.encode_chat(ask.messages)
+        return llm.encode(prompt.text)
+    return llm.encode_chat(prompt.messages)
 
 
 def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:

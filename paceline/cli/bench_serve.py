@@ -1,4 +1,4 @@
-"""Options of `paceline bench serve`, and how it runs, is interrupted, and ends."""
+"""The command `paceline bench serve`: its options, progress, interruption and exit status."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
-from paceline.cli.files import data_of
 from paceline.cli.options import count, counts, numbers, temperatures, whole
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.bench.arrivals import Load
-    from paceline.bench.client import Client, Outcome
-    from paceline.bench.serve import Arm, Plan, Run
-    from paceline.bench.workloads import Ask
+    from paceline.bench.client import Client, RequestOutcome
+    from paceline.bench.serve import Arm, LoadPlan, LoadRun
+    from paceline.bench.workloads import BenchPrompt
 
 SERVE = """Load on any OpenAI server (Paceline, vLLM, SGLang, llama-server), and how it does.
 
@@ -65,9 +64,9 @@ def _add_load(parser: ArgumentParser) -> None:
         "--arrivals", choices=("poisson", "constant"), default="poisson", help="of --rate (default: poisson)"
     )
     group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="answers as long as they may be; not every server")
+    group.add_argument("--ignore-eos", action="store_true", help="answers of full length; not every server knows it")
     group.add_argument("--extra-body", type=_object, default={}, metavar="JSON", help="more fields of every request")
-    group.add_argument("--rounds", type=count, default=1, metavar="N", help="all of it so often (default: 1)")
+    group.add_argument("--rounds", type=count, default=1, metavar="N", help="repetitions of everything (default: 1)")
     group.add_argument("--warm-up", type=whole, default=1, metavar="N", help="requests that do not count (default: 1)")
     group.add_argument(
         "--goodput",
@@ -81,8 +80,8 @@ def _add_load(parser: ArgumentParser) -> None:
         "--cache-salt",
         action=BooleanOptionalAction,
         default=True,
-        help="nothing is found in the server's prefix cache that an earlier run, arm or load has left there; off for "
-        "servers that refuse the field (default: on)",
+        help="no run finds prompts of an earlier run, arm or load in the server's prefix cache; off for servers that "
+        "refuse the field (default: on)",
     )
     group.add_argument("--bursts", action="store_true", help="have the server count the tokens of every chunk")
 
@@ -92,11 +91,12 @@ def run(args: Namespace) -> int:
     from paceline.bench.serve_text import text
     from paceline.bench.workloads import SYNTHETIC
 
-    runs: list[Run] = []
-    plans: list[Plan] = []
+    runs: list[LoadRun] = []
+    plans: list[LoadPlan] = []
     interrupted = False
     check_places(args)
-    chosen = None if set(args.prompts) & set(SYNTHETIC) else _asks(args, {})  # a bad file is told without a server
+    synthetic = bool(set(args.prompts) & set(SYNTHETIC))
+    chosen = None if synthetic else _prompts(args, {})  # here a bad file is an error before any request is sent
     try:
         asyncio.run(_measure(args, chosen, runs, plans))
     except KeyboardInterrupt:
@@ -111,15 +111,17 @@ def run(args: Namespace) -> int:
     return 130 if interrupted else 0 if all(run.complete for run in runs) else 1
 
 
-async def _measure(args: Namespace, chosen: list[Ask] | None, runs: list[Run], plans: list[Plan]) -> None:
-    """`chosen`: None where prompts are made up, for which the server is asked how long its words are. What was planned
-    and what came of it goes into the lists, so that it is there when this is interrupted."""
+async def _measure(
+    args: Namespace, chosen: list[BenchPrompt] | None, runs: list[LoadRun], plans: list[LoadPlan]
+) -> None:
+    """Measure into `runs` and `plans`, which keep what there is if this is interrupted. `chosen`: None for synthetic
+    prompts, whose length in words depends on the server's tokenizer."""
     from paceline.bench.serve import measure
 
     clients: list[Client] = []
     try:
         arms = await _arms(args, clients)
-        plans.append(_plan(args, chosen or _asks(args, await _lengths(args, arms[0]))))
+        plans.append(_plan(args, chosen or _prompts(args, await _lengths(args, arms[0]))))
         await measure(plans[0], arms, runs, tick=_progress(plans[0]))
     finally:
         for client in clients:
@@ -136,14 +138,14 @@ async def _arms(args: Namespace, clients: list[Client]) -> list[Arm]:
     key, arms = args.api_key or os.environ.get("OPENAI_API_KEY"), []
     for name in names:
         url = name if "://" in name else args.url
-        clients.append(Client(url, kind=args.endpoint, key=key, timeout=args.timeout))
+        clients.append(Client(url, endpoint=args.endpoint, key=key, timeout=args.timeout))
         model = args.model or await clients[-1].first_model()
-        fields = _wanted(args) | ({} if "://" in name or not name else _speculation(name))
+        fields = _common_fields(args) | ({} if "://" in name or not name else _speculation(name))
         arms.append(Arm(name or "all", clients[-1], model, fields))
     return arms
 
 
-def _wanted(args: Namespace) -> dict[str, Any]:
+def _common_fields(args: Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = {"ignore_eos": True} if args.ignore_eos else {}
     if args.bursts:
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -155,18 +157,18 @@ def _speculation(arm: str) -> dict[str, Any]:
 
 
 async def _lengths(args: Namespace, arm: Arm) -> dict[str, int]:
-    """Words of each kind of made-up prompt."""
-    from paceline.bench.calibrate import words_for
+    """Words of each kind of synthetic prompt."""
+    from paceline.bench.serve import words_for
     from paceline.bench.workloads import SYNTHETIC
 
     kinds = [source for source in args.prompts if source in SYNTHETIC]
     return {kind: await words_for(arm, kind, tokens=args.input_tokens, data=data_of(args)) for kind in kinds}
 
 
-def _asks(args: Namespace, lengths: Mapping[str, int]) -> list[Ask]:
-    from paceline.bench.workloads import asks
+def _prompts(args: Namespace, lengths: Mapping[str, int]) -> list[BenchPrompt]:
+    from paceline.bench.workloads import workload
 
-    return asks(
+    return workload(
         args.prompts,
         data=data_of(args),
         count=args.count,
@@ -176,11 +178,11 @@ def _asks(args: Namespace, lengths: Mapping[str, int]) -> list[Ask]:
     )
 
 
-def _plan(args: Namespace, chosen: Sequence[Ask]) -> Plan:
-    from paceline.bench.serve import Plan
+def _plan(args: Namespace, chosen: Sequence[BenchPrompt]) -> LoadPlan:
+    from paceline.bench.serve import LoadPlan
 
-    return Plan(
-        asks=chosen,
+    return LoadPlan(
+        prompts=chosen,
         loads=_loads(args),
         temperatures=args.temperature,
         arrivals=args.arrivals,
@@ -215,18 +217,18 @@ def _facts(args: Namespace, *, interrupted: bool) -> dict[str, Any]:
 
 
 def _without_key(words: Sequence[str]) -> list[str]:
-    """A key is nobody's business who reads the results."""
+    """The words of the command line without the API key, for the record."""
     hidden = [word.partition("=")[0] + "=…" if word.startswith("--api-key=") else word for word in words]
     return ["…" if before == "--api-key" else word for before, word in zip(["", *hidden], hidden, strict=False)]
 
 
-def _progress(plan: Plan) -> Callable[[Run], Callable[[Outcome], None]]:
-    total = len(plan.asks) * plan.rounds
+def _progress(plan: LoadPlan) -> Callable[[LoadRun], Callable[[RequestOutcome], None]]:
+    total = len(plan.prompts) * plan.rounds
 
-    def begin(run: Run) -> Callable[[Outcome], None]:
+    def begin(run: LoadRun) -> Callable[[RequestOutcome], None]:
         began, done, failed, tokens = time.perf_counter(), 0, 0, 0
 
-        def tick(outcome: Outcome) -> None:
+        def tick(outcome: RequestOutcome) -> None:
             nonlocal done, failed, tokens
             done, failed, tokens = done + 1, failed + (not outcome.good), tokens + outcome.output_tokens
             speed = tokens / (run.seconds or time.perf_counter() - began)

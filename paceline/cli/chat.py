@@ -16,7 +16,7 @@ from threading import Event
 from typing import TYPE_CHECKING, cast
 
 from paceline.cli.options import add_answer_options, add_model_options, load, sampling_of, speculation_of
-from paceline.cli.report import Tally, stats_line
+from paceline.cli.report import Totals, stats_line
 from paceline.cli.screen import show
 from paceline.cli.style import Style
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM, Sample
 
 
-MAX_TOKENS = 1024  # of an answer, where the user says nothing: a small model may never stop by itself
+MAX_TOKENS = 1024  # default for an answer: a small model may never stop by itself
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -47,16 +47,16 @@ def run(args: Namespace) -> int:
 
 
 class Chat:
-    """A conversation, and the commands about it."""
+    """A conversation and its commands."""
 
     def __init__(self, llm: LLM, *, sampling: SamplingParams, speculation: Speculation, system: str | None) -> None:
         self._llm = llm
         self._sampling = sampling
         self._speculation = speculation
         self._system = [] if system is None else [{"role": "system", "content": system}]
-        self._messages: list[dict[str, str]] = []  # user and assistant, by turns
+        self._messages: list[dict[str, str]] = []  # user and assistant alternate
         self._last: SequenceStats | None = None
-        self._tallies = {"speculative": Tally(), "plain": Tally()}
+        self._totals = {"speculative": Totals(), "plain": Totals()}
         self._style = Style(sys.stdout)
         self._commands: dict[str, Callable[[], None]] = {
             "/stats": self._stats,
@@ -100,7 +100,7 @@ class Chat:
         self._note(said)
 
     def _listen(self, events: Iterator[TokenEvent]) -> Sample:
-        """Show an answer. Ctrl-C cuts it short, between two steps, and what was said stays in the conversation."""
+        """Show an answer. Ctrl-C ends it between two steps; what was said stays in the conversation."""
         from paceline.llm import Sample
 
         said = Sample()
@@ -114,7 +114,7 @@ class Chat:
             self._remark("stopped")
             return
         self._last = said.stats
-        self._tallies["speculative" if said.stats.rounds else "plain"].add(said.stats)
+        self._totals["speculative" if said.stats.rounds else "plain"].add(said.stats)
         if said.finish is Finish.LENGTH and said.stats.output_tokens != self._sampling.max_tokens:
             self._remark("cut: the context is full. /forget drops the oldest exchange, /reset all of them")
         elif said.finish is Finish.LENGTH:
@@ -125,7 +125,7 @@ class Chat:
             self._remark("no answers yet")
             return
         self._remark(f"last answer   {stats_line(self._last)}")
-        for name, tally in self._tallies.items():
+        for name, tally in self._totals.items():
             self._remark(f"{name:<13} {tally.line}")
 
     def _speculate(self, enabled: bool) -> None:
@@ -147,7 +147,7 @@ class Chat:
         print(self._style.dim(text), flush=True)
 
 
-HELP = """/stats    tokens a round, acceptance and speed of the last answer and of all
+HELP = """/stats    tokens/step, acceptance and speed of the last answer and of all
 /plain    answer without speculation
 /spec     answer with it
 /forget   drop the oldest exchange
@@ -156,7 +156,7 @@ HELP = """/stats    tokens a round, acceptance and speed of the last answer and 
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until the end of input."""
+    """Yield the lines that the user types, until the end of input."""
     terminal = sys.stdin.isatty()
     if terminal:
         with suppress(ImportError):
@@ -170,7 +170,7 @@ def _lines() -> Iterator[str]:
 
 @contextmanager
 def ctrl_c() -> Iterator[Event]:
-    """An event that Ctrl-C sets, instead of breaking into whatever runs: an engine must not be left in mid-step."""
+    """Yield an event that Ctrl-C sets instead of raising: an engine must not be interrupted within a step."""
     pressed = Event()
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
     try:

@@ -32,32 +32,36 @@ and keep it warm in winter. A worker that has found flowers tell the others with
 shows the way, and its length show the distance."""
 
 CASES = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, seed=3)}
-SECONDS, MIN_ROUNDS = 4.0, 3  # no more timings of a case after so long, but at least so many
+MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # limits of the timings of a case
 WAYS = {"plain": OFF, "speculative": Speculation()}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program reads of one case."""
+    """Figures of one case."""
 
     plain_tok_s: float
     speculative_tok_s: float
-    tokens_per_round: float
+    tokens_per_step: float
     identical: bool
+
+    @property
+    def record(self) -> dict[str, float | bool]:
+        return asdict(self) | {"tokens_per_round": self.tokens_per_step}  # the older name
 
     @property
     def row(self) -> str:
         speedup = self.speculative_tok_s / self.plain_tok_s if self.plain_tok_s else 0.0
         speeds = f"{self.plain_tok_s:6.0f} tok/s {self.speculative_tok_s:9.0f} tok/s {speedup:7.2f}×"
-        return f"{speeds} {self.tokens_per_round:14.2f} {'yes' if self.identical else 'NO':>11}"
+        return f"{speeds} {self.tokens_per_step:14.2f} {'yes' if self.identical else 'NO':>11}"
 
 
-HEADER = f"{'':<9} {'plain':>12} {'speculative':>15} {'':>8} {'tokens/round':>14} {'same text':>11}"
+HEADER = f"{'':<9} {'plain':>12} {'speculative':>15} {'':>8} {'tokens/step':>14} {'same text':>11}"
 
 
 @dataclass(slots=True)
 class Trial:
-    """All answers to the prompt in one case, by way."""
+    """All answers to the prompt in one case, by way of decoding."""
 
     answers: dict[str, list[Sample]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
@@ -67,7 +71,7 @@ class Trial:
         return Result(
             plain_tok_s=speeds["plain"],
             speculative_tok_s=speeds["speculative"],
-            tokens_per_round=round(self.answers["speculative"][-1].stats.tokens_per_step, 2),
+            tokens_per_step=round(self.answers["speculative"][-1].stats.tokens_per_step, 2),
             identical=len(texts) == 1,
         )
 
@@ -89,12 +93,12 @@ def run(args: Namespace) -> int:
         results[name] = stage.play(name, replace(sampling, max_tokens=args.max_tokens), rounds=args.rounds)
     stage.conclude(results)
     if args.json:
-        print(json.dumps({name: asdict(result) for name, result in results.items()}))
+        print(json.dumps({name: result.record for name, result in results.items()}))
     return 0 if all(result.identical for result in results.values()) else 1
 
 
 class Stage:
-    """Shows answers, unless it is quiet, and times them."""
+    """Shows answers, unless quiet, and times them."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int], *, quiet: bool) -> None:
         self._llm = llm
@@ -111,10 +115,10 @@ class Stage:
     def play(self, name: str, sampling: SamplingParams, *, rounds: int) -> Result:
         trial = Trial()
         for way, speculation in WAYS.items():
-            self._show(f"{name}, {way}", sampling, speculation)  # warms up, too
+            self._show(f"{name}, {way}", sampling, speculation)  # and warm up
         start = perf_counter()
-        for done in range(rounds):  # by turns, so that a busy moment of the machine hits both
-            if done >= MIN_ROUNDS and perf_counter() - start > SECONDS:
+        for done in range(rounds):  # in turns, so that a busy moment of the machine affects both
+            if done >= MIN_ROUNDS and perf_counter() - start > MAX_SECONDS:
                 break
             for way, speculation in WAYS.items():
                 answer = self._llm.generate([self._prompt], sampling, speculation=speculation)[0]

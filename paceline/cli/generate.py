@@ -24,7 +24,7 @@ from paceline.types import Finish, SamplingParams
 if TYPE_CHECKING:
     from paceline.llm import LLM, Answer, Sample
 
-MAX_TOKENS = 256  # of an answer, where the user says nothing
+MAX_TOKENS = 256  # default for an answer
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _print(answers: Sequence[Answer]) -> None:
 
 
 def _remark(sample: Sample) -> None:
-    """For people at a terminal; programs read --json."""
+    """Print statistics if stderr is a terminal; programs read --json."""
     if sys.stderr.isatty():
         cut = " · cut: see --max-tokens" if sample.finish is Finish.LENGTH else ""
         print(Style(sys.stderr).dim(f"[{stats_line(sample.stats)}{cut}]"), file=sys.stderr)

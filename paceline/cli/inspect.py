@@ -76,8 +76,8 @@ def _facts(args: Namespace) -> Facts:
 
 
 def _errors(name: str, format: Format, device: str) -> list[Facts]:
-    """The weights in a format against those of the file, as far as it is floats; its own quantisation is not undone.
-    They are read again, both ways, because a device has packed its own."""
+    """Errors of the weights in a format, relative to the file's own. Quantisation of the file itself is not counted.
+    Both are read again, because the loaded weights are packed for the device."""
     from paceline.models.load import open_model
     from paceline.models.precision import quantisation_report
     from paceline.models.weights import iterate_weights
@@ -91,7 +91,7 @@ def _errors(name: str, format: Format, device: str) -> list[Facts]:
 
 
 def _beside(floats: Weights, rounded: Weights, kept: dict[str, Weight]) -> Iterator[tuple[str, Tensor]]:
-    """Originals one by one, while `kept` has the same tensor rounded; the first of each kind stays there."""
+    """Yield the original tensors; meanwhile `kept` has the same tensor rounded. The first of each kind stays there."""
     from torch import Tensor
 
     from paceline.models.precision import kind_of
@@ -127,7 +127,7 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
 
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
-    """Builds the Forward, so that a shape no kernel has is found out here."""
+    """Facts about the Forward. It is built here, so that an unsupported shape is an error."""
     from paceline.kernels.cpu.pool import default_threads
 
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
@@ -176,7 +176,9 @@ def _drafter(made: Recipe) -> Facts:
         "model": made.model.name if made.model else None,
         "why": made.how,
         "parameters": sum(part.parameters for part in parts),
-        "weight_bytes": sum(part.bytes for part in parts) if made.model else made.pass_bytes,  # a copy's are its own
+        "weight_bytes": sum(part.bytes for part in parts)
+        if made.model
+        else made.pass_bytes,  # a copy of the target has weights of its own
     }
 
 

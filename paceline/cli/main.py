@@ -1,13 +1,13 @@
-"""`paceline`: which command, and how an error leaves it.
+"""The `paceline` program: its commands, and the exit status of each outcome.
 
     0    done
-    1    the run failed: the engine died, or the demo or an audit found a text that speculation changed
+    1    the run failed: the engine died, training stopped, or speculation changed a text of the demo or of an audit
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C
-    141  whoever read the output went away
+    141  the reader of the output closed the pipe
 
-Errors are one line on stderr, never a traceback (`--verbose` shows what the log has). Nothing here or in a command's
-module imports torch before the command runs: help is instant.
+An error is one line on stderr, never a traceback (`--verbose` shows the log). Neither this module nor that of a command
+imports torch before the command runs: help is instant.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NoReturn, Protocol
 
 from paceline import __version__
 from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
-from paceline.errors import EngineDead, InvalidRequest, PacelineError, UnknownOption
+from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
 
 
 class Command(Protocol):
-    """A module with the command's options and what it does; the first line of its docstring is `Name: summary`."""
+    """The module of a command; the first line of its docstring is `Name: summary`."""
 
     __doc__: str | None
 
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving the process, and takes no abbreviations."""
+    """A parser that raises instead of leaving the process, and accepts no abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, where a reader that went away is no surprise
+            sys.stdout.flush()  # here, where BrokenPipeError is caught
     except PacelineError as error:
         print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
-        return 1 if isinstance(error, EngineDead) else 2
+        return 1 if isinstance(error, EngineDead | TrainingError) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -84,7 +84,7 @@ def _run(argv: list[str]) -> int:
         parser.print_help()
         return 0
     if unknown:
-        raise _unknown(unknown[0], getattr(args, "parser", parsers[args.command]))  # of the command within a command
+        raise _unknown(unknown[0], getattr(args, "parser", parsers[args.command]))  # or the subcommand's parser
     _accept_any_text()
     _start_log(verbose=args.verbose)
     return COMMANDS[args.command].run(args)
@@ -115,7 +115,7 @@ def _unknown(word: str, parser: Parser) -> InvalidRequest:
 
 
 class _Terse(logging.Formatter):
-    """Without tracebacks: the last line of an error says enough to a user."""
+    """A formatter without tracebacks: the last line of an error says enough to a user."""
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
         return ""
@@ -125,7 +125,7 @@ class _Terse(logging.Formatter):
 
 
 def _start_log(*, verbose: bool) -> None:
-    """Warnings, such as that there is no compiler, as one line each."""
+    """Send the log to stderr: warnings as one line each, with `verbose` everything."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter if verbose else _Terse
     handler.setFormatter(formatter("paceline: %(message)s"))
@@ -135,7 +135,7 @@ def _start_log(*, verbose: bool) -> None:
 
 
 def _accept_any_text() -> None:
-    """A model may say what the terminal's encoding cannot: that is shown as a question mark, not as a traceback."""
+    """Show characters that the terminal's encoding lacks as question marks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -145,7 +145,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _forget_stdout() -> None:
-    """Nobody reads it any more: what is still buffered must not fail again when Python leaves."""
+    """Redirect stdout to nowhere, so that flushing what is still buffered does not fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,5 +1,7 @@
-"""Options that several commands share. Those of the engine and of sampling are derived from the records they fill, so
-that a new field is an option by having a line of help here.
+"""Options that several commands share.
+
+Options of the engine and of sampling are derived from the dataclasses that they fill: a line of help here makes a new
+field an option.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ ENGINE_HELP = {
     "max_draft_tokens": "drafted tokens a step, over all sequences",
     "max_draft_batch": "no speculation with more sequences running",
     "max_draft_context": "no speculation beyond this many tokens of a sequence",
-    "min_acceptance": "a sequence of whose drafts less is accepted pauses drafting",
-    "acceptance_window": "drafted tokens before that is judged",
+    "min_acceptance": "share of drafted tokens accepted, below which a sequence pauses drafting",
+    "acceptance_window": "drafted tokens of a sequence before its acceptance is judged",
     "pause_tokens": "length of the first pause; doubles while drafts stay bad",
     "drafter_timeout": "seconds that a drafter of your own may think",
     "fixed_draft": "for measurements: drafts as long as the limits allow, whatever comes of them",
@@ -64,13 +66,13 @@ SAMPLING_HELP = {
     "seed": "same seed, same text (default: drawn anew)",
     "n": "answers to each prompt",
     "logprobs": "report log-probabilities and this many alternatives",
-    "prompt_logprobs": "the same for the prompt",
+    "prompt_logprobs": "report log-probabilities of the prompt and this many alternatives",
     "grammar": "what the answer must look like: json, schema:FILE, regex:PATTERN or choice:yes|no",
 }
 
 
 def add_model_options(parser: ArgumentParser, *, default_target: str | None = None) -> None:
-    """What to load, and every option of the engine."""
+    """Add the model, the drafters, and every option of the engine."""
     target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name"
     if default_target is None:
         parser.add_argument("target", metavar="MODEL", help=target)
@@ -94,7 +96,7 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
 
 
 def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
-    """What is asked of speculation and of sampling."""
+    """Add the options of speculation and of sampling."""
     group = parser.add_argument_group("speculation")
     group.add_argument("--no-speculation", action="store_true", help="plain decoding")
     group.add_argument(
@@ -108,7 +110,7 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
     group.add_argument(
         "--threshold", type=float, metavar="X", help="how likely a token must be, of threshold and typical"
     )
-    group.add_argument("--p-min", type=float, metavar="X", help="a draft ends once its drafter believes less in it")
+    group.add_argument("--p-min", type=float, metavar="X", help="a draft ends when its confidence falls below this")
     _add_fields(
         parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
     )
@@ -120,7 +122,7 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 
 
 def drafters_of(args: Namespace) -> list[str]:
-    """In the words of the command line. `none`, alone: plain decoding."""
+    """Drafters in the words of the command line; empty for `--drafter none`. Without --drafter, the defaults."""
     from paceline.drafters.registry import shipped_drafters
     from paceline.runner.loading.models import choose_device
 
@@ -130,7 +132,7 @@ def drafters_of(args: Namespace) -> list[str]:
 
 
 def load(args: Namespace, *, drafters: bool = True) -> LLM:
-    """The model as the shared options ask for it."""
+    """Load the model with the shared options."""
     from paceline.llm import LLM
 
     check_rules(_rules(args), device=args.device)
@@ -172,7 +174,7 @@ def _rules(args: Namespace) -> list[Rule]:
 
 
 def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
-    """What the user said; the rest keeps its default."""
+    """Fields of `cls` that the user gave; the others keep their defaults."""
     values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -180,7 +182,7 @@ def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
 def _add_fields(
     group: argparse._ArgumentGroup, cls: type[Any], help: Mapping[str, str], *, on_gpu: Mapping[str, Any] | None = None
 ) -> None:
-    """`on_gpu`: defaults that differ there."""
+    """Add an option for every field of `cls`. `on_gpu`: defaults that differ on a GPU, for the help text."""
     hints, other = get_type_hints(cls), on_gpu or {}
     for field in fields(cls):
         option = f"--{field.name.replace('_', '-')}"

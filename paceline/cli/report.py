@@ -1,4 +1,4 @@
-"""Statistics of answers, for people (a line) and for programs (a dictionary)."""
+"""Statistics of answers: a line for people, a dictionary for programs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from paceline.types import SequenceStats
 
 
 def decode_speed(stats: SequenceStats) -> float:
-    """Tokens a second after the first one: what speculation can change."""
+    """Tokens per second after the first token, the part that speculation can change."""
     seconds = stats.time_total - stats.time_to_first
     return (stats.output_tokens - 1) / seconds if seconds > 0 and stats.output_tokens > 1 else 0.0
 
 
 def stats_record(stats: SequenceStats) -> dict[str, Any]:
     return asdict(stats) | {
-        "tokens_per_round": stats.tokens_per_step,
+        "tokens_per_step": stats.tokens_per_step,
+        "tokens_per_round": stats.tokens_per_step,  # the older name
         "acceptance": stats.acceptance,
         "decode_tok_s": decode_speed(stats),
     }
@@ -25,7 +26,7 @@ def stats_record(stats: SequenceStats) -> dict[str, Any]:
 def stats_line(stats: SequenceStats) -> str:
     parts = [f"{stats.output_tokens} tokens", f"{decode_speed(stats):.0f} tokens/s"]
     if stats.rounds:
-        parts.append(f"{stats.tokens_per_step:.2f} tokens a round")
+        parts.append(f"{stats.tokens_per_step:.2f} tokens/step")
         parts.append(
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%}, {stats.drafter})"
         )
@@ -35,8 +36,8 @@ def stats_line(stats: SequenceStats) -> str:
 
 
 @dataclass(slots=True)
-class Tally:
-    """Several answers, one after the other. The first token of each belongs to its prompt and is not counted."""
+class Totals:
+    """Sums over several answers. The first token of each belongs to its prompt and is not counted."""
 
     answers: int = 0
     tokens: int = 0
@@ -60,7 +61,7 @@ class Tally:
             return "no answers yet"
         parts = [f"{self.answers} answers", f"{self.tokens} tokens", f"{self.tokens / self.seconds:.0f} tokens/s"]
         if self.drafted:
-            parts.append(f"{self.tokens / self.steps:.2f} tokens a round")
+            parts.append(f"{self.tokens / self.steps:.2f} tokens/step")
             parts.append(
                 f"{self.accepted} of {self.drafted} drafted tokens accepted ({self.accepted / self.drafted:.0%})"
             )

@@ -1,4 +1,4 @@
-"""An answer as it comes, with the accepted tokens in colour."""
+"""An answer on the terminal as it is generated, with accepted tokens in colour."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from paceline.llm import LLM, Sample
 
 
-class Runs:
+class OriginRuns:
     """Splits the text of events into runs of one origin.
 
-    An event has one text for several tokens, and may hold text back that could be a stop string: the characters of
-    each token are queued with its origin, and taken off as the text comes.
+    An event has one text for several tokens, and may hold back text that could be a stop string. So the origin of each
+    character is queued with its token, and taken from the queue as the text comes.
     """
 
     def __init__(self, llm: LLM) -> None:
         from paceline.text.detokenizer import IncrementalDecoder
 
         self._decoder = IncrementalDecoder(llm.tokenizer, continuation=True)
-        self._origins: deque[Origin] = deque()  # one a character that is still to come
+        self._origins: deque[Origin] = deque()  # one per character that is still to come
 
     def of(self, event: TokenEvent) -> Iterator[tuple[str, Origin]]:
         for token, origin in zip(event.tokens, event.origins, strict=True):
@@ -36,12 +36,12 @@ class Runs:
             yield "".join(character for _, character in run), origin
 
     def _next(self) -> Origin:
-        return self._origins.popleft() if self._origins else Origin.PLAIN  # a broken last character
+        return self._origins.popleft() if self._origins else Origin.PLAIN  # an incomplete last character
 
 
 def show(llm: LLM, events: Iterable[TokenEvent], style: Style, *, into: Sample) -> None:
     """Write the text of events to stdout as they come, and collect them."""
-    runs = Runs(llm)
+    runs = OriginRuns(llm)
     for event in events:
         into.add(event)
         for text, origin in runs.of(event):

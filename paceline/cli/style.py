@@ -1,4 +1,4 @@
-"""Colours, where they are wanted: NO_COLOR forbids them, FORCE_COLOR asks for them, a terminal has them."""
+"""Colours on a terminal; NO_COLOR turns them off, FORCE_COLOR on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from paceline.types import Origin
 
 GREEN_BOLD, BOLD, DIM, RED_BOLD, RESET = "\x1b[1;32m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
-# Text of a model must not move the cursor or rename the window.
-VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+# Control characters as escapes: text of a model must not move the cursor or rename the window.
+ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -22,29 +22,29 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 class Style:
-    """How text for one stream is dressed."""
+    """Formatting of text for one stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.coloured = wants_colour(stream)
         self._terminal = stream.isatty()
 
     def bold(self, text: str) -> str:
-        return self._dressed(text, BOLD)
+        return self._coloured(text, BOLD)
 
     def dim(self, text: str) -> str:
-        return self._dressed(text, DIM)
+        return self._coloured(text, DIM)
 
     def alarm(self, text: str) -> str:
-        return self._dressed(text, RED_BOLD)
+        return self._coloured(text, RED_BOLD)
 
     def plain(self, text: str) -> str:
-        """Text of the model as it is, safe for a terminal."""
-        return text.translate(VISIBLE) if self._terminal else text
+        """Text of the model, safe for a terminal, without colour."""
+        return text.translate(ESCAPED_CONTROLS) if self._terminal else text
 
     def token(self, text: str, origin: Origin) -> str:
-        """Text of the model: what a drafter guessed right stands out."""
+        """Text of the model, in colour if it was drafted and accepted."""
         shown = self.plain(text)
-        return self._dressed(shown, GREEN_BOLD) if origin is Origin.ACCEPTED else shown
+        return self._coloured(shown, GREEN_BOLD) if origin is Origin.ACCEPTED else shown
 
-    def _dressed(self, text: str, code: str) -> str:
+    def _coloured(self, text: str, code: str) -> str:
         return f"{code}{text}{RESET}" if self.coloured and text else text

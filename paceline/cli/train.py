@@ -13,12 +13,12 @@ from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, Raw
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import FORMATS, count
 
 if TYPE_CHECKING:
-    from paceline.train.options import Job
+    from paceline.train.options import EvalOptions, TargetOptions, TrainOptions
 
 EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
 guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
@@ -35,8 +35,8 @@ draft in one pass; each has a product over the whole vocabulary, so they suit ta
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
 begins from nothing and needs the most prompts and the most time of the three kinds.
 """
-EVAL = """How good a trained drafter is: the target answers the prompts of each set greedily, and rounds are replayed
-over the answers as the engine would accept.
+EVAL = """Tokens per round of a trained drafter: the target answers the prompts of each set greedily, and rounds are
+replayed over the answers as the engine would accept drafts.
 """
 KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
 
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         _add_data(one)
         _add_answers(one)
         _add_shape(one, kind)
-        _add_course(one)
+        _add_schedule(one)
         one.add_argument("--verbose", action="store_true", default=SUPPRESS, help="show the log, with tracebacks")
     one = kinds.add_parser(
         "eval", help="measure a trained drafter", description=EVAL, formatter_class=RawDescriptionHelpFormatter
@@ -80,7 +80,7 @@ def _add_data(parser: ArgumentParser) -> None:
         "--exclude", type=Path, action="append", default=[], metavar="FILE", help="texts not to train on; repeatable"
     )
     parser.add_argument("--license", default="other", metavar="NAME", help="of the drafter, for its card")
-    parser.add_argument("--max-prompts", type=count, metavar="N", help="use so many (default: all)")
+    parser.add_argument("--max-prompts", type=count, metavar="N", help="use at most N (default: all)")
     parser.add_argument("--held-out", type=count, default=256, metavar="N", help="prompts to judge by (default: 256)")
 
 
@@ -92,24 +92,41 @@ def _add_answers(parser: ArgumentParser) -> None:
         "--serving",
         choices=FORMATS,
         metavar="FORMAT",
-        help="it will be served in (default: whole floats)",
+        help="of the target that the drafter will serve (default: unquantised)",
     )
     group.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
     group.add_argument(
         "--max-length", type=count, default=1024, metavar="N", help="tokens of prompt and answer (default: 1024)"
     )
     group.add_argument("--max-new", type=count, default=320, metavar="N", help="tokens of an answer (default: 320)")
-    group.add_argument("--samples", type=count, metavar="N", help="to each prompt, all but one drawn (default: 1)")
-    group.add_argument("--sampled", type=_share, default=0.3, metavar="P", help="share not greedy (default: 0.3)")
-    group.add_argument("--temperature", type=_positive, default=0.8, metavar="T", help="of those (default: 0.8)")
-    group.add_argument("--answer-batch", type=count, default=256, metavar="N", help="at once, of a worker")
-    group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes a GPU (default: 4)")
+    group.add_argument(
+        "--samples", type=count, metavar="N", help="answers to each prompt, all but the first sampled (default: 1)"
+    )
+    group.add_argument(
+        "--sampled",
+        type=_share,
+        default=0.3,
+        metavar="P",
+        help="share of first answers that are sampled (default: 0.3)",
+    )
+    group.add_argument(
+        "--temperature", type=_positive, default=0.8, metavar="T", help="of sampled answers (default: 0.8)"
+    )
+    group.add_argument(
+        "--answer-batch", type=count, default=256, metavar="N", help="answers at once, per worker (default: 256)"
+    )
+    group.add_argument("--answer-workers", type=count, default=4, metavar="N", help="processes per GPU (default: 4)")
 
 
 def _add_shape(parser: ArgumentParser, kind: str) -> None:
     group = parser.add_argument_group("drafter")
     if kind == "eagle":
-        group.add_argument("--begin", metavar="HEAD", help="go on with this one: a directory, 'smollm2', or a hub id")
+        group.add_argument(
+            "--begin",
+            dest="initial_head",
+            metavar="HEAD",
+            help="go on with this one: a directory, 'smollm2', or a hub id",
+        )
         group.add_argument("--draft-vocab", type=count, metavar="N", help="tokens it knows (default: 16384, or HEAD's)")
         group.add_argument("--unroll", type=_unroll, metavar="N", help="steps ahead it learns (default: 5)")
         group.add_argument(
@@ -125,12 +142,12 @@ def _add_shape(parser: ArgumentParser, kind: str) -> None:
         group.add_argument("--packing", choices=("bf16", "int8", "int4"), help="of the file (default: bf16)")
 
 
-def _add_course(parser: ArgumentParser) -> None:
+def _add_schedule(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--minutes", type=_positive, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
-    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="a step (default: 16384)")
+    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="per step (default: 16384)")
     group.add_argument("--learning-rate", type=_positive, default=4e-3, metavar="R", help="its peak (default: 0.004)")
     group.add_argument("--aim", choices=("likelihood", "overlap"), help="overlap: for drawn text (default: likelihood)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
@@ -144,15 +161,14 @@ def run(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     from paceline.train.run import train
 
-    train(_job(args, kind=args.train), _say)
+    train(_train_options(args, kind=args.train), _say)
     return 0
 
 
 def _eval(args: Namespace) -> int:
-    from paceline.train.run import measure
+    from paceline.train.measure import measure
 
-    args.prompts = args.out = Path()  # nothing is read or written but the sets and the drafter
-    measure(_job(args, kind="eval"), args.drafter, print)
+    measure(_eval_options(args), print)
     return 0
 
 
@@ -160,18 +176,32 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _job(args: Namespace, *, kind: str) -> Job:
-    """What was given; the rest keeps the defaults of Job."""
-    from paceline.runner.loading.models import choose_device
-    from paceline.train.options import Job
+def _train_options(args: Namespace, *, kind: str) -> TrainOptions:
+    from paceline.train.options import TrainOptions
 
-    names = {field.name for field in fields(Job)}
-    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    return Job(
-        **given
-        | {"kind": kind, "device": choose_device(args.device), "evals": dict(args.eval)}
-        | {"excludes": getattr(args, "exclude", []), "command": shlex.join(["paceline", *sys.argv[1:]])}
-    )
+    made = {"kind": kind, "target": _target_options(args), "evals": dict(args.eval), "excludes": args.exclude}
+    made["command"] = shlex.join(["paceline", *sys.argv[1:]])
+    return TrainOptions(**_given(args, TrainOptions) | made)
+
+
+def _eval_options(args: Namespace) -> EvalOptions:
+    from paceline.train.options import EvalOptions
+
+    return EvalOptions(target=_target_options(args), drafter=args.drafter, evals=dict(args.eval), draft=args.draft)
+
+
+def _target_options(args: Namespace) -> TargetOptions:
+    from paceline.runner.loading.models import choose_device
+    from paceline.train.options import TargetOptions
+
+    given = _given(args, TargetOptions) | {"device": choose_device(args.device)}
+    return TargetOptions(model=args.target, **given)
+
+
+def _given(args: Namespace, options: type) -> dict[str, Any]:
+    """Arguments that the user gave, by the fields of `options`; the other fields keep their defaults."""
+    names = {field.name for field in fields(options)}
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -182,6 +212,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _share(text: str) -> float:
+    """A share from 0 to 1."""
     try:
         value = float(text)
     except ValueError:

@@ -1,273 +1,245 @@
-"""From a target and a file of prompts to a drafter: answer, begin, train, measure, write.
+"""A training from start to end: answer the prompts, create the student, train it, measure it, write the drafter.
 
-Whatever is done is kept under `Job.work`; the same command goes on where the last one ended, however it ended.
+Finished work is kept under `TrainOptions.work`; the same command resumes where the last one ended, however it ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from paceline.errors import InvalidRequest
-from paceline.models.load import LoadedModel, load_model, open_model
-from paceline.models.weights import Format
-from paceline.runner.loading.memory import memory_for
-from paceline.train.data.answering import Crew, answer
-from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore, Exchange, Question
+from paceline.models.load import open_model
+from paceline.train.data.answering import Report, Workers, answer
+from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore, Exchange
 from paceline.train.data.batches import in_order
-from paceline.train.data.prompts import read_prompts, sources
+from paceline.train.data.split import Split, split_prompts
+from paceline.train.data.teacher import load_target
 from paceline.train.loop import checkpoint
 from paceline.train.loop.checkpoint import Progress
 from paceline.train.loop.parallel import World
-from paceline.train.loop.score import Score, evaluate
-from paceline.train.loop.trainer import Course, Line, Trainer
-from paceline.train.options import Curriculum, Job, curriculum
+from paceline.train.loop.score import Score
+from paceline.train.loop.trainer import ProgressReport, Schedule, Trainer
+from paceline.train.measure import Say, measure_sets
+from paceline.train.options import TrainOptions
 from paceline.train.output.card import Facts, card
 from paceline.train.output.curves import curves
-from paceline.train.output.storage import replace_folder
-from paceline.train.students.eagle import EagleHead
-from paceline.train.students.kinds import Beginning, begin, read_drafter
-from paceline.train.students.published import beginning
+from paceline.train.storage import replace_folder
+from paceline.train.students.kinds import Start, new_student
+from paceline.train.students.published import read_initial_head
 from paceline.train.students.student import Student
 
-Say = Callable[[str], None]
-STUDIED = 256  # answers, to see how a head's rows are spread
+SKETCH_EXCHANGES = 256  # exchanges that a student's `finish` sees
+REPORT_SECONDS = 5.0  # between two reports of how many prompts are answered
 
 
 @dataclass(slots=True)
-class Lesson:
-    """One training, from the questions to the drafter."""
+class TrainRun:
+    """One training with answers and a student: what the trainer starts from, and what it reports to."""
 
-    job: Job
+    options: TrainOptions
     world: World
     say: Say
-    plan: Curriculum
+    split: Split
     sets: dict[str, list[Exchange]]
-    start: Beginning
+    start: Start
     progress: Progress
 
-    def facts(self, scores: Mapping[str, tuple[int, Score]]) -> Facts:
-        job, trained, vocabulary = self.job, self.sets[TRAIN], self.start.vocabulary
+    def write(self, scores: Mapping[str, Score]) -> None:
+        """Write the drafter with its card and curves."""
+        files = self.start.student.files()
+        files["README.md"] = card(self._facts(scores))
+        files["curves.svg"] = curves(self.progress.curve, self.progress.history)
+        replace_folder(self.options.out, files)
+
+    def on_score(self, progress: Progress, score: Score, better: bool) -> None:
+        """Say an evaluation's score; write the drafter if it is the best so far."""
+        shares = " ".join(f"{share:.3f}" for share in score.by_position)
+        note = "  (best)" if better else ""
+        self.say(f"held-out: {score.tokens_per_round:.3f} tokens per round, accepted by position {shares}{note}")
+        if better:
+            self.write({HELD_OUT: score})
+
+    def on_report(self, report: ProgressReport) -> None:
+        if self.world.first:
+            loss, agreement = (" ".join(f"{value:.3f}" for value in each) for each in (report.loss, report.agreement))
+            self.say(
+                f"{report.done:4.0%} step {report.progress.step} epoch {report.progress.epoch}  loss {loss}  "
+                f"agrees {agreement}  {report.tokens_per_second / 1e3:.1f}k tok/s  "
+                f"{report.seconds_left / 60:.1f} min left"
+            )
+
+    def _facts(self, scores: Mapping[str, Score]) -> Facts:
+        options, trained, vocabulary = self.options, self.sets[TRAIN], self.start.vocabulary
         return Facts(
-            kind=job.kind,
-            target=job.target.rstrip("/").rpartition("/")[2],
-            license=job.license,
+            kind=options.kind,
+            target=options.target.model.rstrip("/").rpartition("/")[2],
+            license=options.license,
             parameters=sum(param.numel() for param in self.start.student.params.values()),
-            packing=job.packing,
-            scores=scores,
-            sources=sources(self.plan.trained),
-            left_out=self.plan.left_out,
+            packing=options.packing,
+            scores={name: (len(self.sets[name]), score) for name, score in scores.items()},
+            sources=self.split.sources,
+            left_out=self.split.left_out,
             answers=len(trained),
             answer_tokens=sum(exchange.answer for exchange in trained),
-            sampled=self.plan.sampled,
-            temperature=job.temperature,
+            sampled=self.split.sampled,
+            temperature=options.temperature,
             vocabulary=(len(vocabulary.ids), vocabulary.coverage) if vocabulary else None,
             origin=(self.start.origin.name, self.start.origin.license) if self.start.origin else None,
             steps=self.progress.best_step,
             minutes=self.progress.seconds / 60,
             device=_device_name(self.world),
-            command=job.command,
-            max_new=job.max_new,
+            command=options.command,
+            max_new=options.target.max_new,
         )
 
-    def write(self, scores: Mapping[str, tuple[int, Score]]) -> None:
-        files = self.start.student.files()
-        files["README.md"] = card(self.facts(scores))
-        files["curves.svg"] = curves(self.progress.curve, self.progress.history)
-        replace_folder(self.job.out, files)
 
-    def on_score(self, progress: Progress, score: Score, better: bool) -> None:
-        shares = " ".join(f"{share:.3f}" for share in score.by_position)
-        note = "  (best)" if better else ""
-        self.say(f"held-out: {score.tokens_per_round:.3f} tokens per round, accepted by position {shares}{note}")
-        if better:
-            self.write({HELD_OUT: (len(self.sets[HELD_OUT]), score)})
-
-    def on_line(self, line: Line) -> None:
-        if self.world.first:
-            loss, agreement = (" ".join(f"{value:.3f}" for value in values) for values in (line.loss, line.agreement))
-            self.say(
-                f"{line.done:4.0%} step {line.progress.step} epoch {line.progress.epoch}  loss {loss}  "
-                f"agrees {agreement}  {line.tokens_per_second / 1e3:.1f}k tok/s  {line.seconds_left / 60:.1f} min left"
-            )
-
-
-def train(job: Job, say: Say) -> dict[str, Score]:
-    """The drafter in `job.out`; what came of each set that it was measured on."""
-    world = World.join(job.device)
+def train(options: TrainOptions, say: Say) -> dict[str, Score]:
+    """Train a drafter and write it to `options.out`; return its score on each set that was not trained on."""
+    world = World.join(options.target.device)
     try:
-        return _train(job, world, say if world.first else lambda text: None)
+        return _train(options, world, say if world.first else lambda text: None)
     finally:
         world.leave()
 
 
-def _train(job: Job, world: World, say: Say) -> dict[str, Score]:
-    if job.begin is not None:
-        beginning(job, open_model(job.target).config)  # what does not fit is said before anything is answered
-    plan = curriculum(job)
-    say(f"{len(plan.trained)} prompts to train on, {job.held_out} held out, {plan.left_out} left out for overlap")
-    sets = _answers(job, plan, world, say)
-    model = _load(job, world.device)
-    lesson = _begin(job, plan, sets, model, world, say)
-    trainer = _trainer(lesson)
+def _train(options: TrainOptions, world: World, say: Say) -> dict[str, Score]:
+    if options.initial_head is not None:
+        # A head that does not fit is an error before any prompt is answered.
+        read_initial_head(options, open_model(options.target.model).config)
+    split = split_prompts(options)
+    say(f"{len(split.trained)} prompts to train on, {options.held_out} held out, {split.left_out} left out for overlap")
+    sets = _answers(options, split, world, say)
+    run = _prepare(options, split, sets, world, say)
+    trainer = _trainer(run)
     if trainer.progress.finished:
         say("training had already ended; measuring")
     else:
         trainer.run()
-    return _finish(lesson, trainer) if world.first else {}
+    return _finish(run, trainer) if world.first else {}
 
 
-def _answers(job: Job, plan: Curriculum, world: World, say: Say) -> dict[str, list[Exchange]]:
+def _answers(options: TrainOptions, split: Split, world: World, say: Say) -> dict[str, list[Exchange]]:
+    """Answer what is not answered yet, and return the exchanges of each set."""
+    place, settings = options.work / "answers", options.answer_settings
     if world.first:
-        AnswerStore.create(job.work / "answers", job.answers, plan.questions)
+        AnswerStore.create(place, settings, split.questions)
     world.wait()
-    store = AnswerStore.create(job.work / "answers", job.answers, plan.questions)
-    crew = Crew(
-        device=job.device,
-        batch=job.answer_batch,
-        workers=job.answer_workers,
-        threads=job.threads,
-        part=world.rank,
-        parts=world.size,
-    )
-    began, last = time.monotonic(), [0.0]
-
-    def report(done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - last[0] >= 5 or done == total:
-            last[0] = now
-            say(f"answers: {done}/{total} shards, {now - began:.0f} s")
-
-    answer(store, crew, report)
+    store = AnswerStore.create(place, settings, split.questions)
+    answer(store, Workers.of(options.target, part=world.rank, parts=world.size), _shard_report(say))
     world.wait()
     sets = store.read()
     tokens = sum(exchange.answer for exchange in sets[TRAIN])
     say(f"{len(sets[TRAIN])} answers with {tokens} tokens to learn from")
     for name, exchanges in sets.items():
         if not exchanges:
-            raise InvalidRequest(f"no prompt of the set {name!r} got an answer: raise --max-length ({job.max_length})")
+            raise InvalidRequest(
+                f"no prompt of the set {name!r} got an answer: raise --max-length ({options.target.max_length})"
+            )
     return sets
 
 
-def _load(job: Job, device: torch.device) -> LoadedModel:
-    """The target as the drafter will meet it."""
-    whole: Format = "bf16" if device.type == "cuda" else "fp32"
-    with memory_for(f"the weights of {job.target}", "choose a smaller target"):
-        return load_model(job.target, format=job.serving or whole, device=device)
+def _shard_report(say: Say) -> Report:
+    """Say how many shards are answered, every few seconds and at the end."""
+    started, last = time.monotonic(), 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPORT_SECONDS or done == total:
+            last = now
+            say(f"answers: {done}/{total} shards, {now - started:.0f} s")
+
+    return report
 
 
-def _begin(
-    job: Job, plan: Curriculum, sets: dict[str, list[Exchange]], model: LoadedModel, world: World, say: Say
-) -> Lesson:
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
-    start = begin(job, model, sets[TRAIN], device=world.device)
-    start.teacher.aim = job.aim
+def _prepare(options: TrainOptions, split: Split, sets: dict[str, list[Exchange]], world: World, say: Say) -> TrainRun:
+    """Load the target and create the student."""
+    model = load_target(options.target, world.device)
+    if options.target.threads is not None:
+        torch.set_num_threads(options.target.threads)
+    start = new_student(options, model, sets[TRAIN], device=world.device)
     if start.vocabulary is not None:
         tokens, coverage = len(start.vocabulary.ids), start.vocabulary.coverage
         say(f"draft vocabulary: {tokens} tokens, {coverage:.2%} of the answers")
-    return Lesson(job, world, say, plan, sets, start, Progress(settings=_settings(job, world)))
+    return TrainRun(options, world, say, split, sets, start, Progress(settings=_settings(options, world)))
 
 
-def _settings(job: Job, world: World) -> dict[str, object]:
-    """What must not change between two runs of one training."""
-    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing", "serving")
-    course = ("aim", "batch_tokens", "learning_rate", "max_steps", "seed", "begin")
-    return {name: getattr(job, name) for name in shape + course} | {"processes": world.size}
+def _settings(options: TrainOptions, world: World) -> dict[str, object]:
+    """Options that must not change when a training resumes, by the names that checkpoints have for them."""
+    shape = ("kind", "draft_vocab", "unroll", "intermediate", "heads", "hidden", "layers", "packing")
+    course = ("aim", "batch_tokens", "learning_rate", "max_steps", "seed")
+    return {name: getattr(options, name) for name in shape + course} | {
+        "serving": options.target.serving,
+        "begin": options.initial_head,
+        "processes": world.size,
+    }
 
 
-def _trainer(lesson: Lesson) -> Trainer:
-    """New, or from the checkpoint that is there."""
-    job, path = lesson.job, lesson.job.work / "checkpoint.safetensors"
-    course = Course(
-        minutes=job.minutes,
-        max_steps=job.max_steps,
-        batch_tokens=job.batch_tokens,
-        learning_rate=job.learning_rate,
-        seed=job.seed,
-        evaluations=job.evaluations,
-        draft=job.draft,
-    )
+def _trainer(run: TrainRun) -> Trainer:
+    """Create the trainer, and restore the checkpoint if there is one."""
+    path = run.options.work / "checkpoint.safetensors"
     groups: dict[str, dict[str, torch.Tensor]] = {}
     if path.exists():
-        lesson.progress, groups = checkpoint.load(path, lesson.progress.settings)
-        lesson.say(f"going on from step {lesson.progress.step}, {lesson.progress.seconds / 60:.1f} minutes of training")
+        run.progress, groups = checkpoint.load(path, run.progress.settings)
+        run.say(f"going on from step {run.progress.step}, {run.progress.seconds / 60:.1f} minutes of training")
     trainer = Trainer(
-        student=lesson.start.student,
-        teacher=lesson.start.teacher,
-        begun=lesson.start.origin is not None,
-        train=lesson.sets[TRAIN],
-        held_out=lesson.sets[HELD_OUT],
-        course=course,
-        world=lesson.world,
+        student=run.start.student,
+        teacher=run.start.teacher,
+        train=run.sets[TRAIN],
+        held_out=run.sets[HELD_OUT],
+        schedule=_schedule(run.options),
+        aim=run.options.aim,
+        score_first=run.start.origin is not None,
+        world=run.world,
         path=path,
-        progress=lesson.progress,
-        on_line=lesson.on_line,
-        on_score=lesson.on_score,
+        progress=run.progress,
+        on_report=run.on_report,
+        on_score=run.on_score,
     )
     if groups:
-        _put(lesson.start.student, groups["param"], groups["constant"])
-        trainer.best = {name: tensor.to(lesson.world.device) for name, tensor in groups["best"].items()}
-        trainer.optimiser.recall(groups)
+        _load_weights(run.start.student, groups["param"], groups["constant"])
+        trainer.best = {name: tensor.to(run.world.device) for name, tensor in groups["best"].items()}
+        trainer.optimiser.load_state(groups)
     return trainer
 
 
+def _schedule(options: TrainOptions) -> Schedule:
+    return Schedule(
+        minutes=options.minutes,
+        max_steps=options.max_steps,
+        batch_tokens=options.batch_tokens,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+        evaluations=options.evaluations,
+        draft=options.draft,
+    )
+
+
 @torch.no_grad()
-def _put(student: Student, params: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]) -> None:
+def _load_weights(student: Student, params: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in student.params.items():
         tensor.copy_(params[name])
     for name, tensor in student.constants.items():
         tensor.copy_(constants[name])
 
 
-def _finish(lesson: Lesson, trainer: Trainer) -> dict[str, Score]:
+def _finish(run: TrainRun, trainer: Trainer) -> dict[str, Score]:
     """Measure the best weights on every set, and write the drafter with its card."""
+    student, teacher, device = run.start.student, run.start.teacher, run.world.device
     if trainer.best:
-        _put(lesson.start.student, trainer.best, lesson.start.student.constants)
-    student, device = lesson.start.student, lesson.world.device
-    if isinstance(student, EagleHead):
-        some = in_order(lesson.sets[TRAIN][:STUDIED], tokens=lesson.job.batch_tokens)
-        student.study(lesson.start.teacher, (texts.to(device) for texts in some))
-    sets = {name: exchanges for name, exchanges in lesson.sets.items() if name != TRAIN}
-    scores = _measure(lesson.start, sets, lesson.job, device, lesson.say)
-    lesson.write(scores)
-    lesson.say(f"written: {lesson.job.out}")
-    return {name: score for name, (_, score) in scores.items()}
-
-
-def _measure(
-    there: Beginning, sets: Mapping[str, list[Exchange]], job: Job, device: torch.device, say: Say
-) -> dict[str, tuple[int, Score]]:
-    scores = {}
-    for name, exchanges in sets.items():
-        score = evaluate(
-            there.student, there.teacher, exchanges, draft=job.draft, tokens=job.batch_tokens, device=device
-        )
-        scores[name] = (len(exchanges), score)
-        shares = " ".join(f"{share:.3f}" for share in score.by_position)
-        say(
-            f"{name}: {score.tokens_per_round:.3f} tokens per round over {len(exchanges)} prompts, by position {shares}"
-        )
+        _load_weights(student, trainer.best, student.constants)
+    tokens = run.options.batch_tokens
+    some = in_order(run.sets[TRAIN][:SKETCH_EXCHANGES], tokens=tokens)
+    student.finish(teacher, (texts.to(device) for texts in some))
+    sets = {name: exchanges for name, exchanges in run.sets.items() if name != TRAIN}
+    scores = measure_sets(student, teacher, sets, draft=run.options.draft, tokens=tokens, device=device, say=run.say)
+    run.write(scores)
+    run.say(f"written: {run.options.out}")
     return scores
-
-
-def measure(job: Job, drafter: Path, say: Say) -> dict[str, Score]:
-    """A drafter that is there already, on the sets of the job; nothing is kept."""
-    device = torch.device(job.device)
-    with TemporaryDirectory() as place:
-        questions = [Question(name, one.text) for name, path in job.evals.items() for one in read_prompts(path)]
-        store = AnswerStore.create(Path(place) / "answers", job.answers, questions)
-        crew = Crew(device=job.device, batch=job.answer_batch, workers=job.answer_workers, threads=job.threads)
-        answer(store, crew, lambda done, total: None)
-        sets = store.read()
-    there = read_drafter(drafter, _load(job, device), device=device)
-    scores = _measure(there, sets, job, device, say)
-    return {name: score for name, (_, score) in scores.items()}
 
 
 def _device_name(world: World) -> str:

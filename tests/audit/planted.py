@@ -14,6 +14,7 @@ from paceline.draft import Draft
 from paceline.engine import judge
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Work
+from paceline.engine.stepper import Landing
 from paceline.sampling.sampler import Sampler
 from paceline.types import Verdict
 
@@ -45,14 +46,14 @@ def keeps_a_rejected_slot(patch: pytest.MonkeyPatch) -> None:
     """The keys and values of the first rejected token stay, in the place of the last that was accepted."""
     commit = Engine._commit
 
-    def kept(self: Engine, work: Work, verdict: Verdict | None) -> list[int]:
-        tokens = commit(self, work, verdict)
-        if verdict is not None and len(verdict.path) < len(work.draft):
-            assert work.sequence.span is not None
-            end = work.start + work.count + len(verdict.path)
-            slots = self._cache.slots(work.sequence.span, end - 1, end + 1)
-            self._cache._memory.move(slots[1:], slots[:1])
-        return tokens
+    def kept(self: Engine, landing: Landing) -> None:
+        commit(self, landing)
+        for work in landing.works:
+            if work.verdict is not None and len(work.verdict.path) < len(work.draft):
+                assert work.sequence.span is not None
+                end = work.start + work.count + len(work.verdict.path)
+                slots = self._cache.slots(work.sequence.span, end - 1, end + 1)
+                self._cache._memory.move(slots[1:], slots[:1])
 
     patch.setattr(Engine, "_commit", kept)
 

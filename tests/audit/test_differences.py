@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.audit.arithmetic import Arithmetic
-from paceline.audit.differences import Kind, compare, shortfalls
+from paceline.audit.differences import DifferenceKind, compare, shortfalls
 from paceline.audit.replay import Replay
 from paceline.engine.probe import Probe
 from paceline.types import Finish, Origin, Request, SamplingParams
@@ -65,8 +65,8 @@ def test_what_a_filter_excludes_is_out_of_reach_but_at_its_border(options: dict[
 
 
 def replayed(tokens: list[int], finish: Finish = Finish.LENGTH, text: str = "") -> Replay:
-    rounds = [1, 2, 2, 2, 3][: len(tokens)]
-    return Replay(tokens=tokens, origins=[Origin.ACCEPTED] * len(tokens), rounds=rounds, finish=finish, text=text)
+    steps = [1, 2, 2, 2, 3][: len(tokens)]
+    return Replay(tokens=tokens, origins=[Origin.ACCEPTED] * len(tokens), steps=steps, finish=finish, text=text)
 
 
 def test_where_a_difference_is() -> None:
@@ -78,7 +78,7 @@ def test_where_a_difference_is() -> None:
     assert compare(engine, REQUEST, replayed(truth), replayed(truth), by) is None
     found = compare(engine, REQUEST, replayed(truth), replayed(wrong), by)
     assert found is not None
-    assert (found.kind, found.position, found.round, found.place) == (Kind.STRUCTURAL, 2, 2, 1)
+    assert (found.kind, found.position, found.step, found.place) == (DifferenceKind.STRUCTURAL, 2, 2, 1)
     assert (found.plain, found.replayed, found.expected) == (truth[2], wrong[2], truth[2])
     turned = compare(engine, REQUEST, replayed(wrong), replayed(truth), by)
     assert turned is not None
@@ -93,7 +93,7 @@ def test_two_close_tokens_far_from_the_right_one_are_no_tie() -> None:
     assert abs(float(found.logits[low[0]] - found.logits[low[1]])) < 1
     difference = compare(engine, REQUEST, replayed(low[:1]), replayed(low[1:]), loose)
     assert difference is not None
-    assert difference.kind is Kind.STRUCTURAL
+    assert difference.kind is DifferenceKind.STRUCTURAL
     assert "neither" in difference.reason
 
 
@@ -109,7 +109,7 @@ def test_two_close_tokens_far_from_the_right_one_are_no_tie() -> None:
 def test_ends_and_texts_are_compared(other: Replay, reason: str) -> None:
     found = compare(build("toy").engine, REQUEST, replayed([3, 4, 5]), other, Arithmetic(bitwise=True))
     assert found is not None
-    assert found.kind is Kind.STRUCTURAL
+    assert found.kind is DifferenceKind.STRUCTURAL
     assert reason in found.reason
 
 

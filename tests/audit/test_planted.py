@@ -52,10 +52,10 @@ def test_a_planted_bug_is_found_and_named(
     assert (first["kind"], first["drafter"]) == ("structural", "model")
     assert first["plain"] != first["replayed"]
     assert first["expected"] == first["plain"]  # the target, asked anew, agrees with the plain answer
-    assert first["round"] > 1  # the first round reads the prompt, without a draft
+    assert first["step"] == first["round"] > 1  # the first step reads the prompt, without a draft
     line = next(line for line in told.out.splitlines() if line.startswith("STRUCTURAL"))
     assert f"prompt {first['prompt_number']} ({first['prompt']})" in line
-    assert f"token {first['position'] + 1} of the answer, round {first['round']}" in line
+    assert f"token {first['position'] + 1} of the answer, step {first['step']}" in line
     assert f"plain {first['plain']} " in line
     assert f"replayed {first['replayed']} " in line
     assert "CHANGED" in told.out

@@ -8,7 +8,7 @@ import torch
 
 from paceline.audit.arithmetic import Arithmetic
 from paceline.audit.cases import ALONE, Group, items, variants
-from paceline.audit.differences import Kind
+from paceline.audit.differences import DifferenceKind
 from paceline.audit.run import Findings, Scope, audit
 from paceline.errors import EngineDead
 from paceline.kernels.base import Batch, Output
@@ -108,7 +108,7 @@ FLOAT32 = Arithmetic.rounded(torch.float32, layers=30, width=1536)
 def test_a_flip_within_the_arithmetic_is_a_near_tie() -> None:
     found = audited(wavering(3e-5), scope("noisy"), arithmetic=FLOAT32)
     assert found.passed
-    assert found.prompts_by_worst()[Kind.NEAR_TIE] > 0
+    assert found.prompts_by_worst()[DifferenceKind.NEAR_TIE] > 0
     assert not found.structural
     for _, judged in found.differences:
         assert judged.difference is not None
@@ -118,13 +118,13 @@ def test_a_flip_within_the_arithmetic_is_a_near_tie() -> None:
 def test_a_flip_beyond_the_arithmetic_is_structural() -> None:
     found = audited(wavering(0.5), scope("noisy"), arithmetic=FLOAT32)
     assert not found.passed
-    assert found.prompts_by_worst()[Kind.STRUCTURAL] > 0
+    assert found.prompts_by_worst()[DifferenceKind.STRUCTURAL] > 0
 
 
 def test_where_arithmetic_is_bitwise_no_flip_is_a_near_tie() -> None:
     found = audited(wavering(3e-5), scope("noisy"), arithmetic=BITWISE)
     assert found.structural
-    assert found.prompts_by_worst()[Kind.NEAR_TIE] == 0
+    assert found.prompts_by_worst()[DifferenceKind.NEAR_TIE] == 0
 
 
 def test_plain_neighbours_are_compared_too() -> None:

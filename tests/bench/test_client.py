@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.bench.client import Client, Outcome, body, root_of
-from paceline.bench.workloads import Ask
+from paceline.bench.client import Client, RequestOutcome, body, root_of
+from paceline.bench.workloads import BenchPrompt
 from paceline.errors import InvalidRequest
 from tests.bench.fake_server import END, STREAM, Answer, Body, FakeServer, delta, event, good, piece, plain, serving
 
-ASK = Ask("a", "chat", messages=({"role": "user", "content": "hello"},), max_tokens=5, seed=3)
+PROMPT = BenchPrompt("a", "chat", messages=({"role": "user", "content": "hello"},), max_tokens=5, seed=3)
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 
 
-def ask(answer: Answer, *, timeout: float = 5.0) -> Outcome:
-    async def once(url: str) -> Outcome:
+def ask(answer: Answer, *, timeout: float = 5.0) -> RequestOutcome:
+    async def once(url: str) -> RequestOutcome:
         client = Client(url, timeout=timeout)
         try:
-            return await client.ask(ASK, {"model": "m"})
+            return await client.send(PROMPT, {"model": "m"})
         finally:
             await client.close()
 
@@ -56,7 +56,7 @@ def test_a_chunk_may_be_cut_anywhere_and_comments_are_passed_over() -> None:
 
 def test_tokens_of_each_chunk_where_the_server_counts_them() -> None:
     pieces = [delta("a", usage={"completion_tokens": 1}), delta("bcd", usage={"completion_tokens": 4})]
-    assert ask(sends(STREAM, *pieces, FINISH, event(b"[DONE]") + END)).bursts == [1, 3]
+    assert ask(sends(STREAM, *pieces, FINISH, event(b"[DONE]") + END)).chunk_tokens == [1, 3]
 
 
 def test_without_usage_chunks_count() -> None:
@@ -100,10 +100,10 @@ def test_a_server_that_falls_silent() -> None:
 
 
 def test_nobody_there() -> None:
-    async def once() -> Outcome:
+    async def once() -> RequestOutcome:
         client = Client("http://127.0.0.1:9", timeout=2)
         try:
-            return await client.ask(ASK, {})
+            return await client.send(PROMPT, {})
         finally:
             await client.close()
 
@@ -129,9 +129,9 @@ def test_addresses() -> None:
 
 
 def test_bodies() -> None:
-    recorded = Ask("r", "chat", tokens=(1, 2), max_tokens=5)
-    assert body(ASK, "chat", {"seed": 9})["seed"] == 9
-    assert body(ASK, "completions", {})["prompt"] == "hello"
+    recorded = BenchPrompt("r", "chat", tokens=(1, 2), max_tokens=5)
+    assert body(PROMPT, "chat", {"seed": 9})["seed"] == 9
+    assert body(PROMPT, "completions", {})["prompt"] == "hello"
     assert body(recorded, "completions", {})["prompt"] == [1, 2]
     with pytest.raises(InvalidRequest, match="--endpoint completions"):
         body(recorded, "chat", {})

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paceline.bench import engine as bench
-from paceline.bench import machine, report
-from paceline.bench.engine import Bytes, Measured, Run, Setup
+from paceline.bench import engine_record, machine
+from paceline.bench.engine import BatchRun, Measured, MemoryTraffic, Setup
 from paceline.drafters.registry import Recipe
 from paceline.engine.stats import EngineStats
 from paceline.errors import EngineDead, InvalidRequest
@@ -20,7 +20,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import Finish, TokenEvent
 
 SETUP = Setup(target="tiny", drafter="ngram", batches=(2,), prompt_tokens=10, output_tokens=4)
-PLAIN = Run(
+PLAIN = BatchRun(
     mode="plain",
     batch=2,
     round=0,
@@ -29,7 +29,7 @@ PLAIN = Run(
     to_the_end_tok_s=40.0,
     total_tok_s=22.0,
     steps=50,
-    turns=100,
+    sequence_steps=100,
     drafted=0,
     accepted=0,
     preemptions=0,
@@ -40,7 +40,9 @@ PLAIN = Run(
     wait_seconds=0.5,
     outputs=((1, 2), (3, 4)),
 )
-FAST = replace(PLAIN, mode="speculative", seconds=1.0, steps=20, turns=40, drafted=160, accepted=60, draft_seconds=0.5)
+FAST = replace(
+    PLAIN, mode="speculative", seconds=1.0, steps=20, sequence_steps=40, drafted=160, accepted=60, draft_seconds=0.5
+)
 
 
 class ScriptedEngine:
@@ -73,7 +75,7 @@ class ScriptedEngine:
         return TokenEvent(request_id=request_id, sample=0, tokens=(7,) * count, finish=finish, error=self._error)
 
 
-def run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> BatchRun:
     clock = itertools.count()
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)) ** 2)  # 0, 1, 4
     asked = bench.requests(SETUP, 2, mode="plain", round=0, vocab_size=50)
@@ -85,7 +87,7 @@ def test_speed_counts_from_the_moment_all_have_their_first_token(monkeypatch: py
     engine = ScriptedEngine(*first, *later)
     found = run(engine, monkeypatch)  # the clock: 0 at the beginning, 1 when both have a token, then 4, 9, 16
     assert engine.submitted == ["0", "1"]
-    assert (found.tokens, found.seconds, found.turns) == (2, 3.0, 2)  # one step: the second ends request 0
+    assert (found.tokens, found.seconds, found.sequence_steps) == (2, 3.0, 2)  # one step: the second ends request 0
     assert (found.steps, found.verify_seconds) == (1, 1.0)
     assert found.to_the_end_tok_s == 5 / 15
     assert found.total_tok_s == 8 / 16
@@ -161,9 +163,9 @@ def test_what_cannot_be_measured(changes: dict[str, Any], message: str) -> None:
 
 
 def test_the_bytes_of_a_step() -> None:
-    bytes = Bytes(target_weights=1000, target_kv=10, drafter_weights=100, drafter_kv=1)
-    assert bytes.a_step(sequences=2, context=5, draft_passes=0) == 1100
-    assert bytes.a_step(sequences=2, context=5, draft_passes=4) == 1100 + 4 * 110
+    bytes = MemoryTraffic(target_weights=1000, target_kv=10, drafter_weights=100, drafter_kv=1)
+    assert bytes.per_step(sequences=2, context=5, draft_passes=0) == 1100
+    assert bytes.per_step(sequences=2, context=5, draft_passes=4) == 1100 + 4 * 110
 
 
 @pytest.mark.parametrize(
@@ -178,17 +180,17 @@ def test_what_a_drafter_reads(drafter: Any, weights: int, kv: int) -> None:
     target = SimpleNamespace(pass_bytes=1000, page_bytes=10 * PAGE_SIZE)
     made = Recipe(name="it", build=lambda setting: None, **drafter)
     parts: Any = SimpleNamespace(target=target, drafters={"it": made})
-    expected = Bytes(target_weights=1000, target_kv=10, drafter_weights=weights, drafter_kv=kv)
-    assert bench.bytes_of(parts) == expected
+    expected = MemoryTraffic(target_weights=1000, target_kv=10, drafter_weights=weights, drafter_kv=kv)
+    assert bench.traffic_of(parts) == expected
 
 
-def measured(*runs: Run, **changes: Any) -> Measured:
+def measured(*runs: BatchRun, **changes: Any) -> Measured:
     device = changes.pop("device", "cpu")
-    cost = Bytes(target_weights=760, target_kv=10, drafter_weights=240, drafter_kv=0)
+    cost = MemoryTraffic(target_weights=760, target_kv=10, drafter_weights=240, drafter_kv=0)
     return Measured(
         setup=replace(SETUP, **changes),
         runs=runs,
-        bytes=dict.fromkeys(("plain", "speculative", "off"), cost),
+        traffic=dict.fromkeys(("plain", "speculative", "off"), cost),
         engines={"plain": {"bitwise": True}},
         bandwidth=1e5,
         interleaved=True,
@@ -200,14 +202,14 @@ def test_the_ratio_is_that_of_runs_of_one_round() -> None:
     slow = [replace(run, round=1, seconds=run.seconds * 10) for run in (PLAIN, replace(FAST, seconds=0.5))]
     odd = [replace(PLAIN, round=2), replace(FAST, round=2, seconds=0.1)]
     found = measured(PLAIN, FAST, *slow, *odd)
-    assert report.ratio(found, 2, "speculative") == 4.0  # of 2, 4 and 20
+    assert engine_record.ratio(found, 2, "speculative") == 4.0  # of 2, 4 and 20
 
 
 def test_the_numbers_of_a_batch() -> None:
-    [batch] = report.record(measured(PLAIN, FAST), command="paceline bench engine")["batches"]
+    [batch] = engine_record.record(measured(PLAIN, FAST), command="paceline bench engine")["batches"]
     plain, fast = batch["plain"], batch["speculative"]
     assert (plain["tok_s"], plain["total_tok_s"], batch["ratio"]) == (50.0, 22.0, 2.0)
-    assert (plain["tokens_per_round"], fast["tokens_per_round"]) == (1.0, 2.5)
+    assert (plain["tokens_per_step"], fast["tokens_per_step"]) == (1.0, 2.5)
     assert (plain["accepted_share"], fast["accepted_share"]) == (None, 0.375)
     assert fast["parts_ms"] == {"draft": 25.0, "verify": 75.0, "accept": 12.5, "host": 6.25, "wait": 25.0}
     assert (plain["host_share"], fast["host_share"]) == (0.0625, 0.125)
@@ -220,30 +222,30 @@ def test_the_numbers_of_a_batch() -> None:
 
 
 def test_a_gpu_is_idle_while_no_part_of_a_round_runs() -> None:
-    [batch] = report.record(measured(PLAIN, device="cuda"), command="")["batches"]
+    [batch] = engine_record.record(measured(PLAIN, device="cuda"), command="")["batches"]
     assert batch["plain"]["gpu_idle"] == pytest.approx(1 - 1.75 / 2.0)
     assert "speculative" not in batch
     unknown = replace(PLAIN, verify_seconds=0.0, accept_seconds=0.0)
-    [batch] = report.record(measured(unknown, device="cuda"), command="")["batches"]
+    [batch] = engine_record.record(measured(unknown, device="cuda"), command="")["batches"]
     assert batch["plain"]["gpu_idle"] is None
 
 
 def test_synthetic_numbers_are_called_so_everywhere() -> None:
     off = replace(PLAIN, mode="off", seconds=2.5)
-    record = report.record(measured(PLAIN, FAST, off, acceptance=0.8), command="")
+    record = engine_record.record(measured(PLAIN, FAST, off, acceptance=0.8), command="")
     [batch] = record["batches"]
     assert record["acceptance"] == "synthetic 0.8"
     assert set(batch) == {"batch", "plain", "synthetic_speculative", "synthetic_ratio", "off", "off_ratio"}
     assert batch["off_ratio"] == 0.8
-    text = report.text(record)
+    text = engine_record.text(record)
     assert "SYNTHETIC acceptance of 0.8" in text
     assert [line.split()[1] for line in text.splitlines() if line.split()[:1] == ["2"]] == ["plain", "synthetic", "off"]
-    assert "SYNTHETIC" not in report.text(report.record(measured(PLAIN, FAST), command=""))
+    assert "SYNTHETIC" not in engine_record.text(engine_record.record(measured(PLAIN, FAST), command=""))
 
 
 def test_other_tokens_than_plain_are_counted() -> None:
     found = measured(PLAIN, replace(FAST, outputs=((1, 2), (3, 5))))
-    assert report.same_tokens(found, 2) == "1/2"
+    assert engine_record.same_tokens(found, 2) == "1/2"
 
 
 def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.bench.arrivals import Load, times
-from paceline.bench.counters import Counters, read_counters
-from paceline.bench.workloads import asks
+from paceline.bench.counters import SpecCounters, read_counters
+from paceline.bench.workloads import workload
 from paceline.errors import InvalidRequest
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Rounds.
@@ -26,8 +26,8 @@ vllm:num_requests_running 3
 
 
 def test_counters_are_read_and_subtracted() -> None:
-    after, before = read_counters(METRICS), Counters(drafts=5, drafted=20, accepted=5, by_position={0: 4})
-    assert after == Counters(10, 40, 15, {0: 9, 1: 6})
+    after, before = read_counters(METRICS), SpecCounters(drafts=5, drafted=20, accepted=5, by_position={0: 4})
+    assert after == SpecCounters(10, 40, 15, {0: 9, 1: 6})
     found = (after - before).record()
     assert found["spec_decode_acceptance_rate"] == 50
     assert found["spec_decode_acceptance_length"] == 3
@@ -35,7 +35,7 @@ def test_counters_are_read_and_subtracted() -> None:
     assert (after + before).drafted == 60
     assert read_counters("vllm:num_requests_running 3") is None
     assert read_counters("vllm:spec_decode_num_drafts_total x") is None
-    assert Counters().record() == {}
+    assert SpecCounters().record() == {}
 
 
 def test_arrivals() -> None:
@@ -59,27 +59,27 @@ def test_titles() -> None:
 def test_made_up_prompts_have_as_many_words_as_told(tmp_path: Path) -> None:
     (tmp_path / "sonnet").mkdir()
     (tmp_path / "sonnet" / "sonnet.txt").write_text("one two three four\n\nfive six\n", encoding="utf-8")
-    found = asks(
+    found = workload(
         ["random", "sonnet"], data=tmp_path, count=4, max_tokens=9, words={"random": 31, "sonnet": 7}.__getitem__
     )
-    lengths = [len(ask.text.partition("\n\n")[2].split()) for ask in found]
+    lengths = [len(prompt.text.partition("\n\n")[2].split()) for prompt in found]
     assert lengths == [31, 31, 7, 7]
-    assert len({ask.text for ask in found}) == 4
-    assert [ask.seed for ask in found] == [0, 1, 2, 3]
-    assert all(ask.max_tokens == 9 for ask in found)
+    assert len({prompt.text for prompt in found}) == 4
+    assert [prompt.seed for prompt in found] == [0, 1, 2, 3]
+    assert all(prompt.max_tokens == 9 for prompt in found)
 
 
 def test_sources_share_the_count(tmp_path: Path) -> None:
     for name in "ab":
         lines = [json.dumps({"id": f"{name}{i}", "prompt": f"{name} {i}"}) for i in range(10)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    found = asks(
+    found = workload(
         [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], data=None, count=4, max_tokens=1, words=lambda kind: 1
     )
-    assert [ask.id for ask in found] == ["a0", "a5", "b0", "b5"]
+    assert [prompt.id for prompt in found] == ["a0", "a5", "b0", "b5"]
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("\n", encoding="utf-8")
     with pytest.raises(InvalidRequest, match="holds no prompts"):
-        asks([str(tmp_path / "none.jsonl")], data=None, count=None, max_tokens=1, words=lambda kind: 1)
+        workload([str(tmp_path / "none.jsonl")], data=None, count=None, max_tokens=1, words=lambda kind: 1)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from paceline.audit.replay import Replay
+from paceline.bench.charts import charts
 from paceline.bench.offline import PARTS, Cell, Turn, Unit
-from paceline.bench.offline_record import cell_record, text
-from paceline.bench.workloads import Ask
+from paceline.bench.offline_record import cell_record, row, text
+from paceline.bench.workloads import BenchPrompt
 from paceline.types import Finish, SequenceStats, Speculation
 
 PLAIN, FAST = Cell(1, 0.0), Cell(1, 0.0, Speculation(), "fast")
 
 
 def turn(seconds: float, *, sizes: tuple[int, ...], same: bool = True) -> Turn:
-    """An answer that came in rounds of these sizes."""
+    """An answer that came in steps of these sizes."""
     tokens = sum(sizes)
     stats = SequenceStats(
         output_tokens=tokens,
@@ -25,7 +26,7 @@ def turn(seconds: float, *, sizes: tuple[int, ...], same: bool = True) -> Turn:
     said = list(range(tokens)) if same else list(range(1, tokens + 1))
     answer = Replay(
         tokens=said,
-        rounds=[i for i, size in enumerate(sizes) for _ in range(size)],
+        steps=[i for i, size in enumerate(sizes) for _ in range(size)],
         finish=Finish.LENGTH,
         stats=stats,
     )
@@ -36,7 +37,7 @@ def units(count: int, rounds: int) -> list[Unit]:
     """Speculation is twice as fast, but for one slow turn of each."""
     return [
         Unit(
-            [Ask(str(i), "ab"[i % 2])],
+            [BenchPrompt(str(i), "ab"[i % 2])],
             {
                 PLAIN: [turn(2.0, sizes=(1,) * 8)] * rounds,
                 FAST: [turn(1.0 if r else 50.0, sizes=(3, 1, 4), same=i > 0) for r in range(rounds)],
@@ -44,6 +45,16 @@ def units(count: int, rounds: int) -> list[Unit]:
         )
         for i in range(count)
     ]
+
+
+def test_a_file_with_the_older_names_is_read() -> None:
+    found = cell_record(FAST, PLAIN, units(6, rounds=3))
+    older = {name: value for name, value in found.items() if "per_step" not in name or name.endswith("ms_per_step")}
+    assert older.keys() < found.keys()
+    assert row(older) == row(found)
+    sizes = [chart for chart in charts({"benchmark": "offline", "cells": [older]}) if chart.file == "rounds"]
+    assert sizes == [chart for chart in charts({"benchmark": "offline", "cells": [found]}) if chart.file == "rounds"]
+    assert sizes[0].names == ["1", "3", "4"]
 
 
 def test_medians_leave_a_slow_turn_out() -> None:
@@ -62,12 +73,12 @@ def test_few_prompts_have_the_interval_of_their_turns() -> None:
 
 def test_what_drafts_did() -> None:
     found = cell_record(FAST, PLAIN, units(4, rounds=1))
-    assert found["tokens_per_round_counts"] == {"1": 4, "3": 4, "4": 4}
+    assert found["tokens_per_step_counts"] == {"1": 4, "3": 4, "4": 4}
     assert found["acceptance_by_position"] == [8 / 12, 8 / 12, 4 / 12]
     assert found["acceptance"] == 5 / 12
     assert found["plain_ms_per_step"]["verify"] == 100 / 8
     assert found["categories"]["a"]["prompts"] == 2
-    assert found["categories"]["a"]["tokens_per_round"] == 8 / 3
+    assert found["categories"]["a"]["tokens_per_step"] == 8 / 3
 
 
 def test_loops_void_the_claim() -> None:

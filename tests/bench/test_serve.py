@@ -196,14 +196,14 @@ def test_nobody_answers(bench: Bench) -> None:
 def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.bench import serve
 
-    ask = serve.Client.ask
+    ask = serve.Client.send
 
     async def asked(self: Any, *args: Any) -> Any:
         if len(server.asked) == 5:
             signal.raise_signal(signal.SIGINT)
         return await ask(self, *args)
 
-    monkeypatch.setattr(serve.Client, "ask", asked)
+    monkeypatch.setattr(serve.Client, "send", asked)
     with serving(FakeServer(good())) as server:
         status, found = bench(server.url)
     assert status == 130

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.bench.statistics import ENOUGH, paired_ratio, summary, unpaired_ratio
+from paceline.bench.statistics import MIN_UNITS, paired_ratio, summary, unpaired_ratio
 
 
 def test_a_summary() -> None:
@@ -40,11 +40,11 @@ def test_the_ratio_is_that_of_sums() -> None:
 
 
 def test_too_few_units_have_no_interval() -> None:
-    for units in range(1, ENOUGH + 1):
+    for units in range(1, MIN_UNITS + 1):
         ratio = paired_ratio([(2, 1)] * units, [(1, 1)] * units)
         assert ratio is not None
-        assert (ratio.low is None) == (units < ENOUGH)
-        assert ratio.verdict == ("unknown" if units < ENOUGH else "higher")
+        assert (ratio.low is None) == (units < MIN_UNITS)
+        assert ratio.verdict == ("unknown" if units < MIN_UNITS else "higher")
 
 
 def test_an_interval_covers_what_it_says() -> None:

@@ -48,14 +48,14 @@ def test_plain(cli: Cli, shape: str) -> None:
     one, three = record["batches"]
     assert (one["batch"], three["batch"]) == (1, 3)
     assert len(one["plain"]["tok_s_runs"]) == 2
-    assert three["plain"]["tokens_per_round"] == 1.0
+    assert three["plain"]["tokens_per_step"] == three["plain"]["tokens_per_round"] == 1.0
     assert three["plain"]["bandwidth_fraction"] > 0
     assert three["plain"]["parts_ms"]["verify"] > 0
     assert record["acceptance"] == "real"
     assert record["machine"]["cores"] >= 1
     assert record["engines"]["plain"]["target_weights"] == 4 * weights()
     assert "speculative" not in three
-    assert "tok/round" in text
+    assert "tokens/step" in text
 
 
 def weights() -> int:
@@ -69,8 +69,8 @@ def test_ngram_and_speculation_off(cli: Cli, shape: str) -> None:
     _, record = found(cli, *argv)
     [batch] = record["batches"]
     assert batch["same_tokens"] == "2/2"
-    assert batch["speculative"]["tokens_per_round"] > 1.0
-    assert batch["off"]["tokens_per_round"] == 1.0
+    assert batch["speculative"]["tokens_per_step"] > 1.0
+    assert batch["off"]["tokens_per_step"] == 1.0
     assert batch["ratio"] > 0
     assert batch["off_ratio"] > 0
     assert record["interleaved"]
@@ -81,7 +81,7 @@ def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:
     _, record = found(cli, *argv, "--seed", 1)  # that of all random drafters
     [batch] = record["batches"]
     assert batch["same_tokens"] == "1/1"
-    assert batch["speculative"]["tokens_per_round"] > 3  # the same weights: every guess is right
+    assert batch["speculative"]["tokens_per_step"] > 3  # the same weights: every guess is right
     assert record["engines"]["speculative"]["drafter_weights"] == 4 * weights()
 
 

@@ -38,9 +38,11 @@ def test_the_last_line(cli: Cli, tiny: str, asked: str) -> None:
     low, high = found["ratio_interval"]
     assert low <= found["ratio"] <= high
     [cell] = found["cells"]
-    sizes = {int(size): count for size, count in cell["tokens_per_round_counts"].items()}
+    sizes = {int(size): count for size, count in cell["tokens_per_step_counts"].items()}
     assert sum(size * count for size, count in sizes.items()) == cell["output_tokens"] == 5 * 12
-    assert found["tokens_per_round"] == pytest.approx(60 / sum(sizes.values()))
+    assert found["tokens_per_step"] == pytest.approx(60 / sum(sizes.values()))
+    assert found["tokens_per_round"] == found["tokens_per_step"], "the older name"
+    assert cell["tokens_per_round_counts"] == cell["tokens_per_step_counts"]
     assert {name: each["prompts"] for name, each in cell["categories"].items()} == {"a": 3, "b": 2}
     assert cell["plain_ms_per_step"]["verify"] > 0
     assert cell["drafted_per_round"] >= 1

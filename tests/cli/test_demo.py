@@ -18,9 +18,9 @@ def test_json_for_the_embedded_model(cli: Cli) -> None:
     results = json.loads(out.splitlines()[-1])
     assert list(results) == ["greedy", "sampled"]
     for result in results.values():
-        assert list(result) == ["plain_tok_s", "speculative_tok_s", "tokens_per_round", "identical"]
+        assert list(result) == ["plain_tok_s", "speculative_tok_s", "tokens_per_step", "identical", "tokens_per_round"]
         assert result["identical"] is True
-        assert result["tokens_per_round"] > 1.5
+        assert result["tokens_per_step"] == result["tokens_per_round"] > 1.5
         assert result["plain_tok_s"] > 0
         assert result["speculative_tok_s"] > 0
 

@@ -12,7 +12,7 @@ import pytest
 from paceline import __version__
 from paceline.cli import inspect
 from paceline.cli.main import COMMANDS, main
-from paceline.errors import EngineDead
+from paceline.errors import EngineDead, TrainingError
 from tests.cli.conftest import Cli
 
 HELP_WITHOUT_TORCH = """
@@ -76,7 +76,11 @@ def test_what_cannot_be_served_is_one_line_and_2(cli: Cli, argv: list[str], mess
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(EngineDead("it broke\nhere"), (1, "paceline: error: it broke here\n")), (KeyboardInterrupt(), (130, ""))],
+    [
+        (EngineDead("it broke\nhere"), (1, "paceline: error: it broke here\n")),
+        (TrainingError("no number"), (1, "paceline: error: no number\n")),
+        (KeyboardInterrupt(), (130, "")),
+    ],
 )
 def test_failed_and_interrupted_runs(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, expected: tuple[int, str]

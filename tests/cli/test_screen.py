@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from paceline.cli.progress import CLEAR_LINE, progress_bar
-from paceline.cli.screen import Runs
+from paceline.cli.screen import OriginRuns
 from paceline.cli.style import GREEN_BOLD, RESET, Style, wants_colour
 from paceline.llm import LLM
 from paceline.types import Origin, TokenEvent
@@ -75,7 +75,7 @@ def test_runs_follow_the_tokens_also_where_text_is_held_back(tiny: str) -> None:
     llm = LLM(tiny, format="fp32")
     a, b, c, e1, e2 = llm.encode("abcé")
     accepted, bonus = Origin.ACCEPTED, Origin.BONUS
-    runs = Runs(llm)
+    runs = OriginRuns(llm)
 
     def event(tokens: list[int], origins: list[Origin], text: str) -> TokenEvent:
         return TokenEvent(request_id="0", sample=0, tokens=tuple(tokens), origins=tuple(origins), text=text)

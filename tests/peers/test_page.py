@@ -12,7 +12,7 @@ import pytest
 from peers import page
 from peers.agree_report import METRICS, OURS, THEIRS, kept
 from peers.page_parts import PARTS
-from tests.peers.test_report import book
+from tests.peers.test_tables import results
 
 ROOT = Path(__file__).parent.parent.parent
 MACHINE = {"cpu": "a cpu", "cores": 2, "python": "3.11", "torch": "2.13", "commit": "abc1234"}
@@ -83,11 +83,11 @@ def test_generated_prose_is_wrapped_and_tables_are_not() -> None:
 
 
 def test_the_peers_part_has_tables_machine_commit_command_and_what_failed(tmp_path: Path) -> None:
-    found = book()
+    found = results()
     plan = {"sets": ["chat"], "rounds": 3, "tokens": 50, "counts": {"1": 2, "8": 8}, "slow_counts": {"1": 1, "8": 8}}
     about = {**found.about, "plan": plan, "date": "2026-01-01", "command": "python -m peers.run", "machine": MACHINE}
     lines: list[dict[str, Any]] = [{"about": {**about, "versions": {"x": "x 1.2"}}}]
-    lines += [{"run": {name: getattr(run, name) for name in run.__slots__}} for run in found.runs]
+    lines += [{"run": {name: getattr(run, name) for name in run.__slots__}} for run in found.measurements]
     lines += [{"failed": mode, "why": why} for mode, why in found.failures.items()]
     path = tmp_path / "peers.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

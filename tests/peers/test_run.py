@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.prompts.files import Prompt
-from peers import book as books
 from peers import run as peers
-from peers.backends import Answer
+from peers.backends import SystemAnswer
+from peers.results import Measurement, read_results
 from peers.sets import SETS, Plan, draw
 from peers.systems import Mode, Unusable, Worker, all_modes
 from peers.worker import digest, timed
@@ -123,14 +123,14 @@ def test_modes_take_turns_on_the_same_prompts_and_slow_ones_get_the_first(
     assert json.loads(measured[1][0].partition("plain ")[2]) == whole[:1]  # transformers
     assert [at_once for what, at_once in measured if "lookup" in what] == ["1", "1"]
 
-    book = books.read(data / "out.jsonl")
-    assert {(r.mode, r.at_once, r.speed) for r in book.runs if r.mode.startswith("llama")} == {
+    results = read_results(data / "out.jsonl")
+    assert {(r.mode, r.at_once, r.speed) for r in results.measurements if r.mode.startswith("llama")} == {
         ("llama.cpp, Q4_0 plain", 1, 10.0),
         ("llama.cpp, Q4_0 plain", 8, 40.0),
     }
-    assert book.about["versions"] == {"llama.cpp": "9.9", "transformers": "9.9"}
-    assert {"cpu", "cores", "commit"} <= set(book.about["machine"])
-    assert str(data) not in json.dumps(book.about), "a path of this machine"
+    assert results.about["versions"] == {"llama.cpp": "9.9", "transformers": "9.9"}
+    assert {"cpu", "cores", "commit"} <= set(results.about["machine"])
+    assert str(data) not in json.dumps(results.about), "a path of this machine"
     assert "| llama.cpp, Q4_0 plain | 10.0 (10.0–10.0) |" in capsys.readouterr().out
 
 
@@ -155,8 +155,8 @@ def test_a_run_that_was_killed_goes_on_where_it_ended(pretender: Path, data: Pat
     out.write_text("".join(lines[:4]) + lines[4][:20])  # as if killed while it wrote the fourth measurement
     (data / "log").unlink()
     run(pretender, data, *words, "--resume", str(out))
-    again = books.read(out).runs
-    before = [books.Run(**json.loads(line)["run"]) for line in lines[1:]]
+    again = read_results(out).measurements
+    before = [Measurement(**json.loads(line)["run"]) for line in lines[1:]]
     key = [(r.mode, r.cell, r.prompts) for r in again]
     assert sorted(key) == sorted((r.mode, r.cell, r.prompts) for r in before)
     measured = [line for line in (data / "log").read_text().splitlines() if line.split()[-2] == "51"]
@@ -183,15 +183,15 @@ def test_an_unknown_mode_is_an_error_that_lists_them(pretender: Path, data: Path
 def test_a_worker_answers_so_many_at_a_time() -> None:
     together = []
 
-    def system(prompts: list[list[int]], tokens: int) -> list[Answer]:
+    def system(prompts: list[list[int]], tokens: int) -> list[SystemAnswer]:
         together.append(len(prompts))
-        return [Answer(tokens, prompt, drafted=3, accepted=2) for prompt in prompts]
+        return [SystemAnswer(tokens, prompt, drafted=3, accepted=2) for prompt in prompts]
 
     reply = timed(system, prompts=[[1], [2], [3]], tokens=5, at_once=2)
     assert together == [2, 1]
     assert reply["tokens"] == [5, 5, 5]
     assert (reply["drafted"], reply["accepted"]) == (9, 6)
-    assert reply["digests"] == [digest(Answer(0, [i])) for i in (1, 2, 3)]
+    assert reply["digests"] == [digest(SystemAnswer(0, [i])) for i in (1, 2, 3)]
     assert len(set(reply["digests"])) == 3
     assert reply["seconds"] > 0
 

@@ -6,16 +6,17 @@ from typing import Protocol
 
 import pytest
 
-from paceline.train.data.answering import Crew, answer
+from paceline.train.data.answering import Workers, answer
 from paceline.train.data.answers import AnswerStore
-from paceline.train.options import Job, curriculum
-from tests.train.toy_lesson import toy_job, write_prompts, write_target
+from paceline.train.data.split import split_prompts
+from paceline.train.options import TrainOptions
+from tests.train.toy_training import toy_options, write_prompts, write_target
 
 
-class Lesson(Protocol):
-    """Makes a job whose prompts have been answered already."""
+class MakeOptions(Protocol):
+    """Makes options of a training whose prompts have been answered already."""
 
-    def __call__(self, out: Path, **options: object) -> Job: ...
+    def __call__(self, out: Path, **changes: object) -> TrainOptions: ...
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +30,13 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lesson(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Lesson:
-    job = toy_job(target, prompts, tmp_path_factory.mktemp("answered") / "out")
-    store = AnswerStore.create(job.work / "answers", job.answers, curriculum(job).questions)
-    answer(store, Crew(device="cpu", batch=16, workers=1, threads=1), lambda done, total: None)
+def answered(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeOptions:
+    options = toy_options(target, prompts, tmp_path_factory.mktemp("answered") / "out")
+    store = AnswerStore.create(options.work / "answers", options.answer_settings, split_prompts(options).questions)
+    answer(store, Workers(device="cpu", batch=16, count=1, threads=1), lambda done, total: None)
 
-    def make(out: Path, **options: object) -> Job:
-        made = toy_job(target, prompts, out, **options)
+    def make(out: Path, **changes: object) -> TrainOptions:
+        made = toy_options(target, prompts, out, **changes)
         shutil.copytree(store.path, made.work / "answers")
         return made
 

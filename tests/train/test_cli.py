@@ -7,30 +7,30 @@ import pytest
 
 from paceline.cli import train as command
 from paceline.cli.main import build_parsers, main
-from paceline.train.options import DRAFT_VOCAB, Job
-from tests.train.toy_lesson import write_prompts
+from paceline.train.options import DRAFT_VOCAB, TargetOptions, TrainOptions
+from tests.train.toy_training import write_prompts
 
 
 def _default(name: str) -> object:
-    return Job.__dataclass_fields__[name].default
+    return (TrainOptions.__dataclass_fields__ | TargetOptions.__dataclass_fields__)[name].default
 
 
 def parse(*words: str) -> Namespace:
     return build_parsers()[0].parse_args(["train", *words])
 
 
-def test_options_become_a_job() -> None:
+def test_arguments_become_options() -> None:
     args = parse(
         "eagle", "m", "--prompts", "p.jsonl", "--out", "o", "--eval", "a=b.jsonl", "--unroll", "6", "--device", "cpu"
     )
-    job = command._job(args, kind=args.train)
-    assert (job.kind, job.target, job.unroll, job.draft_vocab) == ("eagle", "m", 6, None)
-    assert job.evals == {"a": Path("b.jsonl")}
-    assert job.work == Path("o.work")
+    options = command._train_options(args, kind=args.train)
+    assert (options.kind, options.target.model, options.unroll, options.draft_vocab) == ("eagle", "m", 6, None)
+    assert options.evals == {"a": Path("b.jsonl")}
+    assert options.work == Path("o.work")
 
 
 def test_help_tells_the_defaults_that_hold() -> None:
-    """Where the command line leaves an option out, the job's default counts; its help must not say another."""
+    """Where the command line leaves an option out, the default of the options counts; its help must not say another."""
     for kind, names in {
         "eagle": ("unroll",),
         "medusa": ("heads",),
@@ -48,8 +48,8 @@ def test_help_tells_the_defaults_that_hold() -> None:
 def test_the_shape_is_that_of_the_head_it_begins_with() -> None:
     """Where nothing is said of it; so nothing is filled in before the head is read."""
     args = parse("eagle", "m", "--prompts", "p", "--out", "o", "--begin", "there/head", "--device", "cpu")
-    job = command._job(args, kind="eagle")
-    assert (job.begin, job.draft_vocab, job.intermediate) == ("there/head", None, None)
+    options = command._train_options(args, kind="eagle")
+    assert (options.initial_head, options.draft_vocab, options.intermediate) == ("there/head", None, None)
     actions = {action.dest: action for action in parse_kind("eagle")._actions}
     assert f"(default: {DRAFT_VOCAB}, or HEAD's)" in str(actions["draft_vocab"].help)
 
@@ -63,7 +63,7 @@ def parse_kind(kind: str) -> ArgumentParser:
 @pytest.mark.parametrize(("kind", "option"), [("medusa", "heads"), ("small", "layers"), ("small", "hidden")])
 def test_kinds_have_shapes_of_their_own(kind: str, option: str) -> None:
     args = parse(kind, "m", "--prompts", "p", "--out", "o", f"--{option}", "96", "--device", "cpu")
-    assert getattr(command._job(args, kind=kind), option) == 96
+    assert getattr(command._train_options(args, kind=kind), option) == 96
 
 
 @pytest.mark.parametrize(

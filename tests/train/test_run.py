@@ -19,36 +19,38 @@ import torch
 
 from paceline.errors import InvalidRequest, StorageError
 from paceline.llm import LLM, Answer
+from paceline.train import storage
 from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore
+from paceline.train.data.split import split_prompts
 from paceline.train.loop import checkpoint
 from paceline.train.loop.checkpoint import Progress
 from paceline.train.loop.score import Score
-from paceline.train.options import Job, curriculum
-from paceline.train.output import storage
-from paceline.train.output.storage import read_tensors
-from paceline.train.run import measure, train
+from paceline.train.measure import measure
+from paceline.train.options import EvalOptions, TrainOptions
+from paceline.train.run import train
+from paceline.train.storage import read_tensors
 from paceline.types import SamplingParams
-from tests.train.conftest import Lesson
-from tests.train.toy_lesson import toy_job
+from tests.train.conftest import MakeOptions
+from tests.train.toy_training import toy_options
 
 SHORT = {"max_steps": 6, "evaluations": 2}
 
 
 @dataclass(frozen=True)
 class Trained:
-    job: Job
+    options: TrainOptions
     scores: dict[str, Score]
     said: list[str]
 
 
-def run(job: Job) -> Trained:
+def run(options: TrainOptions) -> Trained:
     said: list[str] = []
-    return Trained(job, train(job, said.append), said)
+    return Trained(options, train(options, said.append), said)
 
 
 @pytest.fixture(scope="module")
-def trained(lesson: Lesson, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return run(lesson(tmp_path_factory.mktemp("run") / "eagle"))
+def trained(answered: MakeOptions, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return run(answered(tmp_path_factory.mktemp("run") / "eagle"))
 
 
 @functools.cache
@@ -67,9 +69,9 @@ def in_engine(target: str, work: Path, drafter: str, temperature: float) -> list
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature: float) -> None:
     """On prompts that it has not seen, with the text unchanged."""
-    job = trained.job
-    head = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0,copy=0", temperature)
-    lookup = in_engine(job.target, job.work, "ngram", temperature)
+    options = trained.options
+    head = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0,copy=0", temperature)
+    lookup = in_engine(options.target.model, options.work, "ngram", temperature)
     assert [one.tokens for one in head] == [one.tokens for one in lookup]
     passes = [sum(len(one.tokens) - one.stats.accepted for one in answers) for answers in (head, lookup)]
     assert passes[0] < 0.95 * passes[1], "passes of the target for the same text"
@@ -77,14 +79,14 @@ def test_a_trained_head_beats_lookup_in_the_engine(trained: Trained, temperature
 
 def test_the_evaluation_counts_as_the_engine_does(trained: Trained) -> None:
     """All but the last step of an answer, where the engine has no room for a draft."""
-    job = trained.job
-    found = in_engine(job.target, job.work, f"eagle:{job.out},min_confidence=0,copy=0", 0.0)
+    options = trained.options
+    found = in_engine(options.target.model, options.work, f"eagle:{options.out},min_confidence=0,copy=0", 0.0)
     engine = 1 + sum(one.stats.accepted for one in found) / sum(one.stats.rounds for one in found)
     assert trained.scores[HELD_OUT].tokens_per_round == pytest.approx(engine, rel=0.03)
 
 
 def test_the_files_are_a_drafter_with_its_card(trained: Trained) -> None:
-    out = trained.job.out
+    out = trained.options.out
     assert {path.name for path in out.iterdir()} == {"model.safetensors", "config.json", "README.md", "curves.svg"}
     card = (out / "README.md").read_text()
     score = trained.scores[HELD_OUT]
@@ -107,26 +109,28 @@ def test_what_is_said_on_the_way(trained: Trained) -> None:
 
 
 def test_a_finished_training_is_only_measured_again(trained: Trained) -> None:
-    again = run(trained.job)
+    again = run(trained.options)
     assert again.scores == trained.scores
     assert not any("step 1 " in line for line in again.said)
 
 
 def test_a_directory_can_be_measured_later(trained: Trained, tmp_path: Path) -> None:
     """In the precision of its file, on any set."""
-    questions = [one.text for one in AnswerStore.open(trained.job.work / "answers").questions if one.set == HELD_OUT]
+    questions = [
+        one.text for one in AnswerStore.open(trained.options.work / "answers").questions if one.set == HELD_OUT
+    ]
     (tmp_path / "again.txt").write_text("\n".join(questions))
-    job = replace(trained.job, out=tmp_path / "none", evals={"again": tmp_path / "again.txt"})
-    found = measure(job, trained.job.out, lambda text: None)
+    options = EvalOptions(trained.options.target, trained.options.out, evals={"again": tmp_path / "again.txt"})
+    found = measure(options, lambda text: None)
     assert found["again"].tokens_per_round == pytest.approx(trained.scores[HELD_OUT].tokens_per_round, rel=0.03)
-    assert not (tmp_path / "none.work").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["again.txt"]
 
 
 # ── interruptions ──
 
 
-def params(job: Job) -> dict[str, torch.Tensor]:
-    tensors, _ = read_tensors(job.work / "checkpoint.safetensors")
+def params(options: TrainOptions) -> dict[str, torch.Tensor]:
+    tensors, _ = read_tensors(options.work / "checkpoint.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name.startswith("param.")}
 
 
@@ -135,24 +139,24 @@ import sys
 from pathlib import Path
 from paceline.train.loop import trainer
 from paceline.train.run import train
-from tests.train.toy_lesson import toy_job
-trainer.SAVE = 0.0  # after every step
+from tests.train.toy_training import toy_options
+trainer.SAVE_SECONDS = 0.0  # after every step
 target, prompts, out = map(Path, sys.argv[1:])
-train(toy_job(target, prompts, out, max_steps=100000, evaluations=1), lambda text: None)
+train(toy_options(target, prompts, out, max_steps=100000, evaluations=1), lambda text: None)
 """
 
 
-def test_kill_and_go_on(lesson: Lesson, tmp_path: Path) -> None:
+def test_kill_and_go_on(answered: MakeOptions, tmp_path: Path) -> None:
     """Killed at any moment, here while it saves after every step: a checkpoint is there, and whole."""
-    job = lesson(tmp_path / "out", evaluations=1, max_steps=100000)
-    words = [sys.executable, "-c", COMMAND, job.target, str(job.prompts), str(job.out)]
+    options = answered(tmp_path / "out", evaluations=1, max_steps=100000)
+    words = [sys.executable, "-c", COMMAND, options.target.model, str(options.prompts), str(options.out)]
     process = subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 120
-    while _step(job) < 3 and time.monotonic() < deadline:
+    while _step(options) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    reached = _step(job)
+    reached = _step(options)
     assert reached >= 3
     said: list[str] = []
 
@@ -162,14 +166,14 @@ def test_kill_and_go_on(lesson: Lesson, tmp_path: Path) -> None:
             raise _Stopped
 
     with pytest.raises(_Stopped):
-        train(job, stop)
+        train(options, stop)
     assert f"going on from step {reached}," in said[-1]
     with pytest.raises(InvalidRequest, match="a training with max_steps = 100000, not 50"):
-        train(replace(job, max_steps=50), lambda text: None)
+        train(replace(options, max_steps=50), lambda text: None)
 
 
-def _step(job: Job) -> int:
-    path = job.work / "checkpoint.safetensors"
+def _step(options: TrainOptions) -> int:
+    path = options.work / "checkpoint.safetensors"
     return checkpoint.load(path, {})[0].step if path.exists() else 0
 
 
@@ -178,11 +182,11 @@ class _Stopped(Exception):
 
 
 def test_an_interrupted_training_ends_where_one_in_one_piece_does(
-    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answered: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = lesson(tmp_path / "whole", **SHORT)
+    whole = answered(tmp_path / "whole", **SHORT)
     run(whole)
-    parts = lesson(tmp_path / "parts", **SHORT)
+    parts = answered(tmp_path / "parts", **SHORT)
     save = checkpoint.save
 
     def stop(path: Path, progress: Progress, *rest: object) -> None:
@@ -201,8 +205,8 @@ def test_an_interrupted_training_ends_where_one_in_one_piece_does(
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
-def test_a_full_disk_loses_nothing(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = lesson(tmp_path / "out", **SHORT)
+def test_a_full_disk_loses_nothing(answered: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = answered(tmp_path / "out", **SHORT)
     fsync, written = os.fsync, [0]
 
     def full(descriptor: int) -> None:
@@ -213,11 +217,11 @@ def test_a_full_disk_loses_nothing(lesson: Lesson, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(storage.os, "fsync", full)
     with pytest.raises(StorageError, match="the disk is full"):
-        run(job)
+        run(options)
     monkeypatch.setattr(storage.os, "fsync", fsync)
-    said = run(job).said
+    said = run(options).said
     assert any("going on from step 3" in line for line in said)
-    assert (job.out / "model.safetensors").exists()
+    assert (options.out / "model.safetensors").exists()
 
 
 # ── what cannot be trained ──
@@ -227,46 +231,49 @@ def test_prompts_like_those_measured_on_are_left_out(target: Path, tmp_path: Pat
     long = "one two three four five six seven eight nine ten eleven twelve thirteen"
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "{text}"}}\n' for text in ("a", "b", "c", f"x {long}")))
     (tmp_path / "e.jsonl").write_text(f'{{"turns": ["first", "So: {long}."]}}\n')
-    job = toy_job(target, tmp_path / "p.jsonl", tmp_path / "out", held_out=1)
-    assert curriculum(job).left_out == 0
-    for excluding in (replace(job, excludes=[tmp_path / "e.jsonl"]), replace(job, evals={"e": tmp_path / "e.jsonl"})):
-        plan = curriculum(excluding)
+    options = toy_options(target, tmp_path / "p.jsonl", tmp_path / "out", held_out=1)
+    assert split_prompts(options).left_out == 0
+    for excluding in (
+        replace(options, excludes=[tmp_path / "e.jsonl"]),
+        replace(options, evals={"e": tmp_path / "e.jsonl"}),
+    ):
+        plan = split_prompts(excluding)
         assert plan.left_out == 1
         assert len(plan.trained) == 2
         assert not any(long in prompt.text for prompt in plan.trained)
 
 
 def test_prompts_that_are_answered_several_times(target: Path, prompts: Path, tmp_path: Path) -> None:
-    job = toy_job(target, prompts, tmp_path / "out", sampled=0.5, samples=3, max_steps=2, evaluations=1)
-    plan, once = curriculum(job), curriculum(replace(job, samples=1))
+    options = toy_options(target, prompts, tmp_path / "out", sampled=0.5, samples=3, max_steps=2, evaluations=1)
+    plan, once = split_prompts(options), split_prompts(replace(options, samples=1))
     assert plan.questions[: len(once.questions)] == once.questions
     again = plan.questions[len(once.questions) :]
     assert [question.text for question in again] == 2 * [prompt.text for prompt in plan.trained]
-    assert {question.temperature for question in again} == {job.temperature}
+    assert {question.temperature for question in again} == {options.temperature}
     assert plan.sampled == (once.sampled + 2) / 3
-    run(job)
-    answers = AnswerStore.open(job.work / "answers").read()[TRAIN]
+    run(options)
+    answers = AnswerStore.open(options.work / "answers").read()[TRAIN]
     texts = {exchange.tokens[: exchange.prompt].tobytes() for exchange in answers}
     assert len(answers) == 3 * len(plan.trained)
     assert len({exchange.tokens.tobytes() for exchange in answers}) > 2 * len(texts), "drawn anew each time"
-    assert f"{len(answers)} answers" in (job.out / "README.md").read_text()
+    assert f"{len(answers)} answers" in (options.out / "README.md").read_text()
 
 
 def test_what_it_aims_at_changes_what_is_learnt(target: Path, prompts: Path, tmp_path: Path) -> None:
     heads = []
     for aim in ("likelihood", "overlap"):
-        job = toy_job(target, prompts, tmp_path / aim, aim=aim, max_steps=2, evaluations=1)
-        run(job)
-        heads.append(read_tensors(job.out / "model.safetensors")[0]["lm_head.weight"])
+        options = toy_options(target, prompts, tmp_path / aim, aim=aim, max_steps=2, evaluations=1)
+        run(options)
+        heads.append(read_tensors(options.out / "model.safetensors")[0]["lm_head.weight"])
     assert not torch.equal(*heads)
 
 
 def test_too_few_prompts_are_said(target: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"72 prompts can be used .* 72 of them would be held out"):
-        run(toy_job(target, prompts, tmp_path / "out", held_out=72))
+        run(toy_options(target, prompts, tmp_path / "out", held_out=72))
     assert not (tmp_path / "out.work").exists()
 
 
 def test_prompts_that_all_are_too_long_are_said(target: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="raise --max-length"):
-        run(toy_job(target, prompts, tmp_path / "out", max_length=16))
+        run(toy_options(target, prompts, tmp_path / "out", max_length=16))

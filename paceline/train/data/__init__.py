@@ -1,1 +1,1 @@
-"""What a drafter is trained on: prompts, the target's answers, and what the target computes of them."""
+"""Training data: prompts, the target's answers to them, and the target's hidden states over both."""

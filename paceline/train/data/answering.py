@@ -1,8 +1,8 @@
-"""The target answers prompts: Paceline's own engine, plain, with as many sequences at once as the device likes.
+"""Answers from the target: Paceline's own engine, plain, with as many sequences at once as the device holds.
 
-What an answer costs the host is more than what it costs a GPU, so a GPU gets several processes (`python -m
-paceline.train.data.answering STORE …`), each with an engine and every so-manyth shard. A worker whose parent is gone
-stops.
+An answer costs the host more time than it costs a GPU, so a GPU gets several worker processes (`python -m
+paceline.train.data.answering STORE …`). Each worker has its own engine and its own shards, and stops when its parent
+process is gone.
 """
 
 from __future__ import annotations
@@ -22,132 +22,170 @@ from paceline.chat.template import ChatTemplate
 from paceline.config import EngineConfig
 from paceline.engine.assemble import assemble, read_target
 from paceline.engine.engine import Engine
-from paceline.errors import EngineDead, InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest, PacelineError, TrainingError
 from paceline.text.tokenizer import Tokenizer
-from paceline.train.data.answers import SHARD, AnswerStore, Exchange
+from paceline.train.data.answers import SHARD_PROMPTS, AnswerStore, Exchange
+from paceline.train.options import TargetOptions
 from paceline.types import OFF, Finish, Request, SamplingParams
 
-LOOK = 0.5  # seconds between two looks at what the workers have done
+POLL_SECONDS = 0.5  # between two looks at what the workers have done
+KV_MEMORY_SHARE = 0.6  # share of free GPU memory for the KV caches of all workers
 
 Report = Callable[[int, int], None]  # shards done, shards in all
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """Who answers, and on what."""
+class Workers:
+    """The processes that answer prompts on one device."""
 
     device: str
-    batch: int  # sequences at once, of one worker
-    workers: int
+    batch: int  # sequences at once, per worker
+    count: int
     threads: int | None = None
-    part: int = 0  # this process' shards among those of several machines or GPUs
+    part: int = 0  # this training process answers shards with number % parts == part
     parts: int = 1
 
+    @classmethod
+    def of(cls, target: TargetOptions, *, part: int = 0, parts: int = 1) -> Workers:
+        return cls(
+            device=target.device,
+            batch=target.answer_batch,
+            count=target.answer_workers,
+            threads=target.threads,
+            part=part,
+            parts=parts,
+        )
 
-def answer(store: AnswerStore, crew: Crew, report: Report) -> None:
-    """Answer what is missing of this part of the shards."""
-    mine = [shard for shard in store.missing() if shard % crew.parts == crew.part]
+
+def answer(store: AnswerStore, workers: Workers, report: Report) -> None:
+    """Answer the missing shards of this training process."""
+    mine = [shard for shard in store.missing() if shard % workers.parts == workers.part]
     if not mine:
         return
-    if crew.device == "cpu":
-        _work(store, mine, crew, lambda done: report(store.shards - len(store.missing()), store.shards))
+    if workers.device == "cpu":
+        _work(store, mine, workers, lambda done: report(store.shards - len(store.missing()), store.shards))
         return
-    workers = [_start(store, crew, mine[index :: crew.workers]) for index in range(crew.workers)]
+    started = [_start(store, workers, mine[index :: workers.count]) for index in range(workers.count)]
     try:
-        _wait(store, workers, report)
+        _wait(store, started, report)
     finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
+        for process in started:
+            if process.poll() is None:
+                process.kill()
 
 
-def _start(store: AnswerStore, crew: Crew, shards: Sequence[int]) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "paceline.train.data.answering", str(store.path), "--device", crew.device]
-    words += ["--batch", str(crew.batch), "--sharing", str(crew.workers), "--shards", *map(str, shards)]
+def _start(store: AnswerStore, workers: Workers, shards: Sequence[int]) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "paceline.train.data.answering", str(store.path), "--device", workers.device]
+    words += ["--batch", str(workers.batch), "--sharing", str(workers.count), "--shards", *map(str, shards)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     local = int(os.environ.get("LOCAL_RANK", 0))
     gpu = visible[local] if local < len(visible) and visible[local] else str(local)
     return subprocess.Popen(words, env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "2"})
 
 
-def _wait(store: AnswerStore, workers: Sequence[subprocess.Popen[bytes]], report: Report) -> None:
-    while any(worker.poll() is None for worker in workers):
-        if failed := [worker for worker in workers if worker.poll() not in (None, 0)]:
-            raise EngineDead(
+def _wait(store: AnswerStore, processes: Sequence[subprocess.Popen[bytes]], report: Report) -> None:
+    """Wait until all worker processes have ended; raise as soon as one of them fails."""
+    while any(process.poll() is None for process in processes):
+        if failed := [process for process in processes if process.poll() not in (None, 0)]:
+            raise TrainingError(
                 f"a process that answers prompts ended with status {failed[0].returncode}; its reason stands above. "
                 "What was answered is kept: give the same command again, with a smaller --answer-batch or fewer "
                 "--answer-workers if memory was short"
             )
         report(store.shards - len(store.missing()), store.shards)
-        time.sleep(LOOK)
-    if failed := [worker for worker in workers if worker.returncode]:
-        raise EngineDead(f"a process that answers prompts ended with status {failed[0].returncode}; see above")
+        time.sleep(POLL_SECONDS)
+    if failed := [process for process in processes if process.returncode]:
+        raise TrainingError(f"a process that answers prompts ended with status {failed[0].returncode}; see above")
     report(store.shards - len(store.missing()), store.shards)
 
 
-def _work(store: AnswerStore, shards: Sequence[int], crew: Crew, done: Callable[[int], None]) -> None:
+def _work(store: AnswerStore, shards: Sequence[int], workers: Workers, done: Callable[[int], None]) -> None:
+    """Answer shards in this process."""
     settings = store.settings
     config = EngineConfig.of(
-        device=crew.device,
-        max_sequences=crew.batch,
+        device=workers.device,
+        max_sequences=workers.batch,
         max_context=settings.max_length,
         max_draft=1,
-        kv_memory=_kv_memory(crew),
+        kv_memory=_kv_memory(workers),
     )
-    ready = read_target(settings.target, format=settings.format, device=crew.device, config=config)
+    ready = read_target(settings.target, format=settings.format, device=workers.device, config=config)
     assert ready.tokenizer is not None
-    # Text is of no use here, and the time that it takes is.
-    engine = assemble(replace(ready, tokenizer=None), config=config, device=crew.device, threads=crew.threads).engine
-    for shard, exchanges in _answered(engine, ready.tokenizer, store, shards, crew.batch):
+    # Without a tokenizer the engine makes no text, which nothing here would read.
+    silent = replace(ready, tokenizer=None)
+    engine = assemble(silent, config=config, device=workers.device, threads=workers.threads).engine
+    for shard, exchanges in Answering(engine, ready.tokenizer, store, shards, batch=workers.batch).run():
         store.write(shard, exchanges)
         done(shard)
 
 
-def _kv_memory(crew: Crew) -> int | None:
-    """Workers that share a GPU must not each take all that is free."""
-    if crew.device == "cpu" or crew.workers == 1:
+def _kv_memory(workers: Workers) -> int | None:
+    """KV memory of one worker in bytes; None: as much as the engine chooses. Workers that share a GPU share what is
+    free on it."""
+    if workers.device == "cpu" or workers.count == 1:
         return None
     import torch
 
     free, _ = torch.cuda.mem_get_info()
-    return int(free * 0.6 / crew.workers)
+    return int(free * KV_MEMORY_SHARE / workers.count)
 
 
-def _answered(
-    engine: Engine, tokenizer: Tokenizer, store: AnswerStore, shards: Sequence[int], batch: int
-) -> Iterator[tuple[int, list[Exchange]]]:
-    """Shards as they become complete; the next ones begin while the last answers of one are still being written."""
-    template = ChatTemplate(tokenizer)
-    todo = (index for shard in shards for index in _members(store, shard))
-    found: dict[int, Exchange] = {}
-    texts: dict[int, tuple[tuple[int, ...], list[int]]] = {}
-    unwritten = list(shards)
-    parent = os.getppid()
-    while unwritten:
-        while len(texts) < batch + batch // 4 and (index := next(todo, None)) is not None:
-            prompt = tuple(template.encode([{"role": "user", "content": store.questions[index].text}]))
-            if len(prompt) > store.settings.max_length - 2:
-                found[index] = Exchange(np.zeros(1, dtype=np.int32), 1)
+class Answering:
+    """Shards that one engine answers. The next shards start while the last answers of one are still generated."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, store: AnswerStore, shards: Sequence[int], *, batch: int
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
+        self._store = store
+        self._shards = list(shards)  # not complete yet
+        self._waiting = (index for shard in shards for index in _members(store, shard))
+        self._max_running = batch + batch // 4  # more than fit a step, so that the engine never runs short
+        self._running: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # prompt and answer so far
+        self._finished: dict[int, Exchange] = {}
+
+    def run(self) -> Iterator[tuple[int, list[Exchange]]]:
+        """Yield shards as they become complete."""
+        parent = os.getppid()
+        while self._shards:
+            self._submit()
+            self._step()
+            yield from self._complete()
+            if os.getppid() != parent:
+                raise InvalidRequest("the process that wanted the answers is gone")
+
+    def _submit(self) -> None:
+        while len(self._running) < self._max_running and (index := next(self._waiting, None)) is not None:
+            prompt = tuple(self._template.encode([{"role": "user", "content": self._store.questions[index].text}]))
+            if len(prompt) > self._store.settings.max_length - 2:
+                self._finished[index] = Exchange(np.zeros(1, dtype=np.int32), 1)
                 continue
-            texts[index] = (prompt, [])
-            engine.submit(_request(store, tokenizer, index, prompt))
-        for event in engine.step():
+            self._running[index] = (prompt, [])
+            self._engine.submit(_request(self._store, self._tokenizer, index, prompt))
+
+    def _step(self) -> None:
+        for event in self._engine.step():
             index = int(event.request_id)
-            texts[index][1].extend(event.tokens)
+            self._running[index][1].extend(event.tokens)
             if event.finish is Finish.ERROR:
-                raise EngineDead(f"the engine stopped while answering: {event.error}")
+                raise TrainingError(f"the engine stopped while answering: {event.error}")
             if event.finish is not None:
-                prompt, answer = texts.pop(index)
-                found[index] = Exchange(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
-        for shard in [shard for shard in unwritten[:4] if all(index in found for index in _members(store, shard))]:
-            unwritten.remove(shard)
-            yield shard, [found.pop(index) for index in _members(store, shard)]
-        if os.getppid() != parent:
-            raise InvalidRequest("the process that wanted the answers is gone")
+                prompt, answer = self._running.pop(index)
+                self._finished[index] = Exchange(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
+
+    def _complete(self) -> Iterator[tuple[int, list[Exchange]]]:
+        for shard in self._shards[:4]:
+            members = _members(self._store, shard)
+            if all(index in self._finished for index in members):
+                self._shards.remove(shard)
+                yield shard, [self._finished.pop(index) for index in members]
 
 
 def _members(store: AnswerStore, shard: int) -> range:
-    return range(shard * SHARD, min((shard + 1) * SHARD, len(store.questions)))
+    """Indices of a shard's questions."""
+    return range(shard * SHARD_PROMPTS, min((shard + 1) * SHARD_PROMPTS, len(store.questions)))
 
 
 def _request(store: AnswerStore, tokenizer: Tokenizer, index: int, prompt: tuple[int, ...]) -> Request:
@@ -161,6 +199,7 @@ def _request(store: AnswerStore, tokenizer: Tokenizer, index: int, prompt: tuple
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run one worker process."""
     parser = argparse.ArgumentParser(description="Answer shards of a store.")
     parser.add_argument("store", type=Path)
     parser.add_argument("--device", required=True)
@@ -168,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sharing", type=int, required=True, help="workers on this device")
     parser.add_argument("--shards", type=int, nargs="*", required=True)
     args = parser.parse_args(argv)
-    crew = Crew(device=args.device, batch=args.batch, workers=args.sharing)
+    workers = Workers(device=args.device, batch=args.batch, count=args.sharing)
     try:
-        _work(AnswerStore.open(args.store), args.shards, crew, lambda shard: None)
+        _work(AnswerStore.open(args.store), args.shards, workers, lambda shard: None)
     except PacelineError as error:
         print(f"paceline: error: {error}", file=sys.stderr)
         return 1

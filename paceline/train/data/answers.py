@@ -1,11 +1,11 @@
-"""What the target answers to the prompts, in shards on disk: made once, read for every kind of drafter.
+"""The target's answers to the prompts, in shards on disk: made once, read for every kind of drafter.
 
-    plan.json        settings, and the sets with the number of prompts of each
+    plan.json        settings, and a hash of the prompts
     prompts.jsonl    every prompt in order, with its set and its temperature
-    shard-00012.safetensors    prompts [12 * SHARD, 13 * SHARD) with their answers, there as a whole or not at all
+    shard-00012.safetensors    prompts [12 * SHARD_PROMPTS, 13 * SHARD_PROMPTS) with their answers
 
-A shard that is there is never written again, so a kill at any moment costs the shards that were being answered. Answers
-that were made with other settings are refused, not mixed.
+A shard is written whole and never again, so a kill at any moment costs only the shards that were being answered.
+Answers made with other settings are refused, not mixed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from paceline.errors import InvalidRequest
 from paceline.models.directory import read_json
 from paceline.models.weights import Format
-from paceline.train.output.storage import read_tensors, write_bytes, write_json, write_tensors
+from paceline.train.storage import read_tensors, write_bytes, write_json, write_tensors
 
-SHARD = 256  # prompts; some seconds of a GPU's work
+SHARD_PROMPTS = 256  # a few seconds of work for a GPU
 TRAIN, HELD_OUT = "train", "held-out"
 
 
@@ -35,15 +35,17 @@ class AnswerSettings:
 
     target: str
     format: Format
-    max_length: int  # tokens of prompt and answer
+    max_length: int  # tokens of prompt and answer together
     max_new: int  # tokens of an answer
-    sampled: float  # share of training prompts whose answer is drawn, not the most likely
-    temperature: float  # of those
+    sampled: float  # share of training prompts whose answer is sampled instead of greedy
+    temperature: float  # temperature of sampled answers
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """A prompt to be answered, and the set it belongs to."""
+
     set: str
     text: str
     temperature: float = 0.0
@@ -51,19 +53,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt and its answer as tokens; the end token is part of the answer. No answer: the prompt was too long."""
+    """A prompt and its answer as tokens, the end token included. A prompt that is too long has no answer."""
 
     tokens: np.ndarray  # int32 [prompt + answer]
-    prompt: int  # how many of them are the prompt's
+    prompt: int  # tokens of the prompt
 
     @property
     def answer(self) -> int:
+        """Tokens of the answer."""
         return len(self.tokens) - self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStore:
-    """A directory of answers, finished or not."""
+    """A directory of answers, complete or not."""
 
     path: Path
     settings: AnswerSettings
@@ -71,9 +74,9 @@ class AnswerStore:
 
     @classmethod
     def create(cls, path: Path, settings: AnswerSettings, questions: Sequence[Question]) -> AnswerStore:
-        """A new store, or the one that is there if it was made for exactly this."""
+        """Create a store, or open the existing one if it has exactly these settings and questions."""
         lines = "".join(json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in questions).encode()
-        plan = asdict(settings) | {"shard": SHARD, "prompts": hashlib.sha256(lines).hexdigest()}
+        plan = asdict(settings) | {"shard": SHARD_PROMPTS, "prompts": hashlib.sha256(lines).hexdigest()}
         if (path / "plan.json").exists():
             _check_same(path, read_json(path / "plan.json"), plan)
         else:
@@ -83,6 +86,7 @@ class AnswerStore:
 
     @classmethod
     def open(cls, path: Path) -> AnswerStore:
+        """Open an existing store."""
         plan = read_json(path / "plan.json")
         names = AnswerSettings.__dataclass_fields__
         with open(path / "prompts.jsonl", encoding="utf-8") as lines:
@@ -91,12 +95,14 @@ class AnswerStore:
 
     @property
     def shards(self) -> int:
-        return -(-len(self.questions) // SHARD)
+        """Number of shards of the complete store."""
+        return -(-len(self.questions) // SHARD_PROMPTS)
 
     def shard_path(self, shard: int) -> Path:
         return self.path / f"shard-{shard:05}.safetensors"
 
     def missing(self) -> list[int]:
+        """Shards that are not answered yet."""
         return [shard for shard in range(self.shards) if not self.shard_path(shard).exists()]
 
     def write(self, shard: int, exchanges: Sequence[Exchange]) -> None:
@@ -109,7 +115,7 @@ class AnswerStore:
         write_tensors(self.shard_path(shard), tensors)
 
     def read(self) -> dict[str, list[Exchange]]:
-        """All that was answered, by set; prompts that were too long are left out."""
+        """Read all exchanges by set. Answers of fewer than two tokens are left out: nothing in them can be drafted."""
         sets: dict[str, list[Exchange]] = {question.set: [] for question in self.questions}
         for index, exchange in enumerate(self._exchanges()):
             if exchange.answer > 1:

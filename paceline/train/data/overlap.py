@@ -1,4 +1,4 @@
-"""Is a training prompt among the texts that the drafter will be measured on? Equal texts and long shared runs of words.
+"""Overlap of training prompts with evaluation texts: equal texts, or a long run of words in both.
 
 Words are compared without case and punctuation. A text shorter than a run counts as one run: it must be equal as a
 whole, so that "Hi" excludes nothing but "hi!".
@@ -9,31 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-RUN = 13  # words; shorter runs are shared by chance, above all in templates
+RUN_WORDS = 13  # shorter runs are shared by chance, above all in templates
 
 _WORD = re.compile(r"\w+")
 
 
 class Overlap:
-    def __init__(self, excluded: Iterable[str], *, run: int = RUN) -> None:
+    """An index of the word runs of the excluded texts."""
+
+    def __init__(self, excluded: Iterable[str], *, run: int = RUN_WORDS) -> None:
         self._run = run
-        self._runs: dict[int, str] = {}  # hash of a run → the text it is from
+        self._runs: dict[int, str] = {}  # hash of a run → the text that contains it
         for text in excluded:
             self._runs.update(dict.fromkeys(_runs(text, run), text))
 
     def find(self, text: str) -> str | None:
-        """The excluded text that shares a run with this one."""
+        """Return an excluded text that shares a run with this one."""
         return next((self._runs[run] for run in _runs(text, self._run) if run in self._runs), None)
 
 
-def split(texts: Sequence[str], excluded: Iterable[str], *, run: int = RUN) -> tuple[list[int], list[int]]:
-    """Indices of the texts that may be used, and of those that overlap."""
+def separate(texts: Sequence[str], excluded: Iterable[str], *, run: int = RUN_WORDS) -> tuple[list[int], list[int]]:
+    """Return the indices of the texts that share no run with an excluded text, and of those that do."""
     overlap = Overlap(excluded, run=run)
     clean: list[int] = []
-    shared: list[int] = []
+    overlapping: list[int] = []
     for index, text in enumerate(texts):
-        (shared if overlap.find(text) else clean).append(index)
-    return clean, shared
+        (overlapping if overlap.find(text) else clean).append(index)
+    return clean, overlapping
 
 
 def _runs(text: str, length: int) -> Iterator[int]:

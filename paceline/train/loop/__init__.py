@@ -1,1 +1,1 @@
-"""The training loop: batches, gradients, scores, checkpoints, several processes."""
+"""The training loop: gradients, learning rate, scores, checkpoints, several processes."""

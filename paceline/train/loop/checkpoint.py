@@ -1,6 +1,6 @@
-"""Where a training stands, in one file: parameters, the best so far, the optimiser's memory, how far it has come.
+"""A checkpoint of a training in one file: parameters, best parameters so far, the optimiser's state, and progress.
 
-Nothing random is in it: batches are a function of the seed and of their number.
+It holds no random state: batches are a function of the seed and of their number.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 
 from paceline.errors import InvalidRequest
 from paceline.train.loop.optimiser import Optimiser
-from paceline.train.output.storage import read_tensors, write_tensors
+from paceline.train.storage import read_tensors, write_tensors
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a training has come."""
+    """Progress of a training."""
 
-    settings: dict[str, Any]  # that decide its course
+    settings: dict[str, Any]  # options that must not change when the training resumes
     step: int = 0
     epoch: int = 0
-    batch: int = 0  # of the epoch, the next one
+    batch: int = 0  # next batch of the epoch
     seconds: float = 0.0
     tokens: int = 0
-    best: float = 0.0  # of what an evaluation finds: tokens per round, or how close
+    best: float = 0.0  # best worth of an evaluation; see `Trainer._worth`
     best_step: int = 0
     finished: bool = False
-    history: list[dict[str, float]] = field(default_factory=list)  # one record an evaluation
-    curve: list[dict[str, float]] = field(default_factory=list)  # one record a line of the report
+    history: list[dict[str, float]] = field(default_factory=list)  # one record per evaluation
+    curve: list[dict[str, float]] = field(default_factory=list)  # one record per progress report
 
 
 def save(
@@ -46,12 +46,13 @@ def save(
     tensors = {f"param.{name}": tensor for name, tensor in params.items()}
     tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
     tensors |= {f"constant.{name}": tensor for name, tensor in constants.items()}
-    tensors |= optimiser.memory()
+    tensors |= optimiser.state()
     write_tensors(path, tensors, note=json.dumps(asdict(progress)))
 
 
 def load(path: Path, settings: Mapping[str, Any]) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
-    """How far it had come, and its tensors: groups `param`, `best`, `constant` and the optimiser's moments."""
+    """Read the progress and the tensors in groups: `param`, `best`, `constant` and the optimiser's state tensors.
+    A checkpoint with other settings is refused."""
     tensors, note = read_tensors(path)
     progress = Progress(**json.loads(note))
     for name, value in settings.items():

@@ -1,7 +1,7 @@
-"""Several processes that train one drafter, as `torchrun` starts them: own batches, one gradient.
+"""Data-parallel training by several processes, as `torchrun` starts them: own batches, one averaged gradient.
 
-Alone, everything here does nothing. What must be decided by one (how much time has passed, whether to stop) is decided
-by the first and told to the others, so that all take the same number of steps.
+In a single process everything here does nothing. Decisions (how much time has passed, whether to stop) are made by the
+first process and broadcast to the others, so that all take the same number of steps.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from torch import Tensor, distributed
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """The processes that train one drafter, seen from one of them."""
+
     rank: int
     size: int
     device: torch.device
 
     @classmethod
     def join(cls, device: str) -> World:
-        """As the environment says; `device` is cpu or cuda."""
+        """Join the processes that the environment names; `device` is cpu or cuda."""
         rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local = torch.device(device, int(os.environ.get("LOCAL_RANK", 0))) if device == "cuda" else torch.device("cpu")
         if local.type == "cuda":
@@ -36,7 +38,7 @@ class World:
         return self.rank == 0
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """In place, over all processes."""
+        """Average tensors over all processes, in place."""
         if self.size == 1:
             return
         every = list(tensors)
@@ -48,8 +50,8 @@ class World:
             tensor.copy_(flat[done : done + tensor.numel()].view_as(tensor))
             done += tensor.numel()
 
-    def told(self, value: float) -> float:
-        """The first process' value, in all of them."""
+    def broadcast(self, value: float) -> float:
+        """Return the first process' value in all of them."""
         if self.size == 1:
             return value
         box = torch.tensor([value], dtype=torch.float64, device=self.device)
@@ -57,6 +59,7 @@ class World:
         return float(box)
 
     def wait(self) -> None:
+        """Wait until all processes are here."""
         if self.size > 1:
             distributed.barrier()
 

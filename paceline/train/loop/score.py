@@ -1,7 +1,8 @@
-"""Tokens per round as the engine would count them, from a drafter's guesses over the target's own greedy answers.
+"""Tokens per round of a drafter, computed from its guesses over the target's own greedy answers.
 
-Greedy acceptance keeps a drafted token exactly when it is the answer's, so rounds can be replayed over an answer that
-is already there: no engine, all rows of all answers at once, and the same numbers.
+Greedy acceptance keeps a drafted token exactly when it is the answer's. So the rounds of the engine can be replayed
+over answers that already exist: without an engine, over all rows of all answers at once, and with the same result.
+Every round counts, and each has a draft: this is tokens per *round*, not tokens per step.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import torch
 from torch import Tensor
 
 from paceline.train.data.answers import Exchange
-from paceline.train.data.batches import Texts, in_order
+from paceline.train.data.batches import TextBatch, in_order
+from paceline.train.data.teacher import Teacher
+from paceline.train.students.labels import Aim
 from paceline.train.students.student import Student
-from paceline.train.students.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of a set of prompts, with drafts of `draft` tokens."""
+    """Acceptance over a set of prompts with drafts of `draft` tokens."""
 
     draft: int
     rounds: int
-    accepted: tuple[int, ...]  # by position in the draft
+    accepted: tuple[int, ...]  # tokens, by position in the draft
 
     @property
     def tokens_per_round(self) -> float:
@@ -34,7 +36,7 @@ class Score:
 
     @property
     def by_position(self) -> tuple[float, ...]:
-        """How often a token at each position was accepted, given that those before it were."""
+        """Share of tokens accepted at each position, given that all before it were."""
         before = (self.rounds, *self.accepted)
         return tuple(now / max(1, then) for now, then in zip(self.accepted, before, strict=False))
 
@@ -42,6 +44,7 @@ class Score:
 def evaluate(
     student: Student, teacher: Teacher, exchanges: Sequence[Exchange], *, draft: int, tokens: int, device: torch.device
 ) -> Score:
+    """Score a student on exchanges, in batches of at most `tokens`."""
     rounds, accepted = 0, np.zeros(draft, dtype=np.int64)
     for texts in in_order(exchanges, tokens=tokens):
         there = texts.to(device)
@@ -55,30 +58,30 @@ def evaluate(
 
 @torch.no_grad()
 def closeness(
-    student: Student, teacher: Teacher, exchanges: Sequence[Exchange], *, tokens: int, device: torch.device
+    student: Student, teacher: Teacher, exchanges: Sequence[Exchange], *, aim: Aim, tokens: int, device: torch.device
 ) -> float:
-    """From 0 to 1: how close the drafter comes to the target by the distance that is learnt from. Where that is how
-    little they overlap, it is the mean share (geometric) of their distributions that does."""
-    far, answered = 0.0, 0
+    """exp(-distance), from 0 to 1, by the distance that the loss of `aim` measures. For the aim `overlap` it is the
+    geometric mean of the overlap of the two distributions."""
+    distance, answered = 0.0, 0
     for texts in in_order(exchanges, tokens=tokens):
         there, weight = texts.to(device), int((texts.ends - texts.starts).sum())
-        far += weight * student.losses(teacher, teacher(there.ids), there).by_step.mean().item()
+        distance += weight * student.losses(teacher, teacher(there.ids), there, aim).by_step.mean().item()
         answered += weight
-    return math.exp(-far / max(1, answered))
+    return math.exp(-distance / max(1, answered))
 
 
-def reaches(guesses: Tensor, texts: Texts) -> np.ndarray:
-    """How many guesses of the chain begun at each row are right [sequences, length]."""
+def reaches(guesses: Tensor, texts: TextBatch) -> np.ndarray:
+    """Number of right guesses at the head of the chain that starts at each row [sequences, length]."""
     right = [
         guesses[..., step] == texts.ids.roll(-2 - step, dims=1) for step in range(guesses.shape[-1])
-    ]  # what rolls around lies beyond the end, where `replay` does not look
+    ]  # rows that wrap around are beyond the end, which `replay` does not read
     return torch.stack(right, dim=-1).cumprod(dim=-1).sum(dim=-1).cpu().numpy()
 
 
 def replay(reach: np.ndarray, *, start: int, end: int) -> np.ndarray:
-    """Accepted tokens of each round of an answer that lies at [start, end)."""
+    """Accepted tokens of each round over the answer at positions [start, end)."""
     lengths = []
-    last = start  # the last committed token: the first of the answer comes with the prompt
+    last = start  # the last committed token: the pass over the prompt yields the first of the answer
     while last < end - 1:
         lengths.append(min(int(reach[last - 1]), end - 1 - last))
         last += lengths[-1] + 1

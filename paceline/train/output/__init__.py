@@ -1,1 +1,1 @@
-"""What a training leaves behind: packed weights, model card, curves, tokenizer files."""
+"""Pages about a finished training: the model card and its curves."""

@@ -1,4 +1,4 @@
-"""The model card of a trained drafter: what it is for, how good it is, how it was made, and of what."""
+"""The model card of a trained drafter: purpose, measured acceptance, training, data."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from paceline.train.loop.score import Score
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a card tells; `scores` by the name of a set, none of whose prompts was trained on."""
+    """Everything that the card says."""
 
     kind: str
     target: str
     license: str
     parameters: int
     packing: str
-    scores: Mapping[str, tuple[int, Score]]  # prompts, and what came of them
-    sources: Sequence[tuple[str, str, int]]  # source, licence, prompts
+    scores: Mapping[str, tuple[int, Score]]  # number of prompts and score, by set; no set was trained on
+    sources: Sequence[tuple[str, str, int]]  # source, licence, number of prompts
     left_out: int  # prompts that overlap with an evaluation set
     answers: int
     answer_tokens: int
-    sampled: float
+    sampled: float  # share of answers
     temperature: float
-    vocabulary: tuple[int, float] | None  # tokens that it drafts, and their share of what the target says
-    origin: tuple[str, str | None] | None  # name and licence of what it began with
+    vocabulary: tuple[int, float] | None  # size of the draft vocabulary, and the share of the answers it covers
+    origin: tuple[str, str | None] | None  # name and licence of the initial head
     steps: int
     minutes: float
     device: str
     command: str
-    max_new: int  # tokens of an answer
+    max_new: int  # tokens of the longest answer
 
 
 def card(facts: Facts) -> bytes:

@@ -1,1 +1,1 @@
-"""Drafters that learn: one file a kind, with their initial weights, and the teacher they learn from."""
+"""Students: drafters while they are trained, one file per kind, with their loss, initial weights and file formats."""

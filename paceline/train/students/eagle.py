@@ -1,13 +1,14 @@
-"""The EAGLE-3 head as it learns: one layer over fused features of the target, unrolled over its own outputs.
+"""An EAGLE-3 head in training: one layer over fused features of the target, unrolled over its own outputs.
 
 Row p pairs the feature of position p with the embedding of token p + 1, and predicts token p + 2. Step 0 sees the true
-features; at step s the row continues the chain that began at p - s, from the head's own output one row before:
+features; at step s the row continues the chain that started at p - s, from the head's own output one row before:
 
     step 0   g[p] = fc(features[p])       keys: those of step 0 at rows ≤ p
     step s   g[p] = y of step s-1 at p-1   keys: those of step 0 at rows ≤ p - s, then one of each later step
 
-This is what happens in a round, with the target's tokens for drafted ones: the same thing as long as they are right,
-and nothing counts after one that is not. Names and shapes of the weights are those of the published format.
+A round of drafting computes the same, except that it reads drafted tokens where training reads the target's. The two
+are equal as long as drafted tokens are right, and nothing after a wrong one counts. Names and shapes of the weights are
+those of the published format.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from paceline.models.config import RopeScaling
 from paceline.models.heads import SKETCH
 from paceline.models.rope import rope_frequencies, turns
 from paceline.runner.heads.sketch import directions
-from paceline.train.data.batches import STEP, Texts
-from paceline.train.data.labels import Labels, soft_loss
-from paceline.train.output.packing import Packing, as_written, packed
-from paceline.train.output.storage import tensors_file
-from paceline.train.students.fused import gated, norm, shares, turn
+from paceline.train.data.batches import LENGTH_MULTIPLE, TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.fused import attention_weights, gated, norm, rotate
+from paceline.train.storage import tensors_file
+from paceline.train.students.labels import Aim, Labels, soft_loss
+from paceline.train.students.packing import Packing, as_written, packed
 from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
-from paceline.train.students.teacher import Insight, Teacher
 
-OWN = STEP // 2  # columns of attention for the head's own keys: with them a row stays aligned
-LATER = 0.8  # what a step counts, relative to the one before it: so often, about, a chain gets that far
+OWN_COLUMNS = LENGTH_MULTIPLE // 2  # attention columns for keys of the chain itself; they keep rows aligned
+STEP_DECAY = 0.8  # weight of a step in the loss, relative to the step before: about the share of chains that reach it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ class EagleShape:
     heads: int
     kv_heads: int
     head_dim: int
-    vocab: int  # of the target
+    vocab: int  # tokens of the target
     draft_vocab: int
-    layers: tuple[int, ...]  # whose inputs are the features
+    layers: tuple[int, ...]  # layers of the target whose inputs are the features
     eps: float
     theta: float
     max_context: int
-    steps: int  # unrolled
-    scaling: RopeScaling | None = None  # a head that was published with one keeps it
+    steps: int  # draft steps that training unrolls
+    scaling: RopeScaling | None = None  # kept from a published head
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         wide, queries, keys = 2 * self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -71,7 +72,7 @@ class EagleShape:
         }
 
 
-class EagleHead:
+class EagleStudent:
     kind = "eagle"
 
     def __init__(
@@ -84,50 +85,51 @@ class EagleHead:
         dtype: torch.dtype,
         packing: Packing = "bf16",
     ) -> None:
-        """`draft_ids` [draft vocab]: the target's ids, ascending. `feature_scale` [features]: what features are divided
-        by before `fc` learns from them; the file has it folded into the weights."""
+        """`draft_ids` [draft vocab]: ids in the target's vocabulary, ascending. `feature_scale` [features]: divisors of
+        the features before `fc` in training; `files` folds them into the weights of `fc`."""
         self.shape = shape
         device = feature_scale.device
         self.params = leaves(params, device)
         self.constants = {"draft_ids": draft_ids.to(device), "feature_scale": feature_scale}
-        self.sketch: Tensor | None = None  # for the file: see `study`
+        self.sketch: Tensor | None = None  # set by `finish`
         self._dtype = dtype
         self._packing: Packing = packing
         self._known = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
         self._known[self.constants["draft_ids"]] = True
         self._frequencies = rope_frequencies(shape.head_dim, shape.theta, shape.scaling).to(device)
 
-    def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses:
+    def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
         rows = label_rows(texts, self._known)
-        first = (texts.starts - 1)[rows // texts.ids.shape[1]]  # the first row of the answer that each belongs to
-        depth = rows % texts.ids.shape[1] - first  # how long a chain that ends here may be
-        hidden = insight.hidden.flatten(0, 1)[rows + 1]
-        labels = Labels.of(hidden, teacher.head[self.constants["draft_ids"]], teacher.aim)
+        first = (texts.starts - 1)[rows // texts.ids.shape[1]]  # first row of the answer
+        depth = rows % texts.ids.shape[1] - first  # steps of the longest chain that ends at the row
+        hidden = states.hidden.flatten(0, 1)[rows + 1]
+        labels = Labels.of(hidden, teacher.head[self.constants["draft_ids"]], aim)
         weights = self._cast()
         total, by_step, agreement = torch.zeros((), device=rows.device), [], []
-        for step, y in enumerate(self._unroll(teacher, insight, texts, weights, self.shape.steps)):
+        for step, y in enumerate(self._unroll(teacher, states, texts, weights, self.shape.steps)):
             counts = (depth >= step).float()
             counts /= counts.sum().clamp_min(1.0)
             logits = self._logits(y.flatten(0, 1).index_select(0, rows), weights)
             loss, distance, best = soft_loss(logits, labels, counts)
-            total = total + loss * LATER**step
+            total = total + loss * STEP_DECAY**step
             by_step.append(distance)
             agreement.append(((best == labels.best) * counts).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 
     @torch.no_grad()
-    def guesses(self, teacher: Teacher, insight: Insight, texts: Texts, steps: int) -> Tensor:
+    def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
         weights = self._cast()
         found = []
-        for step, y in enumerate(self._unroll(teacher, insight, texts, weights, steps)):
+        for step, y in enumerate(self._unroll(teacher, states, texts, weights, steps)):
             best = best_tokens(y.flatten(0, 1), lambda rows: self._logits(rows, weights))
             drafted = self.constants["draft_ids"][best].view(texts.ids.shape)
-            found.append(drafted.roll(-step, dims=1))  # from the row where the chain is to the one where it began
+            found.append(drafted.roll(-step, dims=1))  # from the row of the guess to the first row of its chain
         return torch.stack(found, dim=-1)
 
     @torch.no_grad()
-    def study(self, teacher: Teacher, batches: Iterable[Texts]) -> None:
-        """Find out how the rows before its last layer are spread, for whoever computes only some of its outputs."""
+    def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
+        """Fit the sketch of the output layer to the inputs that the layer gets: drafters that compute only some of its
+        outputs choose them by the sketch (`runner.heads.sketch`)."""
         weights, rows = self._cast(), 0
         moment = torch.zeros((self.shape.hidden, self.shape.hidden), device=self.constants["feature_scale"].device)
         for texts in batches:
@@ -152,15 +154,16 @@ class EagleHead:
         }
 
     def _cast(self) -> dict[str, Tensor]:
-        """Matrices as they will be written, in the arithmetic's dtype, once a batch; gradients go back to float32."""
+        """Weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients reach the
+        float32 parameters."""
         written = {name: as_written(name, p, self._packing) for name, p in self.params.items()}
         return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in written.items()}
 
     def _unroll(
-        self, teacher: Teacher, insight: Insight, texts: Texts, weights: Mapping[str, Tensor], steps: int
+        self, teacher: Teacher, states: TargetStates, texts: TextBatch, weights: Mapping[str, Tensor], steps: int
     ) -> Iterator[Tensor]:
-        """The outputs y [sequences, length, hidden] of each step."""
-        scaled = insight.features / self.constants["feature_scale"].to(self._dtype)
+        """Yield the outputs y [sequences, length, hidden] of each step."""
+        scaled = states.features / self.constants["feature_scale"].to(self._dtype)
         g = functional.linear(scaled, weights["fc.weight"])
         token = self._norm(teacher.embed(texts.ids.roll(-1, dims=1)), weights["midlayer.input_layernorm.weight"])
         positions = torch.arange(texts.ids.shape[1], device=g.device).repeat(len(texts.ids))
@@ -176,13 +179,13 @@ class EagleHead:
             x = g + functional.linear(mixed, weights["midlayer.self_attn.o_proj.weight"])
             y = x + self._mlp(self._norm(x, weights["midlayer.post_attention_layernorm.weight"]), weights)
             yield y
-            g = later(y, 1)
+            g = shifted(y, 1)
 
     def _project(self, x: Tensor, weights: Mapping[str, Tensor], name: str, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """[sequences, length, heads, head_dim], turned where it is a query or a key."""
+        """Project x to [sequences, length, heads, head_dim]; rotate queries and keys."""
         out = functional.linear(x, weights[f"midlayer.self_attn.{name}_proj.weight"])
         out = out.view(*x.shape[:2], -1, self.shape.head_dim)
-        return out if name == "v" else turn(out.flatten(0, 1), *angles).view(out.shape)
+        return out if name == "v" else rotate(out.flatten(0, 1), *angles).view(out.shape)
 
     def _mlp(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         gate, up, down = (weights[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
@@ -196,39 +199,39 @@ class EagleHead:
 
 
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention of the last of the steps so far, as the module describes; all [sequences, length, heads, head_dim].
+    """Attention of the newest step; all tensors are [sequences, length, heads, head_dim].
 
-    parts   [.., length, length + OWN]   of attention: of the keys of step 0, then of the row's own chain, oldest first
+    weights   [.., length, length + OWN_COLUMNS]   keys of step 0, then keys of the row's own chain, oldest first
     """
     step, (sequences, length, kv_heads, dim) = len(keys) - 1, keys[0].shape
     q = (q * dim**-0.5).view(sequences, length, kv_heads, -1, dim)
     q = q.permute(0, 2, 3, 1, 4)  # [sequences, kv_heads, group, length, dim]
     flat = (sequences, kv_heads, q.shape[2] * length, -1)
     firsts = (q.reshape(flat) @ keys[0].permute(0, 2, 3, 1)).view(*q.shape[:-1], length)
-    chain = [later(keys[i], step - i).transpose(1, 2)[:, :, None] for i in range(1, step + 1)]
+    chain = [shifted(keys[i], step - i).transpose(1, 2)[:, :, None] for i in range(1, step + 1)]
     own = [(q * key).sum(dim=-1) for key in chain]
-    own += [torch.zeros_like(firsts[..., 0])] * (OWN - step)
-    parts = shares(firsts, torch.stack(own, dim=-1), _mask(length, step, like=firsts))
-    on_firsts, on_own = torch.split(parts, [length, OWN], dim=-1)  # one gradient for both; slices would have one each
+    own += [torch.zeros_like(firsts[..., 0])] * (OWN_COLUMNS - step)
+    weights = attention_weights(firsts, torch.stack(own, dim=-1), _mask(length, step, like=firsts))
+    on_firsts, on_own = torch.split(weights, [length, OWN_COLUMNS], dim=-1)  # one gradient; slices have one each
     out = (on_firsts.reshape(flat) @ values[0].transpose(1, 2)).view(q.shape)
     for i in range(1, step + 1):
-        value = later(values[i], step - i).transpose(1, 2)[:, :, None]
+        value = shifted(values[i], step - i).transpose(1, 2)[:, :, None]
         out = out + on_own[..., i - 1, None] * value
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def later(x: Tensor, rows: int) -> Tensor:
-    """Each row gets what was `rows` before it; [sequences, length, ...]."""
+def shifted(x: Tensor, rows: int) -> Tensor:
+    """Move the rows of x [sequences, length, ...] by `rows` towards the end; the first ones become zero."""
     if not rows:
         return x
     return torch.cat([torch.zeros_like(x[:, :rows]), x[:, :-rows]], dim=1)
 
 
 def _mask(length: int, step: int, *, like: Tensor) -> Tensor:
-    """[length, length + OWN] zero where a row of this step may look, else minus infinity."""
+    """[length, length + OWN_COLUMNS] zero where a row of this step may attend, else minus infinity."""
     at = torch.arange(length, device=like.device)
     firsts = at[:, None] - step >= at
-    own = (torch.arange(OWN, device=like.device) < step).expand(length, OWN)
+    own = (torch.arange(OWN_COLUMNS, device=like.device) < step).expand(length, OWN_COLUMNS)
     allowed = torch.cat([firsts, own], dim=1)
     return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -torch.inf)
 
@@ -258,7 +261,7 @@ def _config(shape: EagleShape) -> dict[str, object]:
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, object]:
-    """The kinds that a published config can have."""
+    """The `rope_scaling` entry of config.json."""
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         found |= {

@@ -1,4 +1,4 @@
-"""Where a drafter begins: shapes from the target's, first weights, and a draft vocabulary counted on the answers."""
+"""Initial weights of an EAGLE head, its shape from the target's, and a draft vocabulary counted on the answers."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from torch import Tensor
 
 from paceline.models.config import ModelConfig
 from paceline.train.data.answers import Exchange
-from paceline.train.data.batches import Texts
-from paceline.train.output.packing import Packing
-from paceline.train.output.storage import same_seed
-from paceline.train.students.eagle import EagleHead, EagleShape
-from paceline.train.students.teacher import Insight, Teacher
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.seeds import EAGLE_STREAM, seeded_generator
+from paceline.train.students.eagle import EagleShape, EagleStudent
+from paceline.train.students.packing import Packing
 
-SPREAD = 0.02  # standard deviation of first weights
-QUIET = 0.2  # of those that add to the residual stream, relative to the others: at first the head hardly interferes
+INITIAL_STD = 0.02  # standard deviation of initial weights
+RESIDUAL_FACTOR = 0.2  # times INITIAL_STD for weights that add to the residual stream: they change little at first
 
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
     ids: Tensor  # int64 [size], ascending
-    coverage: float  # share of the answers' tokens that are among them
+    coverage: float  # share of the answers' tokens that the vocabulary contains
 
 
 def draft_vocabulary(exchanges: Sequence[Exchange], *, size: int, vocab: int, always: Iterable[int]) -> DraftVocabulary:
-    """The most frequent tokens of the answers; `always`: such as end tokens."""
+    """Choose the most frequent tokens of the answers, and the tokens of `always` (such as end tokens)."""
     ranked = _counts(exchanges, vocab)
     ranked[list(always)] = ranked.sum() + 1
     ids = np.sort(np.argsort(-ranked, kind="stable")[: min(size, vocab)])
-    return given_vocabulary(exchanges, torch.from_numpy(ids), vocab=vocab)
+    return vocabulary_of(exchanges, torch.from_numpy(ids), vocab=vocab)
 
 
-def given_vocabulary(exchanges: Sequence[Exchange], ids: Tensor, *, vocab: int) -> DraftVocabulary:
-    """These tokens, and what the answers say of them."""
+def vocabulary_of(exchanges: Sequence[Exchange], ids: Tensor, *, vocab: int) -> DraftVocabulary:
+    """The draft vocabulary `ids`, with its coverage of the answers."""
     counts = _counts(exchanges, vocab)
     return DraftVocabulary(ids, float(counts[ids.numpy()].sum() / max(1, counts.sum())))
 
 
 def _counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
-    """How often each token is said [vocab]."""
+    """Occurrences of each token in the answers [vocab]."""
     counts = np.zeros(vocab, dtype=np.int64)
     for exchange in exchanges:
         counts += np.bincount(exchange.tokens[exchange.prompt :], minlength=vocab)
@@ -50,18 +50,19 @@ def _counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
 
 
 def feature_layers(layers: int) -> tuple[int, int, int]:
-    """The published choice: early, middle and late; a target of very few layers has them closer together."""
+    """Layers whose inputs are the features: early, middle and late, as published. A target of few layers has them
+    closer together."""
     wanted = (2, layers // 2, layers - 3)
     low, middle, high = (min(max(index, 0), layers - 1) for index in wanted)
     return min(low, middle), middle, max(middle, high)
 
 
-def feature_scale(insight: Insight, texts: Texts) -> Tensor:
-    """The usual size of each feature in answers [features]. Some are a hundred times larger than others, and a learning
-    rate that suits one would not suit the other."""
+def feature_scale(states: TargetStates, texts: TextBatch) -> Tensor:
+    """Mean magnitude of each feature in answers [features]. Some are a hundred times larger than others, and no single
+    learning rate would suit both."""
     at = torch.arange(texts.ids.shape[1], device=texts.ids.device)
     inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None])
-    return insight.features[inside].float().abs().mean(dim=0).clamp_min(1e-3)
+    return states.features[inside].float().abs().mean(dim=0).clamp_min(1e-3)
 
 
 def eagle_shape(
@@ -92,16 +93,16 @@ def new_eagle(
     dtype: torch.dtype,
     seed: int,
     packing: Packing,
-) -> EagleHead:
-    """At first it says what the target's own head would make of the last feature."""
-    random = same_seed(seed, 7)
+) -> EagleStudent:
+    """Create a head that at first computes the target's output layer over the last feature."""
+    random = seeded_generator(seed, EAGLE_STREAM)
     params = {name: torch.ones(size) for name, size in shape.sizes().items()}
     for name, ones in params.items():
         if ones.dim() == 2:
-            quiet = QUIET if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            params[name] = torch.randn(ones.shape, generator=random) * SPREAD * quiet
+            factor = RESIDUAL_FACTOR if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            params[name] = torch.randn(ones.shape, generator=random) * INITIAL_STD * factor
     params["fc.weight"][:, -shape.hidden :] += torch.eye(shape.hidden)
     last = scale[-shape.hidden :].cpu()
     params["norm.weight"] = teacher.norm.float().cpu() * last / last.square().mean().sqrt()
     params["lm_head.weight"] = teacher.head.float().cpu()[draft_ids.cpu()]
-    return EagleHead(shape, params=params, draft_ids=draft_ids, feature_scale=scale, dtype=dtype, packing=packing)
+    return EagleStudent(shape, params=params, draft_ids=draft_ids, feature_scale=scale, dtype=dtype, packing=packing)

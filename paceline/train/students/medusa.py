@@ -1,13 +1,13 @@
-"""Medusa-1 heads as they learn: head i reads the target's last hidden state of position p and guesses token p + 2 + i.
+"""Medusa-1 heads in training: head i reads the target's last hidden state at position p and guesses token p + 2 + i.
 
-Each is x + silu(W x + b), then a product over the whole vocabulary that begins as the target's own. The heads do not
-see each other's guesses, so one pass drafts all of them. Names are those of the published format.
+Each head is x + silu(W x + b), then an output layer over the whole vocabulary, initialised with the target's. The heads
+do not see each other's guesses, so one pass drafts all of them. Names are those of the published format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.train.data.batches import Texts
-from paceline.train.data.labels import Labels, soft_loss
-from paceline.train.output.packing import Packing, packed
-from paceline.train.output.storage import tensors_file
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.storage import tensors_file
+from paceline.train.students.labels import Aim, Labels, soft_loss
+from paceline.train.students.packing import Packing, packed
 from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
-from paceline.train.students.teacher import Insight, Teacher
 
-LATER = 0.8  # what a head counts, relative to the one before it
+HEAD_DECAY = 0.8  # weight of a head in the loss, relative to the head before
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MedusaShape:
         return {f"{index}.{name}": size for index in range(self.heads) for name, size in one.items()}
 
 
-class MedusaHeads:
+class MedusaStudent:
     kind = "medusa"
 
     def __init__(
@@ -60,33 +60,36 @@ class MedusaHeads:
         self._all = torch.ones(shape.vocab, dtype=torch.bool, device=device)
 
     @classmethod
-    def new(cls, shape: MedusaShape, teacher: Teacher, *, dtype: torch.dtype, packing: Packing) -> MedusaHeads:
+    def new(cls, shape: MedusaShape, teacher: Teacher, *, dtype: torch.dtype, packing: Packing) -> MedusaStudent:
         params = {name: torch.zeros(size) for name, size in shape.sizes().items()}
         for index in range(shape.heads):
             params[f"{index}.1.weight"] = teacher.head.float().cpu()
         return cls(shape, params=params, dtype=dtype, device=teacher.head.device, packing=packing)
 
-    def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses:
-        hidden = insight.hidden.flatten(0, 1)
+    def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
+        hidden = states.hidden.flatten(0, 1)
         total, by_step, agreement = torch.zeros((), device=hidden.device), [], []
         for index in range(self.shape.heads):
             rows = label_rows(texts, self._all, ahead=2 + index)
-            labels = Labels.of(hidden[rows + 1 + index], teacher.head, teacher.aim)
+            labels = Labels.of(hidden[rows + 1 + index], teacher.head, aim)
             counts = torch.full((len(rows),), 1 / max(1, len(rows)), device=hidden.device)
             loss, distance, best = soft_loss(self._logits(hidden[rows], index), labels, counts)
-            total = total + loss * LATER**index
+            total = total + loss * HEAD_DECAY**index
             by_step.append(distance)
             agreement.append(((best == labels.best) * counts).sum())
         return Losses(total=total, by_step=torch.stack(by_step), agreement=torch.stack(agreement))
 
     @torch.no_grad()
-    def guesses(self, teacher: Teacher, insight: Insight, texts: Texts, steps: int) -> Tensor:
-        hidden = insight.hidden.flatten(0, 1)
-        found = torch.full((*texts.ids.shape, steps), -1, device=hidden.device)  # no token: drafts are shorter
+    def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
+        hidden = states.hidden.flatten(0, 1)
+        found = torch.full((*texts.ids.shape, steps), -1, device=hidden.device)  # -1: no head guesses this step
         for index in range(min(steps, self.shape.heads)):
             best = best_tokens(hidden, partial(self._logits, index=index))
             found[..., index] = best.view(texts.ids.shape)
         return found
+
+    def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
+        """Do nothing: the files need only the parameters."""
 
     def files(self) -> dict[str, bytes]:
         config = {

@@ -1,8 +1,8 @@
-"""EAGLE-3 heads that are there already, as `paceline train` writes them or as they are published: to be measured, or to
-be trained further.
+"""EAGLE-3 heads read from files, as `paceline train` writes them or as they are published: to be measured, or to be
+trained further.
 
-What training cannot go on with as it is (a residual that begins with a norm, say) is refused here, not bent to fit.
-Matrices come as floats, however few bits the file has for them.
+A head with a feature that training does not have (say a norm before the residual) is refused, not approximated.
+Quantised matrices are read as floats.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paceline.drafters.registry import head_directory
 from paceline.errors import InvalidRequest, UnsupportedModel
 from paceline.models.config import ModelConfig
 from paceline.models.heads import EagleConfig, load_eagle
-from paceline.train.options import Job
-from paceline.train.output.packing import FUSION, Packing
-from paceline.train.students.eagle import EagleHead, EagleShape
-from paceline.train.students.teacher import Teacher
+from paceline.train.data.teacher import Teacher
+from paceline.train.options import TrainOptions
+from paceline.train.students.eagle import EagleShape, EagleStudent
+from paceline.train.students.packing import FUSION, Packing
 
-NAMES = {
+TRAINING_NAMES = {  # name in `models.heads` → name in training and in files
     "fc": FUSION,
     "embed_norm": "midlayer.input_layernorm.weight",
     "hidden_norm": "midlayer.hidden_norm.weight",
@@ -32,12 +32,12 @@ NAMES = {
     "norm": "norm.weight",
     "head": "lm_head.weight",
 }
-SAME = 0.2  # distance of two embeddings, relative to their size, that the rounding of one of them may explain
+MAX_EMBEDDING_DISTANCE = 0.2  # relative to the norm; rounding of one embedding explains no more
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What a drafter began with, for its card."""
+class HeadOrigin:
+    """The head whose weights a training started from, for the model card."""
 
     name: str
     license: str | None
@@ -45,11 +45,13 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PublishedHead:
+    """An EAGLE-3 head as floats, under the names that training uses."""
+
     folder: Path
     shape: EagleShape
-    params: dict[str, Tensor]  # float32, by the names they have in training
+    params: dict[str, Tensor]  # float32
     draft_ids: Tensor  # int64 [draft vocabulary]
-    embedding: Tensor | None  # [vocab, hidden] its own, where the file has one
+    embedding: Tensor | None  # [vocab, hidden] if the file has one
 
     @classmethod
     def read(cls, folder: Path, target: ModelConfig, *, steps: int) -> PublishedHead:
@@ -58,45 +60,46 @@ class PublishedHead:
         return cls(
             folder=folder,
             shape=_shape(folder, head.config, target, steps),
-            params={name: weights[key] for key, name in NAMES.items()},
+            params={name: weights[key] for key, name in TRAINING_NAMES.items()},
             draft_ids=head.ids.long(),
             embedding=weights.get("embed"),
         )
 
-    def student(self, teacher: Teacher, *, scale: Tensor, dtype: torch.dtype, packing: Packing) -> EagleHead:
-        """`scale` [features]: what features are divided by while it learns; the file knows nothing of it."""
+    def student(self, teacher: Teacher, *, scale: Tensor, dtype: torch.dtype, packing: Packing) -> EagleStudent:
+        """Make a student of the head. `scale` [features]: divisors of the features in training, which the file does not
+        have; the weights of the fusion are multiplied by them."""
         if self.embedding is not None:
             self._check_embedding(teacher)
         params = self.params | {FUSION: self.params[FUSION] * scale.cpu()}
-        return EagleHead(
+        return EagleStudent(
             self.shape, params=params, draft_ids=self.draft_ids, feature_scale=scale, dtype=dtype, packing=packing
         )
 
     def _check_embedding(self, teacher: Teacher) -> None:
-        """Heads are published with a copy of the target's embedding; training reads the target's."""
+        """Refuse a head whose embedding differs from the target's: training uses the target's embedding."""
         assert self.embedding is not None, "nothing to check"
         ids = self.draft_ids.to(teacher.head.device)
         wanted = teacher.embed(ids).float().cpu()
         distance = (self.embedding[self.draft_ids] - wanted).norm() / wanted.norm().clamp_min(1e-12)
-        if not distance <= SAME:
+        if not distance <= MAX_EMBEDDING_DISTANCE:
             raise UnsupportedModel(
                 f"{self.folder}: a head with an embedding of its own, {distance:.0%} away from the target's; heads are "
                 "trained with the target's: take one that was made with it"
             )
 
 
-def beginning(job: Job, target: ModelConfig) -> tuple[PublishedHead, Origin]:
-    """The head that `--begin` names, if it fits the target and whatever else was asked for."""
-    assert job.begin is not None, "no head to begin with"
-    folder = head_directory(job.begin)
-    if job.out.resolve() == folder.resolve():
+def read_initial_head(options: TrainOptions, target: ModelConfig) -> tuple[PublishedHead, HeadOrigin]:
+    """Read the head that `--begin` names; refuse it if it does not fit the target or the other options."""
+    assert options.initial_head is not None, "no initial head"
+    folder = head_directory(options.initial_head)
+    if options.out.resolve() == folder.resolve():
         raise InvalidRequest(
             f"--out and --begin are both {folder}: write to another place, and keep what it began with"
         )
-    head = PublishedHead.read(folder, target, steps=job.unroll)
-    _check_asked("--draft-vocab", job.draft_vocab, head.shape.draft_vocab, folder)
-    _check_asked("--intermediate", job.intermediate, head.shape.intermediate, folder)
-    return head, Origin(name=Path(job.begin).name, license=_license(folder))
+    head = PublishedHead.read(folder, target, steps=options.unroll)
+    _check_asked("--draft-vocab", options.draft_vocab, head.shape.draft_vocab, folder)
+    _check_asked("--intermediate", options.intermediate, head.shape.intermediate, folder)
+    return head, HeadOrigin(name=Path(options.initial_head).name, license=_license(folder))
 
 
 def _check_asked(option: str, asked: int | None, there: int, folder: Path) -> None:
@@ -134,7 +137,7 @@ def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -
 
 
 def _license(folder: Path) -> str | None:
-    """What the card of a head says of it between its first two lines of `---`."""
+    """The licence in the front matter of a head's model card, between its first two lines of `---`."""
     card = folder / "README.md"
     if not card.is_file():
         return None

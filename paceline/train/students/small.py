@@ -1,13 +1,13 @@
-"""A small Llama that learns to talk like the target: an ordinary model directory, which `model:PATH` drafts with.
+"""A small Llama in training, distilled from the target: an ordinary model directory that `model:PATH` drafts with.
 
-It reads nothing of the target but its text, so it also drafts where hidden states are not to be had. Of the three kinds
-it needs the most training: it begins from nothing, and its embedding alone may have more weights than a head.
+It reads only the text of the target, so it also drafts where no hidden states are available. Of the three kinds it
+needs the most training: it starts from random weights, and its embedding alone may have more weights than a head.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,17 +15,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.models.rope import rope_frequencies, turns
-from paceline.train.data.batches import Texts
-from paceline.train.data.labels import Labels, soft_loss
-from paceline.train.output.storage import same_seed, tensors_file
-from paceline.train.students.fused import gated, norm, turn
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.fused import gated, norm, rotate
+from paceline.train.seeds import SMALL_STREAM, seeded_generator
+from paceline.train.storage import tensors_file
+from paceline.train.students.labels import Aim, Labels, soft_loss
 from paceline.train.students.student import Losses, best_tokens, label_rows, leaves
-from paceline.train.students.teacher import Insight, Teacher
 
-SPREAD = 0.02  # standard deviation of first weights
-THETA = 10000.0
-EPS = 1e-5
-HEAD_DIM = 64
+INITIAL_STD = 0.02  # standard deviation of initial weights
+ROPE_THETA = 10000.0
+NORM_EPS = 1e-5
+HEAD_DIM = 64  # width of an attention head; narrower models have a single head
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class SmallShape:
         return sizes | {"model.norm.weight": (self.hidden,)}
 
 
-class SmallModel:
+class SmallStudent:
     kind = "small"
 
     def __init__(
@@ -68,32 +69,32 @@ class SmallModel:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`tokenizer`: files of the target's, which the directory needs to be a model."""
+        """`tokenizer`: the target's tokenizer files, which complete the model directory."""
         self.shape = shape
         self.params = leaves(params, device)
         self.constants: dict[str, Tensor] = {}
         self._tokenizer = dict(tokenizer)
         self._dtype = dtype
         self._all = torch.ones(shape.vocab, dtype=torch.bool, device=device)
-        self._frequencies = rope_frequencies(shape.head_dim, THETA, None).to(device)
+        self._frequencies = rope_frequencies(shape.head_dim, ROPE_THETA, None).to(device)
 
     @classmethod
     def new(
         cls, shape: SmallShape, *, tokenizer: Mapping[str, bytes], dtype: torch.dtype, device: torch.device, seed: int
-    ) -> SmallModel:
-        random = same_seed(seed, 11)
+    ) -> SmallStudent:
+        random = seeded_generator(seed, SMALL_STREAM)
         params = {
-            name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * SPREAD
+            name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * INITIAL_STD
             for name, size in shape.sizes().items()
         }
         return cls(shape, params=params, tokenizer=tokenizer, dtype=dtype, device=device)
 
-    def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses:
-        """Row p is about token p + 2, which this model reads off its own row p + 1."""
+    def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses:
+        """Loss over the rows p of `label_rows`: this model predicts token p + 2 at its row p + 1."""
         rows = label_rows(texts, self._all) + 1
         weights = self._cast()
         hidden = self._forward(texts.ids, weights).flatten(0, 1).index_select(0, rows)
-        labels = Labels.of(insight.hidden.flatten(0, 1)[rows], teacher.head, teacher.aim)
+        labels = Labels.of(states.hidden.flatten(0, 1)[rows], teacher.head, aim)
         counts = torch.full((len(rows),), 1 / max(1, len(rows)), device=rows.device)
         logits = functional.linear(hidden, weights["model.embed_tokens.weight"])
         loss, distance, best = soft_loss(logits, labels, counts)
@@ -101,12 +102,15 @@ class SmallModel:
         return Losses(total=loss, by_step=distance[None], agreement=agreement[None])
 
     @torch.no_grad()
-    def guesses(self, teacher: Teacher, insight: Insight, texts: Texts, steps: int) -> Tensor:
+    def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
         weights = self._cast()
         hidden = self._forward(texts.ids, weights).flatten(0, 1)
         best = best_tokens(hidden, lambda rows: functional.linear(rows, weights["model.embed_tokens.weight"]))
         best = best.view(texts.ids.shape)
         return torch.stack([best.roll(-1 - step, dims=1) for step in range(steps)], dim=-1)
+
+    def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
+        """Do nothing: the files need only the parameters."""
 
     def files(self) -> dict[str, bytes]:
         shape = self.shape
@@ -122,8 +126,8 @@ class SmallModel:
             "head_dim": shape.head_dim,
             "hidden_act": "silu",
             "max_position_embeddings": shape.max_context,
-            "rms_norm_eps": EPS,
-            "rope_theta": THETA,
+            "rms_norm_eps": NORM_EPS,
+            "rope_theta": ROPE_THETA,
             "tie_word_embeddings": True,
             "eos_token_id": list(shape.eos_ids),
             "bos_token_id": shape.bos_id,
@@ -141,7 +145,7 @@ class SmallModel:
         return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in self.params.items()}
 
     def _forward(self, ids: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Hidden states after the last norm [sequences, length, hidden]."""
+        """Compute the hidden states after the last norm [sequences, length, hidden]."""
         x = functional.embedding(ids, weights["model.embed_tokens.weight"])
         angles = turns(torch.arange(ids.shape[1], device=ids.device).repeat(len(ids)), self._frequencies)
         for index in range(self.shape.layers):
@@ -155,7 +159,7 @@ class SmallModel:
     def _attention(self, x: Tensor, layer: Mapping[str, Tensor], angles: tuple[Tensor, Tensor]) -> Tensor:
         rows = (x.shape[0] * x.shape[1], self.shape.heads, self.shape.head_dim)
         q, k, v = (functional.linear(x, layer[f"self_attn.{name}_proj"]).view(rows) for name in "qkv")
-        q, k = turn(q, *angles), turn(k, *angles)
+        q, k = rotate(q, *angles), rotate(k, *angles)
         side = (*x.shape[:2], *rows[1:])
         q, k, v = (part.view(side).transpose(1, 2) for part in (q, k, v))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -171,4 +175,4 @@ _LAYER = (
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return norm(x.reshape(-1, x.shape[-1]), weight, EPS).view(x.shape)
+    return norm(x.reshape(-1, x.shape[-1]), weight, NORM_EPS).view(x.shape)

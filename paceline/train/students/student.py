@@ -1,53 +1,60 @@
-"""What every kind of drafter offers to the trainer: parameters, a loss, guesses, and the files it becomes.
+"""The interface between a student and the trainer: parameters, a loss, guesses, and the files it is written as.
 
-Rows and steps. Row p of a text stands for its tokens up to p + 1, of which the target has computed those up to p: this
-is what a drafter knows when a round begins. Its guess at step s of a chain begun at row i is about token i + 2 + s.
+Rows and steps. Row p of a text covers its tokens up to p + 1, of which the target has computed those up to p. That
+is what a drafter knows when a round starts. The guess at step s of a chain that starts at row i is about token
+i + 2 + s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.train.data.batches import Texts
-from paceline.train.students.teacher import Insight, Teacher
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.students.labels import Aim
 
-ROWS = 4096  # whose logits are made at a time, where only the best of each counts
+LOGIT_ROWS = 4096  # rows whose logits are computed at a time, where only the best token of each is needed
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    total: Tensor  # to be differentiated
+    total: Tensor  # the sum to be differentiated
     by_step: Tensor  # [steps] distance from the target's distribution, in nats
     agreement: Tensor  # [steps] share of rows whose best guess is the target's
 
 
 class Student(Protocol):
     kind: str
-    params: dict[str, Tensor]  # float32 leaves, by the names they have in the file
-    constants: dict[str, Tensor]  # chosen before training, and kept with the parameters
+    params: dict[str, Tensor]  # float32 leaves, by their names in the file
+    constants: dict[str, Tensor]  # chosen before training and kept with the parameters
 
-    def losses(self, teacher: Teacher, insight: Insight, texts: Texts) -> Losses: ...
+    def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses: ...
 
-    def guesses(self, teacher: Teacher, insight: Insight, texts: Texts, steps: int) -> Tensor:
-        """Tokens [sequences, length, steps]: of the chain begun at each row, as if all before had been right."""
+    def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
+        """Tokens [sequences, length, steps] of the chain that starts at each row, given that earlier guesses of the
+        chain are right."""
+
+    def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
+        """Compute what the files need beyond the trained parameters; called once, when training has ended."""
 
     def files(self) -> dict[str, bytes]:
-        """What `eagle:PATH`, `medusa:PATH` or `model:PATH` loads."""
+        """The files that `eagle:PATH`, `medusa:PATH` or `model:PATH` loads."""
 
 
 def leaves(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies that gradients are collected in."""
+    """Copy parameters to float32 tensors that collect gradients."""
     return {name: tensor.detach().clone().float().to(device).requires_grad_() for name, tensor in params.items()}
 
 
-def label_rows(texts: Texts, known: Tensor, *, ahead: int = 2) -> Tensor:
-    """Rows, as indices into the flattened batch, with token p + `ahead` in the answer, beyond its first token, and in
-    the vocabulary `known` [vocab]. The first token of an answer is never drafted: it comes with the prompt's pass."""
+def label_rows(texts: TextBatch, known: Tensor, *, ahead: int = 2) -> Tensor:
+    """Rows p to learn from, as indices into the flattened batch: token p + `ahead` must be in the answer, beyond its
+    first token, and in the vocabulary `known` [vocab]. The first token of an answer is never drafted: the pass over
+    the prompt yields it."""
     length = texts.ids.shape[1]
     at = torch.arange(length, device=texts.ids.device)
     inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None] - ahead)  # [sequences, length]
@@ -56,6 +63,6 @@ def label_rows(texts: Texts, known: Tensor, *, ahead: int = 2) -> Tensor:
 
 
 def best_tokens(hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    """The index of the largest logit of each row [rows], never all logits at once."""
-    parts = [hidden[first : first + ROWS] for first in range(0, len(hidden), ROWS)]
+    """Index of the largest logit of each row [rows], without holding all logits at once."""
+    parts = [hidden[first : first + LOGIT_ROWS] for first in range(0, len(hidden), LOGIT_ROWS)]
     return torch.cat([logits(part).argmax(dim=-1) for part in parts])

@@ -11,22 +11,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.errors import EngineDead, InvalidRequest
+from paceline.errors import InvalidRequest, TrainingError
 from paceline.llm import LLM
 from paceline.train.data import answering, answers
-from paceline.train.data.answering import Crew, answer
+from paceline.train.data.answering import Workers, answer
 from paceline.train.data.answers import AnswerSettings, AnswerStore, Exchange, Question
 from paceline.types import SamplingParams
-from tests.train.toy_lesson import WORDS
+from tests.train.toy_training import WORDS
 
-CREW = Crew(device="cpu", batch=3, workers=1, threads=1)
+WORKERS = Workers(device="cpu", batch=3, count=1, threads=1)
 QUESTIONS = [Question("train", word, temperature=0.0 if i % 2 else 0.8) for i, word in enumerate(WORDS[:7])]
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (answers, answering):
-        monkeypatch.setattr(module, "SHARD", 2)
+        monkeypatch.setattr(module, "SHARD_PROMPTS", 2)
 
 
 def settings_for(target: Path, **options: object) -> AnswerSettings:
@@ -39,7 +39,7 @@ def test_answers_are_the_engines(tmp_path: Path, target: Path) -> None:
     """Greedy ones equal what the façade says; drawn ones differ from them."""
     store = AnswerStore.create(tmp_path / "a", settings_for(target), QUESTIONS)
     seen: list[tuple[int, int]] = []
-    answer(store, CREW, lambda done, total: seen.append((done, total)))
+    answer(store, WORKERS, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (4, 4)
     exchanges = store.read()["train"]
     llm = LLM(str(target), max_context=64, threads=1)
@@ -57,13 +57,13 @@ def test_answers_are_the_engines(tmp_path: Path, target: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 def test_only_what_is_missing_is_answered(tmp_path: Path, target: Path) -> None:
     store = AnswerStore.create(tmp_path / "a", settings_for(target), QUESTIONS)
-    answer(store, CREW, lambda done, total: None)
+    answer(store, WORKERS, lambda done, total: None)
     before = {path.name: path.read_bytes() for path in store.path.iterdir()}
     kept = store.shard_path(0).stat().st_mtime_ns
     store.shard_path(2).unlink()
     again = AnswerStore.create(tmp_path / "a", settings_for(target), QUESTIONS)
     assert again.missing() == [2]
-    answer(AnswerStore.open(again.path), CREW, lambda done, total: None)
+    answer(AnswerStore.open(again.path), WORKERS, lambda done, total: None)
     after = {path.name: path.read_bytes() for path in store.path.iterdir()}
     redone = store.shard_path(2).name  # its answers may differ: other neighbours round a float otherwise
     assert after.keys() == before.keys()
@@ -75,7 +75,7 @@ def test_only_what_is_missing_is_answered(tmp_path: Path, target: Path) -> None:
 @pytest.mark.usefixtures("small_shards")
 def test_several_machines_share_the_shards(tmp_path: Path, target: Path) -> None:
     store = AnswerStore.create(tmp_path / "a", settings_for(target), QUESTIONS)
-    answer(store, replace(CREW, part=1, parts=2), lambda done, total: None)
+    answer(store, replace(WORKERS, part=1, parts=2), lambda done, total: None)
     assert store.missing() == [0, 2]
 
 
@@ -95,7 +95,7 @@ def test_answers_to_other_prompts_are_refused(tmp_path: Path) -> None:
 def test_prompts_that_are_too_long_have_no_answer(tmp_path: Path, target: Path) -> None:
     questions = [Question("train", "word"), Question("train", "long " * 40)]
     store = AnswerStore.create(tmp_path / "a", settings_for(target), questions)
-    answer(store, CREW, lambda done, total: None)
+    answer(store, WORKERS, lambda done, total: None)
     assert [exchange.answer for exchange in store.read()["train"]] == [8]
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest
         return started[-1]
 
     monkeypatch.setattr(answering, "_start", start)
-    monkeypatch.setattr(answering, "LOOK", 0.05)
-    with pytest.raises(EngineDead, match=r"ended with status 7.*What was answered is kept"):
-        answer(store, replace(CREW, device="cuda", workers=2), lambda done, total: None)
+    monkeypatch.setattr(answering, "POLL_SECONDS", 0.05)
+    with pytest.raises(TrainingError, match=r"ended with status 7.*What was answered is kept"):
+        answer(store, replace(WORKERS, device="cuda", count=2), lambda done, total: None)
     assert [process.wait() for process in started] == [7, -9]

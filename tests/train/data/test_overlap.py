@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.train.data.overlap import RUN, Overlap, split
-from paceline.train.data.prompts import read_prompts, read_texts
+from paceline.train.data.overlap import RUN_WORDS, Overlap, separate
+from paceline.train.data.split import read_prompts, read_texts
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 DATA = Path(os.environ.get("PACELINE_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -18,8 +18,8 @@ MEASURED = ("mt_bench/question.jsonl", "humaneval/HumanEval.jsonl.gz", "gsm8k/te
 def test_a_long_shared_run_is_found_wherever_it_stands() -> None:
     overlap = Overlap([f"Before it, {LONG}; and after."])
     assert overlap.find(f"Something else: {LONG.upper()}!")
-    assert overlap.find(" ".join(LONG.split()[:RUN]))
-    assert overlap.find(" ".join(LONG.split()[: RUN - 1])) is None
+    assert overlap.find(" ".join(LONG.split()[:RUN_WORDS]))
+    assert overlap.find(" ".join(LONG.split()[: RUN_WORDS - 1])) is None
 
 
 def test_short_texts_must_be_equal() -> None:
@@ -33,9 +33,9 @@ def test_punctuation_and_spaces_hide_nothing() -> None:
     assert Overlap([LONG]).find(LONG.replace(" ", ",\n - "))
 
 
-def test_split_says_which() -> None:
-    assert split(["a b", LONG, "c"], [LONG, "c!"]) == ([0], [1, 2])
-    assert split(["a"], []) == ([0], [])
+def test_texts_are_separated_by_index() -> None:
+    assert separate(["a b", LONG, "c"], [LONG, "c!"]) == ([0], [1, 2])
+    assert separate(["a"], []) == ([0], [])
 
 
 @pytest.mark.skipif(not (DATA / "train_prompts").is_dir(), reason="the sets are not here: PACELINE_DATA is their place")
@@ -45,5 +45,5 @@ def test_what_is_measured_on_is_not_trained_on() -> None:
     measured = [text for name in MEASURED for text in read_texts(DATA / name)]
     assert len(trained) > 50_000
     assert len(measured) > 400
-    assert split(trained, measured)[1] == []
-    assert split([*trained[:10], measured[0]], measured)[1] == [10], "the check is blind"
+    assert separate(trained, measured)[1] == []
+    assert separate([*trained[:10], measured[0]], measured)[1] == [10], "the check is blind"

@@ -15,10 +15,10 @@ import torch
 from paceline.train.loop.checkpoint import load
 from paceline.train.loop.parallel import World
 from paceline.train.loop.trainer import Trainer
-from paceline.train.output.storage import read_tensors, write_tensors
 from paceline.train.run import train
-from tests.train.conftest import Lesson
-from tests.train.toy_lesson import toy_job
+from paceline.train.storage import read_tensors, write_tensors
+from tests.train.conftest import MakeOptions
+from tests.train.toy_training import toy_options
 
 OTHER = """
 import sys
@@ -39,30 +39,32 @@ def train_and_keep(target: Path, prompts: Path, out: Path, kept: Path) -> None:
         ended.append(trainer)
 
     with mock.patch.object(Trainer, "run", watched):
-        train(toy_job(target, prompts, out, max_steps=4, evaluations=2), lambda text: None)
+        train(toy_options(target, prompts, out, max_steps=4, evaluations=2), lambda text: None)
     write_tensors(kept, ended[0].student.params)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about process groups
-def test_two_processes_train_one_drafter(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_train_one_drafter(
+    answered: MakeOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They see different batches and end with the same weights; one of them writes. This process is the first."""
-    job = lesson(tmp_path / "out")
+    options = answered(tmp_path / "out")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    words = [job.target, str(job.prompts), str(job.out), str(tmp_path / "other")]
+    words = [options.target.model, str(options.prompts), str(options.out), str(tmp_path / "other")]
     other = subprocess.Popen([sys.executable, "-c", OTHER, *words], env=os.environ | shared | {"RANK": "1"})
     for name, value in (shared | {"RANK": "0"}).items():
         monkeypatch.setenv(name, value)
-    train_and_keep(Path(job.target), job.prompts, job.out, tmp_path / "first")
+    train_and_keep(Path(options.target.model), options.prompts, options.out, tmp_path / "first")
     assert other.wait(timeout=200) == 0
     one, two = (read_tensors(tmp_path / name)[0] for name in ("first", "other"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-    progress, _ = load(job.work / "checkpoint.safetensors", {"processes": 2})
+    progress, _ = load(options.work / "checkpoint.safetensors", {"processes": 2})
     assert progress.step == 4
     assert progress.finished
-    assert (job.out / "model.safetensors").exists()
+    assert (options.out / "model.safetensors").exists()
 
 
 def test_alone_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,5 +76,5 @@ def test_alone_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     world.wait()
     world.leave()
     assert world.first
-    assert world.told(2.5) == 2.5
+    assert world.broadcast(2.5) == 2.5
     assert gradient.tolist() == [1, 1, 1]

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.errors import EngineDead, OutOfMemory
+from paceline.errors import OutOfMemory, TrainingError
 from paceline.train.data.answers import Exchange
-from paceline.train.data.batches import Texts
-from paceline.train.data.labels import Aim
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates
 from paceline.train.loop import trainer as module
 from paceline.train.loop.checkpoint import Progress
 from paceline.train.loop.parallel import World
 from paceline.train.loop.score import Score
-from paceline.train.loop.trainer import Course, Line, Trainer
+from paceline.train.loop.trainer import ProgressReport, Schedule, Trainer
+from paceline.train.students.labels import Aim
 from paceline.train.students.student import Losses
-from paceline.train.students.teacher import Insight
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Weight:
         self.rates: list[float] = []
         self.seen: list[int] = []
 
-    def losses(self, teacher: object, insight: object, texts: Texts) -> Losses:
+    def losses(self, teacher: object, states: object, texts: TextBatch, aim: Aim) -> Losses:
         self.seen.append(int(texts.ids[0, 0]))
         loss = self.params["w"].sum()
         return Losses(loss, by_step=torch.tensor([self.said]), agreement=torch.tensor([0.5]))
@@ -47,13 +47,11 @@ class Weight:
 class Nothing:
     """A teacher who says nothing."""
 
-    aim: Aim = "likelihood"
-
-    def __call__(self, ids: Tensor) -> Insight:
-        return Insight(features=torch.empty((*ids.shape, 0)), hidden=torch.empty((*ids.shape, 1)))
+    def __call__(self, ids: Tensor) -> TargetStates:
+        return TargetStates(features=torch.empty((*ids.shape, 0)), hidden=torch.empty((*ids.shape, 1)))
 
 
-def trainer_of(path: Path, student: Any, **course: Any) -> Trainer:
+def trainer_of(path: Path, student: Any, **schedule: Any) -> Trainer:
     settings: dict[str, Any] = {"minutes": 1.0, "max_steps": 40, "batch_tokens": 16, "learning_rate": 1.0, "seed": 0}
     exchanges = [Exchange(np.full(8, i, dtype=np.int32), 2) for i in range(10)]
     return Trainer(
@@ -61,11 +59,11 @@ def trainer_of(path: Path, student: Any, **course: Any) -> Trainer:
         teacher=Nothing(),
         train=exchanges,
         held_out=exchanges[:1],
-        course=Course(**settings | course),
+        schedule=Schedule(**settings | schedule),
         world=World(rank=0, size=1, device=CPU),
         path=path / "checkpoint",
         progress=Progress(settings={}),
-        on_line=lambda line: None,
+        on_report=lambda line: None,
         on_score=lambda progress, score, better: None,
     )
 
@@ -118,7 +116,7 @@ def test_what_a_student_was_worth_before_is_no_reason_to_stop(tmp_path: Path, sc
     """It is the best for long, and kept as the best, but training goes on as long as it becomes better again."""
     scores[:] = [2.9, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.95]
     trainer = trainer_of(tmp_path, Weight(), evaluations=10, patience=3)
-    trainer.begun = True
+    trainer.score_first = True
     trainer.run()
     assert [record["step"] for record in trainer.progress.history] == [*range(0, 41, 4)]
     assert (trainer.progress.best, trainer.progress.best_step) == (2.95, 40)
@@ -127,7 +125,7 @@ def test_what_a_student_was_worth_before_is_no_reason_to_stop(tmp_path: Path, sc
 def test_it_stops_all_the_same_when_it_goes_nowhere(tmp_path: Path, scores: list[float]) -> None:
     scores[:] = [2.9, 2.0, 2.1, 2.0]
     trainer = trainer_of(tmp_path, Weight(), evaluations=10, patience=3)
-    trainer.begun = True
+    trainer.score_first = True
     trainer.run()
     assert trainer.progress.step == 20  # evaluations at 0 (the best), 4, 8 (better again), 12, 16 and 20
     assert (trainer.progress.best, trainer.progress.best_step) == (2.9, 0)
@@ -138,7 +136,7 @@ def test_what_is_to_overlap_is_judged_by_what_overlaps(tmp_path: Path, scores: l
     scores[:] = [2.9, 2.8, 2.7, 2.6, 2.5]
     student = Weight()
     trainer = trainer_of(tmp_path, student, evaluations=4, patience=100)
-    trainer.teacher.aim = "overlap"
+    trainer.aim = "overlap"
     distances = [0.9, 0.5, 0.4, 0.7]
     find = module.closeness
 
@@ -156,7 +154,7 @@ def test_what_is_to_overlap_is_judged_by_what_overlaps(tmp_path: Path, scores: l
     )
 
 
-def test_evaluations_are_spread_over_the_course(tmp_path: Path) -> None:
+def test_evaluations_are_spread_evenly(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, Weight(), evaluations=4, patience=100)
     trainer.run()
     assert [record["step"] for record in trainer.progress.history] == [10, 20, 30, 40]
@@ -180,7 +178,7 @@ def test_minutes_end_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_loss_that_is_no_number_ends_it(tmp_path: Path) -> None:
     student = Weight()
     student.said = float("nan")
-    with pytest.raises(EngineDead, match="lower --learning-rate; the last checkpoint is kept"):
+    with pytest.raises(TrainingError, match="lower --learning-rate; the last checkpoint is kept"):
         trainer_of(tmp_path, student).run()
     assert not (tmp_path / "checkpoint").exists(), "a checkpoint of what is no number"
 
@@ -198,8 +196,8 @@ def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_lines_say_how_it_goes(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, Weight(), patience=100)
-    lines: list[Line] = []
-    trainer.on_line = lines.append
+    lines: list[ProgressReport] = []
+    trainer.on_report = lines.append
     trainer.run()
     assert lines[-1].done == 1.0
     assert lines[-1].loss == (1.0,)

@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from paceline.kernels.reference import rope
 from paceline.models.rope import turns
-from paceline.train.data.batches import Texts
-from paceline.train.output.packing import unpacked
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import TargetStates, Teacher
 from paceline.train.students import eagle
-from paceline.train.students.eagle import EagleHead
+from paceline.train.students.eagle import EagleStudent
+from paceline.train.students.packing import unpacked
 from paceline.train.students.student import label_rows
-from paceline.train.students.teacher import Insight, Teacher
-from tests.train.toy_lesson import head_for, teacher_for, texts_of
+from tests.train.toy_training import head_for, teacher_for, texts_of
 
 STEPS = 4
 
@@ -29,24 +29,24 @@ def teacher() -> Teacher:
 
 
 @pytest.fixture(scope="module")
-def texts() -> Texts:
+def texts() -> TextBatch:
     return texts_of(lengths=(23, 32, 17), starts=(5, 9, 4))
 
 
 @pytest.fixture(scope="module")
-def head(teacher: Teacher) -> EagleHead:
+def head(teacher: Teacher) -> EagleStudent:
     head = head_for(teacher, draft_vocab=60, steps=STEPS)
-    with torch.no_grad():  # far from where it begins, so that every part of it matters
+    with torch.no_grad():  # far from its initial weights, so that every part of it matters
         for param in head.params.values():
             param += torch.randn(param.shape, generator=torch.Generator().manual_seed(param.numel())) * 0.1
     return head
 
 
-def draft(head: EagleHead, teacher: Teacher, insight: Insight, ids: Tensor, row: int, steps: int) -> list[int]:
-    """One chain begun at a row, as a drafter does it: true features up to the row, then its own outputs, fed with the
-    text's tokens. Written for one text and one token at a time."""
+def draft(head: EagleStudent, teacher: Teacher, states: TargetStates, ids: Tensor, row: int, steps: int) -> list[int]:
+    """One chain that starts at a row, as a drafter does it: true features up to the row, then its own outputs, fed with
+    the text's tokens. Written for one text and one token at a time."""
     w, shape = {name: p.detach() for name, p in head.params.items()}, head.shape
-    g = list((insight.features[: row + 1] / head.constants["feature_scale"]) @ w["fc.weight"].T)
+    g = list((states.features[: row + 1] / head.constants["feature_scale"]) @ w["fc.weight"].T)
     keys: list[Tensor] = []
     values: list[Tensor] = []
     found: list[int] = []
@@ -81,28 +81,28 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean() + eps) * weight
 
 
-def test_guesses_are_what_drafting_token_by_token_gives(head: EagleHead, teacher: Teacher, texts: Texts) -> None:
-    insight = teacher(texts.ids)
-    guesses = head.guesses(teacher, insight, texts, STEPS)
+def test_guesses_are_what_drafting_token_by_token_gives(head: EagleStudent, teacher: Teacher, texts: TextBatch) -> None:
+    states = teacher(texts.ids)
+    guesses = head.guesses(teacher, states, texts, STEPS)
     for b, rows in enumerate([(4, 9, 18), (8, 20), (3, 11)]):
-        one = Insight(features=insight.features[b], hidden=insight.hidden[b])
+        one = TargetStates(features=states.features[b], hidden=states.hidden[b])
         for row in rows:
             assert guesses[b, row].tolist() == draft(head, teacher, one, texts.ids[b], row, STEPS)
 
 
-def test_padding_and_neighbours_change_nothing(head: EagleHead, teacher: Teacher, texts: Texts) -> None:
-    alone = Texts(ids=texts.ids[:1, :32], starts=texts.starts[:1], ends=texts.ends[:1])
+def test_padding_and_neighbours_change_nothing(head: EagleStudent, teacher: Teacher, texts: TextBatch) -> None:
+    alone = TextBatch(ids=texts.ids[:1, :32], starts=texts.starts[:1], ends=texts.ends[:1])
     together = head.guesses(teacher, teacher(texts.ids), texts, STEPS)
     assert torch.equal(head.guesses(teacher, teacher(alone.ids), alone, STEPS)[0, :18], together[0, :18])
 
 
-def test_the_loss_is_the_distance_from_the_target(head: EagleHead, teacher: Teacher, texts: Texts) -> None:
-    insight = teacher(texts.ids)
-    found = head.losses(teacher, insight, texts)
+def test_the_loss_is_the_distance_from_the_target(head: EagleStudent, teacher: Teacher, texts: TextBatch) -> None:
+    states = teacher(texts.ids)
+    found = head.losses(teacher, states, texts, "likelihood")
     rows = label_rows(texts, head._known)
-    wanted = (insight.hidden.flatten(0, 1)[rows + 1] @ teacher.head[head.constants["draft_ids"]].T).log_softmax(-1)
+    wanted = (states.hidden.flatten(0, 1)[rows + 1] @ teacher.head[head.constants["draft_ids"]].T).log_softmax(-1)
     weights = head._cast()
-    for step, y in enumerate(head._unroll(teacher, insight, texts, weights, STEPS)):
+    for step, y in enumerate(head._unroll(teacher, states, texts, weights, STEPS)):
         length = texts.ids.shape[1]
         deep = rows % length - step >= (texts.starts - 1)[rows // length]
         logits = head._logits(y.flatten(0, 1)[rows], weights).log_softmax(-1)
@@ -122,8 +122,8 @@ def test_only_answers_are_learnt_from(teacher: Teacher) -> None:
     assert 6 not in label_rows(texts, known).tolist()
 
 
-def test_gradients_reach_every_parameter(head: EagleHead, teacher: Teacher, texts: Texts) -> None:
-    head.losses(teacher, teacher(texts.ids), texts).total.backward()
+def test_gradients_reach_every_parameter(head: EagleStudent, teacher: Teacher, texts: TextBatch) -> None:
+    head.losses(teacher, teacher(texts.ids), texts, "likelihood").total.backward()
     for name, param in head.params.items():
         assert param.grad is not None, name
         assert param.grad.abs().sum() > 0, name
@@ -131,7 +131,7 @@ def test_gradients_reach_every_parameter(head: EagleHead, teacher: Teacher, text
 
 
 def test_it_finds_out_where_its_rows_lie(
-    head: EagleHead, teacher: Teacher, texts: Texts, monkeypatch: pytest.MonkeyPatch
+    head: EagleStudent, teacher: Teacher, texts: TextBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the outputs of all steps, at rows that count, before the last norm's weights."""
     assert "lm_head.sketch" not in load_tensors(head.files()["model.safetensors"])
@@ -142,7 +142,7 @@ def test_it_finds_out_where_its_rows_lie(
         return torch.ones((32, head.shape.hidden), dtype=torch.int8)
 
     monkeypatch.setattr(eagle, "directions", directions)
-    head.study(teacher, [texts])
+    head.finish(teacher, [texts])
     [(weight, scale, moment)] = asked
     assert torch.equal(weight, head.params["lm_head.weight"])
     assert torch.equal(scale, head.params["norm.weight"])
@@ -157,7 +157,7 @@ def test_it_finds_out_where_its_rows_lie(
     head.sketch = None
 
 
-def test_the_file_is_the_published_format(head: EagleHead) -> None:
+def test_the_file_is_the_published_format(head: EagleStudent) -> None:
     files = head.files()
     tensors = unpacked(load_tensors(files["model.safetensors"]))
     config = json.loads(files["config.json"])

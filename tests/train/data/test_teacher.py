@@ -14,10 +14,10 @@ from paceline.models.load import LoadedModel
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.lanes import Lanes
-from paceline.train.data.batches import Texts
-from paceline.train.students.teacher import Teacher
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import Teacher
 from tests.tiny_models import Model
-from tests.train.toy_lesson import teacher_for, texts_of
+from tests.train.toy_training import teacher_for, texts_of
 
 
 @pytest.mark.parametrize("window", [0, 8])
@@ -25,11 +25,11 @@ def test_logits_are_those_of_the_engine(window: int) -> None:
     model = Model(seed=5, window=window)
     texts = texts_of(lengths=(20, 32), starts=(4, 4))
     teacher = teacher_for(layers=(0, 1, 1), model=model)
-    insight = teacher(texts.ids)
+    states = teacher(texts.ids)
     for row, length in enumerate((20, 32)):
         forward = TorchForward(model.config, model.weights, num_pages=4)
         expected = one_pass(forward, texts.ids[row, :length].tolist())
-        found = insight.hidden[row, :length] @ teacher.head.T
+        found = states.hidden[row, :length] @ teacher.head.T
         assert torch.allclose(found, expected, atol=1e-4)
 
 
@@ -44,7 +44,7 @@ def test_a_target_in_few_bits_teaches_what_it_computes_in_them() -> None:
     assert (rounded - served).abs().max() < (exact - served).abs().max() / 10
 
 
-def _features(model: Model, weights: Mapping[str, Weight], texts: Texts) -> torch.Tensor:
+def _features(model: Model, weights: Mapping[str, Weight], texts: TextBatch) -> torch.Tensor:
     """What enters the second layer of the first text."""
     there = LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
     return Teacher(there, layers=(1,), dtype=torch.float32, device=torch.device("cpu"))(texts.ids).features[0]

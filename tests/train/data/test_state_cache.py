@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.train.data.answers import Exchange
 from paceline.train.data.batches import pad
-from paceline.train.data.insights import Insights, RoundedRows
-from paceline.train.students.teacher import Insight
+from paceline.train.data.state_cache import RoundedRows, StateCache
+from paceline.train.data.teacher import TargetStates
 
 LENGTHS = (5, 17, 9, 30)
 BATCHES = ([0, 1], [2, 3], [1, 3], [0, 2], [3, 0])
@@ -23,10 +23,10 @@ class Counting:
 
     asked = 0
 
-    def __call__(self, ids: Tensor) -> Insight:
+    def __call__(self, ids: Tensor) -> TargetStates:
         self.asked += 1
         features = torch.stack([ids.float() + torch.arange(ids.shape[1]), ids.float() * 2], dim=-1)
-        return Insight(features=features, hidden=features[..., :1] * 3)
+        return TargetStates(features=features, hidden=features[..., :1] * 3)
 
 
 def exchanges() -> list[Exchange]:
@@ -43,11 +43,11 @@ WHOLE, ROUNDED = sum(LENGTHS) * (2 + 1) * 4, sum(LENGTHS) * (2 + 2 + 4)  # bytes
 )
 def test_remembered_while_there_is_room(room: int, asked: int, coarse: int) -> None:
     teacher: Any = Counting()
-    insights, texts = Insights(teacher, exchanges(), room=room), exchanges()
+    cache, texts = StateCache(teacher, exchanges(), max_bytes=room), exchanges()
     apart = 0.0
     for number, batch in enumerate(BATCHES):
         some = pad([texts[index] for index in batch])
-        found, wanted = insights(batch, some), Counting()(some.ids)
+        found, wanted = cache(batch, some), Counting()(some.ids)
         inside = torch.arange(some.ids.shape[1]) < some.ends[:, None]
         assert torch.equal(found.hidden[inside], wanted.hidden[inside])
         assert found.features.shape == wanted.features.shape

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all: written beside their place, forced to the disk, then renamed.
+"""Atomic files: each is written beside its place, forced to the disk, then renamed.
 
-A process that is killed in the middle leaves the old file, or none, and a temporary one that the next write replaces. A
-disk that is full gives `StorageError` and leaves everything written before as it was.
+A process that is killed meanwhile leaves the old file, or none, and a temporary file that the next write replaces. A
+full disk raises `StorageError` and leaves every earlier file as it was.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from paceline.errors import ModelFileError, StorageError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -45,13 +44,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> None:
-    """As safetensors; `note` is kept in the header."""
+    """Write a safetensors file; `note` goes into the header."""
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     write_bytes(path, save(plain, metadata={"note": note, "format": "pt"}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Tensors and the note."""
+    """Read the tensors of a safetensors file and the note in its header."""
     try:
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little")
@@ -62,34 +61,27 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def replace_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Put a folder with exactly these files in the place of `path`; whoever looks sees the old one or the new one, or
-    for an instant none."""
+    """Replace the folder at `path` by one with exactly these files. Other processes see the old folder or the new one,
+    and for an instant none."""
     fresh, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
     for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)  # mostly there is none
+        shutil.rmtree(leftover, ignore_errors=True)  # usually absent
     for name, data in files.items():
         write_bytes(fresh / name, data)
     if path.exists():
         os.rename(path, old)
     os.rename(fresh, path)
-    shutil.rmtree(old, ignore_errors=True)  # the new one is in place: what is left does no harm
+    shutil.rmtree(old, ignore_errors=True)  # the new folder is in place: a leftover does no harm
 
 
 def tensors_file(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file without a note."""
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     return save(plain, metadata={"format": "pt"})
 
 
-def same_seed(*parts: int) -> torch.Generator:
-    """A generator that depends on nothing but these numbers: nothing random has to be stored to go on after a kill."""
-    state = 0
-    for part in parts:
-        state = (state * 1_000_003 + part + 1) % (1 << 62)
-    return torch.Generator().manual_seed(state)
-
-
 def _storage_error(path: Path, size: int, error: OSError) -> StorageError:
-    if error.errno in FULL:
+    if error.errno in DISK_FULL:
         return StorageError(
             f"{path}: the disk is full, {size / 2**20:.1f} MiB could not be written; nothing that was there is lost: "
             "make room and give the same command again"

@@ -1,6 +1,6 @@
-"""From runs to what is printed: medians, ratios of runs of the same round, and the distance to the bandwidth limit.
+"""Results of `bench engine`: medians, ratios of runs of the same round, and the distance to the bandwidth limit.
 
-Whatever a synthetic acceptance has a part in says so in its name: `synthetic_speculative`, `synthetic_ratio`.
+Figures that depend on a synthetic acceptance have it in their names: `synthetic_speculative`, `synthetic_ratio`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from paceline.bench.engine import Measured, Mode, Run
+from paceline.bench.engine import BatchRun, Measured, Mode
 
 Record = dict[str, Any]
-PARTS = ("draft", "verify", "accept", "host", "wait")  # of a step
+PARTS = ("draft", "verify", "accept", "host", "wait")  # parts of a step
 DEFINITION = "tok_s: tokens a second while all requests of the batch decode; to_the_end_tok_s: until the last has ended"
-BANDWIDTH = "limit: bytes a step must read (weights, KV of the mean context) / bandwidth of a copy in device memory"
+BANDWIDTH_DEFINITION = (
+    "limit: bytes a step must read (weights, KV of the mean context) / bandwidth of a copy in device memory"
+)
 
 
 def record(measured: Measured, *, command: str) -> Record:
@@ -24,7 +26,7 @@ def record(measured: Measured, *, command: str) -> Record:
         "benchmark": "engine",
         "definition": DEFINITION,
         "total_definition": "total_tok_s: all output tokens / seconds from submission, prompts included",
-        "bandwidth_definition": BANDWIDTH,
+        "bandwidth_definition": BANDWIDTH_DEFINITION,
         "acceptance": "real" if setup.acceptance is None else f"synthetic {setup.acceptance:g}",
         "command": command,
         "setup": asdict(setup),
@@ -56,12 +58,14 @@ def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
     step = _median(runs, lambda run: run.seconds / run.steps)
     limit = _median(runs, lambda run: limit_seconds(measured, run))
     drafted = sum(run.drafted for run in runs)
+    tokens_per_step = _median(runs, lambda run: run.tokens / run.sequence_steps)
     return {
         "tok_s": statistics.median(speeds),
         "tok_s_runs": speeds,
         "to_the_end_tok_s": _median(runs, lambda run: run.to_the_end_tok_s),
         "total_tok_s": _median(runs, lambda run: run.total_tok_s),
-        "tokens_per_round": _median(runs, lambda run: run.tokens / run.turns),
+        "tokens_per_step": tokens_per_step,
+        "tokens_per_round": tokens_per_step,  # the older name
         "accepted_share": sum(run.accepted for run in runs) / drafted if drafted else None,
         "step_ms": 1e3 * step,
         "parts_ms": {part: _part_ms(runs, part) for part in PARTS},
@@ -73,55 +77,55 @@ def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
     }
 
 
-def limit_seconds(measured: Measured, run: Run) -> float:
-    """What memory alone would need for the mean step of a run."""
+def limit_seconds(measured: Measured, run: BatchRun) -> float:
+    """Seconds that memory alone would need for the mean step of a run."""
     setup = measured.setup
-    sequences = run.turns / run.steps
-    need = measured.bytes[run.mode].a_step(
+    sequences = run.sequence_steps / run.steps
+    need = measured.traffic[run.mode].per_step(
         sequences=sequences,
         context=setup.prompt_tokens + setup.output_tokens / 2,
-        draft_passes=run.drafted / run.turns,
+        draft_passes=run.drafted / run.sequence_steps,
     )
     return need / measured.bandwidth
 
 
 def ratio(measured: Measured, batch: int, mode: Mode) -> float:
-    """Median over rounds of how much faster than plain it was."""
+    """Median over rounds of the speed by that of the plain run of the same round."""
     plain = {run.round: run.tok_s for run in _runs(measured, batch, "plain")}
     return statistics.median(run.tok_s / plain[run.round] for run in _runs(measured, batch, mode))
 
 
 def same_tokens(measured: Measured, batch: int) -> str:
-    """How many requests were told the same with and without speculation."""
+    """Number of requests with the same tokens with and without speculation, of all."""
     plain, mine = (_runs(measured, batch, mode)[0].outputs for mode in ("plain", "speculative"))
     return f"{sum(a == b for a, b in zip(plain, mine, strict=True))}/{batch}"
 
 
-def _runs(measured: Measured, batch: int, mode: str) -> list[Run]:
+def _runs(measured: Measured, batch: int, mode: str) -> list[BatchRun]:
     return [run for run in measured.runs if (run.batch, run.mode) == (batch, mode)]
 
 
-def _median(runs: Sequence[Run], of: Callable[[Run], float]) -> float:
+def _median(runs: Sequence[BatchRun], of: Callable[[BatchRun], float]) -> float:
     return statistics.median(map(of, runs))
 
 
-def _part_ms(runs: Sequence[Run], part: str) -> float:
+def _part_ms(runs: Sequence[BatchRun], part: str) -> float:
     return _median(runs, lambda run: 1e3 * float(getattr(run, f"{part}_seconds")) / run.steps)
 
 
-def _gpu_idle(measured: Measured, runs: Sequence[Run]) -> float | None:
-    """The share of the time in which no part of a round ran on the device; None on a CPU, or without its clocks."""
+def _gpu_idle(measured: Measured, runs: Sequence[BatchRun]) -> float | None:
+    """Share of the time in which no part of a round ran on the device; None on a CPU, or without device clocks."""
     if measured.machine["device"] != "cuda" or not all(map(_busy, runs)):
         return None
     return _median(runs, lambda run: max(0.0, 1 - _busy(run) / run.seconds))
 
 
-def _busy(run: Run) -> float:
+def _busy(run: BatchRun) -> float:
     return run.draft_seconds + run.verify_seconds + run.accept_seconds
 
 
 def text(record: Record) -> str:
-    """For people: what it ran on, and a table."""
+    """The record for people: the machine, and a table."""
     machine, setup = record["machine"], record["setup"]
     drafter = f" + {setup['drafter']}, {setup['draft']} drafted" if setup["drafter"] else ""
     lines = [
@@ -143,7 +147,7 @@ HEADER = [
     "× plain",
     "to the end",
     "total",
-    "tok/round",
+    "tokens/step",
     "ms/step",
     *PARTS,
     "idle",
@@ -174,7 +178,7 @@ def _row(found: Record, key: str) -> list[str]:
         "" if over is None else f"{over:.2f}" if key != "off" else f"{over:.3f}",
         f"{mode['to_the_end_tok_s']:.1f}",
         f"{mode['total_tok_s']:.1f}",
-        f"{mode['tokens_per_round']:.2f}",
+        f"{mode['tokens_per_step']:.2f}",
         f"{mode['step_ms']:.3f}",
         *(f"{mode['parts_ms'][part]:.3f}" for part in PARTS),
         "" if mode["gpu_idle"] is None else f"{mode['gpu_idle']:.1%}",

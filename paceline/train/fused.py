@@ -1,7 +1,7 @@
-"""Arithmetic between products that would pass over memory many times: on a GPU each of these becomes one kernel.
+"""Element-wise arithmetic between matrix products; on a GPU torch compiles each function into one kernel.
 
-They are plain functions, compiled by torch when they first meet a CUDA tensor (`TORCHDYNAMO_DISABLE=1` leaves them as
-they are). Rows come first, [rows, ...], and may be as many as they like without being compiled again.
+The functions are plain; `fused` compiles one when it first sees a CUDA tensor (`TORCHDYNAMO_DISABLE=1` prevents it).
+The first dimension is rows, and a new number of rows causes no new compilation.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torch.nn import functional
 
 from paceline.kernels.reference import rope
 
-COMPILED = ("cuda",)  # devices
-VARIANTS = 64  # of one function: with and without gradients, in several types
+COMPILED_DEVICES = ("cuda",)
+MAX_VARIANTS = 64  # compilations of one function: with and without gradients, in several dtypes
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that it runs compiled on a GPU and as it is elsewhere."""
     compiled: list[Callable[..., Any]] = []
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if tensors[0].device.type not in COMPILED:
+        if tensors[0].device.type not in COMPILED_DEVICES:
             return function(*args, **kwargs)
         if not compiled:
-            torch._dynamo.config.recompile_limit = VARIANTS
+            torch._dynamo.config.recompile_limit = MAX_VARIANTS
             compiled.append(torch.compile(function))
         for tensor in tensors:
             if tensor.dim() and len(tensor) == len(tensors[0]):
@@ -51,8 +52,8 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @fused
-def in_8_bits(x: Tensor, group: int) -> Tensor:
-    """Rows [rows, inputs] as a product in few bits sees them: rounded to ±127 of the largest of each group."""
+def round_to_8_bits(x: Tensor, group: int) -> Tensor:
+    """Round rows [rows, inputs] as a quantised product rounds its inputs: to ±127 steps of each group's largest."""
     blocks = x.float().view(*x.shape[:-1], -1, group)
     top = blocks.abs().amax(dim=-1, keepdim=True)
     whole = (blocks * torch.where(top > 0, 127.0 / top, 0.0)).round()
@@ -60,28 +61,29 @@ def in_8_bits(x: Tensor, group: int) -> Tensor:
 
 
 @fused
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions of x [rows, heads, head_dim]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions to x [rows, heads, head_dim]."""
     return rope(x, cos, sin)
 
 
 @fused
 def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up, the gated activation of an MLP."""
     return functional.silu(gate) * up
 
 
 @fused
-def label(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the target's logits [rows, tokens]: probabilities in their dtype, the entropy and the best of each row."""
+def soft_labels(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, entropy and best token of each row of the target's logits [rows, tokens]."""
     log_p = logits.float().log_softmax(dim=-1)
     p = log_p.exp()
     return p.to(logits.dtype), -(p * log_p).sum(dim=-1), logits.argmax(dim=-1)
 
 
 @fused
-def against(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of each row of logits against `wanted` [rows, tokens], the gradient of Σ weights · cross-entropy,
-    and the best token of each row."""
+def cross_entropy(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy of each row of logits against probabilities `wanted` [rows, tokens], the gradient of
+    Σ weights · cross-entropy with respect to the logits, and the best token of each row."""
     z, p = logits.float(), wanted.float()
     log_sum, mass = z.logsumexp(dim=-1), p.sum(dim=-1)
     loss = log_sum * mass - (p * z).sum(dim=-1)
@@ -90,16 +92,17 @@ def against(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Te
 
 
 @fused
-def apart(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of the negative logarithm of the overlap, Σ min(p, q) over tokens."""
+def overlap_loss(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """-log Σ min(p, q) of each row, for p = `wanted` [rows, tokens] and q = softmax(logits); the gradient of
+    Σ weights · loss with respect to the logits; and the best token of each row."""
     q, p = logits.float().softmax(dim=-1), wanted.float()
-    short = torch.where(q < p, q, 0.0)  # where more of q would overlap more
+    short = torch.where(q < p, q, 0.0)  # tokens for which a larger q would overlap more
     overlap = torch.minimum(p, q).sum(dim=-1).clamp_min(1e-9)
     gradient = (q * short.sum(dim=-1, keepdim=True) - short) * (weights / overlap)[:, None]
     return -overlap.log(), gradient.to(logits.dtype), logits.argmax(dim=-1)
 
 
 @fused
-def shares(scores: Tensor, own: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over scores [sequences, kv_heads, group, length, length] and own ones [..., own] together."""
+def attention_weights(scores: Tensor, own: Tensor, mask: Tensor) -> Tensor:
+    """Softmax over scores [sequences, kv_heads, group, length, length] and scores of own keys [..., own] together."""
     return (torch.cat([scores, own], dim=-1) + mask).softmax(dim=-1)

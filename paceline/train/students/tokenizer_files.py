@@ -1,7 +1,7 @@
-"""The target's tokenizer as files of a directory, so that a small model trained for it can be loaded like any other.
+"""The target's tokenizer as files, so that a small model trained for it loads like any other model directory.
 
-A directory's files are copied. What a GGUF file knows is written as tokenizer.json, with the control tokens that the
-encoder does not know put back in their places.
+Files of a model directory are copied. The tokenizer of a GGUF file is written as tokenizer.json, together with the
+control tokens that its encoder does not contain.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from paceline.models.load import LoadedModel
 from paceline.text import gguf
 from paceline.text.vocabulary import SPM_SPACE
 
-COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+COPIED_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 def tokenizer_files(model: LoadedModel) -> dict[str, bytes]:
     if model.kind == "gguf":
         return _from_gguf(model)
-    return {name: (model.path / name).read_bytes() for name in COPIED if (model.path / name).is_file()}
+    return {name: (model.path / name).read_bytes() for name in COPIED_FILES if (model.path / name).is_file()}
 
 
 def _from_gguf(model: LoadedModel) -> dict[str, bytes]:

@@ -7,14 +7,17 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.prompts.files import Prompt
-from paceline.train.data.prompts import read_prompts, read_texts, sources
+from paceline.train.data.split import Split, read_prompts, read_texts
 
 
 def test_sources_and_licences_are_counted(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "p.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write('{"prompt": "a", "source": "s", "license": "MIT"}\n' * 2 + '{"prompt": "b"}\n')
-    assert sources(read_prompts(tmp_path / "p.jsonl.gz")) == [("s", "MIT", 2), ("p.jsonl.gz", "unknown", 1)]
-    assert sources([Prompt("1", "qa")]) == [("unknown", "unknown", 1)]
+    assert Split([], trained=read_prompts(tmp_path / "p.jsonl.gz"), left_out=0).sources == [
+        ("s", "MIT", 2),
+        ("p.jsonl.gz", "unknown", 1),
+    ]
+    assert Split([], trained=[Prompt("1", "qa")], left_out=0).sources == [("unknown", "unknown", 1)]
 
 
 def test_texts_are_all_turns(tmp_path: Path) -> None:

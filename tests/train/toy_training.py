@@ -1,4 +1,4 @@
-"""A toy target as a teacher or as a directory, texts and prompts for it, and heads that begin from it."""
+"""A toy target as a teacher or as a directory, texts and prompts for it, and heads that start from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.models.load import LoadedModel
-from paceline.train.data.batches import Texts
-from paceline.train.options import Job
-from paceline.train.students.eagle import EagleHead
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import Teacher
+from paceline.train.options import TargetOptions, TrainOptions
+from paceline.train.students.eagle import EagleStudent
 from paceline.train.students.initial_weights import eagle_shape, new_eagle
-from paceline.train.students.teacher import Teacher
 from tests.cli.tiny_model import write_model
 from tests.tiny_models import Model
 
@@ -63,24 +63,21 @@ def write_prompts(path: Path, *, count: int, seed: int = 0) -> Path:
     return path
 
 
-def toy_job(target: Path, prompts: Path, out: Path, **options: object) -> Job:
+def toy_options(target: Path, prompts: Path, out: Path, *, max_length: int = 128, **changes: object) -> TrainOptions:
+    there = TargetOptions(str(target), max_length=max_length, max_new=40, answer_batch=16, threads=1)
     settings: dict[str, object] = {
         "kind": "eagle",
         "held_out": 12,
-        "max_length": 128,
-        "max_new": 40,
-        "answer_batch": 16,
         "draft_vocab": 40,
         "batch_tokens": 1024,
         "max_steps": 50,
-        "threads": 1,
         "learning_rate": 1e-2,
         "unroll": 2,
         "sampled": 0.7,
         "temperature": 1.0,
         "evaluations": 3,
     }
-    return Job(target=str(target), prompts=prompts, out=out, **settings | options)
+    return TrainOptions(target=there, prompts=prompts, out=out, **settings | changes)
 
 
 def teacher_for(*, layers: tuple[int, ...], model: Model = TARGET) -> Teacher:
@@ -92,14 +89,14 @@ def loaded(model: Model = TARGET) -> LoadedModel:
     return LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
 
 
-def texts_of(*, lengths: Sequence[int], starts: Sequence[int], vocab: int = 97) -> Texts:
+def texts_of(*, lengths: Sequence[int], starts: Sequence[int], vocab: int = 97) -> TextBatch:
     draw = torch.Generator().manual_seed(sum(lengths))
     longest = -(-max(lengths) // 16) * 16
     ids = torch.randint(0, vocab, (len(lengths), longest), generator=draw)
-    return Texts(ids=ids, starts=torch.tensor(starts), ends=torch.tensor(lengths))
+    return TextBatch(ids=ids, starts=torch.tensor(starts), ends=torch.tensor(lengths))
 
 
-def head_for(teacher: Teacher, *, draft_vocab: int, steps: int, layers: tuple[int, ...] = (0, 1, 1)) -> EagleHead:
+def head_for(teacher: Teacher, *, draft_vocab: int, steps: int, layers: tuple[int, ...] = (0, 1, 1)) -> EagleStudent:
     config = teacher.config
     shape = eagle_shape(config, layers=layers, draft_vocab=draft_vocab, intermediate=96, steps=steps)
     ids = torch.randperm(config.vocab_size, generator=torch.Generator().manual_seed(1))[:draft_vocab].sort().values

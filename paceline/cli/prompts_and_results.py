@@ -1,15 +1,15 @@
-"""Options that benchmarks of prompts share, and where their results go."""
+"""Options and files that benchmarks and the audit share: where prompt sets are found, and where results go."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.files import add_data, write
 from paceline.cli.options import count
 from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import StorageError
@@ -22,32 +22,46 @@ def add_prompts(parser: ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="FILE|SET",
-        help="JSON lines, ShareGPT, one prompt a line, a set such as spec_bench, or made up: random, sonnet; may be "
-        "given several times",
+        help="JSON lines, ShareGPT, one prompt a line, a set such as spec_bench, or synthetic: random, sonnet; may "
+        "be given several times",
     )
     add_data(group)
     group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 40)")
     group.add_argument("--max-tokens", type=count, default=128, metavar="N", help="longest answer (default: 128)")
     group.add_argument(
-        "--input-tokens", type=count, default=256, metavar="N", help="of a made-up prompt (default: 256)"
+        "--input-tokens", type=count, default=256, metavar="N", help="of a synthetic prompt (default: 256)"
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and answers (default: 0)")
+
+
+def add_data(group: _ArgumentGroup) -> None:
+    group.add_argument("--data", type=Path, metavar="DIR", help="directory of prompt sets (default: $PACELINE_DATA)")
+
+
+def data_of(args: Namespace) -> Path | None:
+    """Directory of prompt sets: --data, else $PACELINE_DATA."""
+    given = os.environ.get("PACELINE_DATA")
+    return args.data or (Path(given) if given else None)
 
 
 def add_results(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--json", action="store_true", help="everything as JSON in the last line")
-    group.add_argument("--save", type=Path, metavar="FILE", help="the same into a file, for `paceline bench compare`")
+    group.add_argument(
+        "--save", type=Path, metavar="FILE", help="write the JSON to a file, for `paceline bench compare`"
+    )
     add_pictures(group)
 
 
 def add_pictures(group: Any) -> None:
-    group.add_argument("--html", type=Path, metavar="FILE", help="a report of one file, which needs nothing else")
-    group.add_argument("--plots", type=Path, metavar="DIR", help="its plots as SVG, and PNG where matplotlib is there")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained report")
+    group.add_argument(
+        "--plots", type=Path, metavar="DIR", help="write plots as SVG, and as PNG if matplotlib is installed"
+    )
 
 
 def check_places(args: Namespace) -> None:
-    """What cannot be written is said before the work, not after it. What is there already stays until then."""
+    """Raise for a file that cannot be written, before the work. An existing file keeps its content until then."""
     for path in (args.save, args.html):
         if path is not None:
             write(path, "", mode="a")
@@ -75,7 +89,17 @@ def draw(args: Namespace, found: dict[str, Any], *, title: str, compared: Sequen
             raise StorageError(f"plots cannot be written to {args.plots} ({error}); choose another place") from error
 
 
+def write(path: Path, text: str, *, mode: str = "w") -> None:
+    """Write a file, with its directories."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
+
+
 def say(line: str) -> None:
-    """How far it is, on one line of a terminal; nothing elsewhere."""
+    """Show progress on one line of a terminal; nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)

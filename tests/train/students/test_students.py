@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,18 @@ from paceline.errors import InvalidRequest, UnknownOption
 from paceline.llm import LLM
 from paceline.models.heads import load_eagle, load_medusa
 from paceline.models.load import load_model
-from paceline.train.data.batches import Texts
-from paceline.train.output.packing import PACKINGS
-from paceline.train.run import measure, train
-from paceline.train.students.kinds import begin
-from paceline.train.students.medusa import MedusaHeads, MedusaShape
-from paceline.train.students.small import SmallModel, SmallShape
-from paceline.train.students.teacher import Teacher
+from paceline.train.data.batches import TextBatch
+from paceline.train.data.teacher import Teacher
+from paceline.train.measure import measure
+from paceline.train.options import EvalOptions
+from paceline.train.run import train
+from paceline.train.students.kinds import new_student
+from paceline.train.students.medusa import MedusaShape, MedusaStudent
+from paceline.train.students.packing import PACKINGS
+from paceline.train.students.small import SmallShape, SmallStudent
 from paceline.types import SamplingParams
-from tests.train.conftest import Lesson
-from tests.train.toy_lesson import head_for, teacher_for, texts_of, toy_job, write_prompts
+from tests.train.conftest import MakeOptions
+from tests.train.toy_training import head_for, teacher_for, texts_of, toy_options, write_prompts
 
 SHORT = {"max_steps": 25, "evaluations": 1}
 
@@ -32,43 +33,43 @@ def teacher() -> Teacher:
 
 
 @pytest.fixture(scope="module")
-def texts() -> Texts:
+def texts() -> TextBatch:
     return texts_of(lengths=(20, 32), starts=(5, 9))
 
 
-def test_new_medusa_heads_say_what_the_target_does(teacher: Teacher, texts: Texts) -> None:
+def test_new_medusa_heads_say_what_the_target_does(teacher: Teacher, texts: TextBatch) -> None:
     """All of them what the target says of the next token: so they agree with one another."""
-    heads = MedusaHeads.new(MedusaShape(hidden=64, vocab=97, heads=3), teacher, dtype=torch.float32, packing="bf16")
-    insight = teacher(texts.ids)
-    guesses = heads.guesses(teacher, insight, texts, 4)
-    best = (insight.hidden @ teacher.head.T).argmax(-1)
+    heads = MedusaStudent.new(MedusaShape(hidden=64, vocab=97, heads=3), teacher, dtype=torch.float32, packing="bf16")
+    states = teacher(texts.ids)
+    guesses = heads.guesses(teacher, states, texts, 4)
+    best = (states.hidden @ teacher.head.T).argmax(-1)
     for step in range(3):
         assert torch.equal(guesses[..., step], best)
     assert bool((guesses[..., 3] == -1).all()), "there is no fourth head"
 
 
-def test_medusa_learns_every_head(teacher: Teacher, texts: Texts) -> None:
+def test_medusa_learns_every_head(teacher: Teacher, texts: TextBatch) -> None:
     """Head i is about token p + 2 + i: its labels are the target's at row p + 1 + i."""
-    heads = MedusaHeads.new(MedusaShape(hidden=64, vocab=97, heads=2), teacher, dtype=torch.float32, packing="bf16")
-    insight = teacher(texts.ids)
-    found = heads.losses(teacher, insight, texts)
+    heads = MedusaStudent.new(MedusaShape(hidden=64, vocab=97, heads=2), teacher, dtype=torch.float32, packing="bf16")
+    states = teacher(texts.ids)
+    found = heads.losses(teacher, states, texts, "likelihood")
     for index in range(2):
         distances = []
         for b, (start, end) in enumerate(zip(texts.starts.tolist(), texts.ends.tolist(), strict=True)):
             rows = torch.arange(start - 1, end - 2 - index)
-            wanted = (insight.hidden[b, rows + 1 + index] @ teacher.head.T).log_softmax(-1)
-            said = (insight.hidden[b, rows] @ teacher.head.T).log_softmax(-1)
+            wanted = (states.hidden[b, rows + 1 + index] @ teacher.head.T).log_softmax(-1)
+            said = (states.hidden[b, rows] @ teacher.head.T).log_softmax(-1)
             distances.append((wanted.exp() * (wanted - said)).sum(-1))
         assert found.by_step[index] == pytest.approx(torch.cat(distances).mean().item(), abs=1e-4)
     found.total.backward()
     assert all(param.grad is not None and param.grad.abs().sum() > 0 for param in heads.params.values())
 
 
-def test_a_small_model_guesses_along_the_text(teacher: Teacher, texts: Texts) -> None:
+def test_a_small_model_guesses_along_the_text(teacher: Teacher, texts: TextBatch) -> None:
     shape = SmallShape(
         hidden=32, intermediate=64, layers=2, heads=2, head_dim=16, vocab=97, max_context=64, eos_ids=(0,), bos_id=None
     )
-    model = SmallModel.new(shape, tokenizer={}, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    model = SmallStudent.new(shape, tokenizer={}, dtype=torch.float32, device=torch.device("cpu"), seed=0)
     guesses = model.guesses(teacher, teacher(texts.ids), texts, 3)
     weights = model._cast()
     for row, step in ((4, 0), (4, 2), (10, 1)):
@@ -77,24 +78,24 @@ def test_a_small_model_guesses_along_the_text(teacher: Teacher, texts: Texts) ->
         assert int(guesses[0, row, step]) == int(said.argmax())
 
 
-def test_trained_medusa_heads_load(lesson: Lesson, target: Path, prompts: Path, tmp_path: Path) -> None:
-    job = lesson(tmp_path / "medusa", kind="medusa", heads=2, **SHORT)
-    scores = train(job, lambda text: None)
-    heads = load_medusa(job.out, load_model(str(target)).config)
+def test_trained_medusa_heads_load(answered: MakeOptions, target: Path, prompts: Path, tmp_path: Path) -> None:
+    options = answered(tmp_path / "medusa", kind="medusa", heads=2, **SHORT)
+    scores = train(options, lambda text: None)
+    heads = load_medusa(options.out, load_model(str(target)).config)
     assert len(heads) == 2
     assert scores["held-out"].tokens_per_round > 1.2
     few = write_prompts(tmp_path / "few.jsonl", count=6, seed=4)
-    again = measure(replace(job, evals={"few": few}), job.out, lambda text: None)
+    again = measure(EvalOptions(options.target, options.out, evals={"few": few}), lambda text: None)
     assert again["few"].tokens_per_round > 1.2
 
 
-def test_a_trained_small_model_is_a_model(lesson: Lesson, target: Path, tmp_path: Path) -> None:
-    job = lesson(tmp_path / "small", kind="small", hidden=32, layers=1, **SHORT)
-    scores = train(job, lambda text: None)
+def test_a_trained_small_model_is_a_model(answered: MakeOptions, target: Path, tmp_path: Path) -> None:
+    options = answered(tmp_path / "small", kind="small", hidden=32, layers=1, **SHORT)
+    scores = train(options, lambda text: None)
     assert scores["held-out"].tokens_per_round > 1.2
     llm = LLM(
         str(target),
-        drafter=f"model:{job.out}",
+        drafter=f"model:{options.out}",
         format="fp32",
         max_context=128,
         fixed_draft=True,
@@ -107,7 +108,7 @@ def test_a_trained_small_model_is_a_model(lesson: Lesson, target: Path, tmp_path
     assert drafted.tokens == plain.generate(["the cat"], sampling)[0].tokens
     assert drafted.stats.accepted
     with pytest.raises(InvalidRequest, match="bench offline"):
-        measure(job, job.out, lambda text: None)
+        measure(EvalOptions(options.target, options.out, evals={}), lambda text: None)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -124,15 +125,15 @@ def test_the_heads_loader_reads_what_is_written(tmp_path: Path, packing: str) ->
 
 @pytest.mark.parametrize("hidden", [33, 80])
 def test_shapes_that_cannot_be_are_said(target: Path, prompts: Path, tmp_path: Path, hidden: int) -> None:
-    job = toy_job(target, prompts, tmp_path / "x", kind="small", hidden=hidden)
+    options = toy_options(target, prompts, tmp_path / "x", kind="small", hidden=hidden)
     with pytest.raises(InvalidRequest, match=f"--hidden must be .* not {hidden}"):
-        begin(job, load_model(str(target)), [], device=torch.device("cpu"))
+        new_student(options, load_model(str(target)), [], device=torch.device("cpu"))
 
 
 def test_a_kind_that_is_not_known_is_said(target: Path, prompts: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownOption, match="kind of drafter 'eagel'; did you mean 'eagle'"):
-        begin(
-            toy_job(target, prompts, tmp_path / "x", kind="eagel"),
+        new_student(
+            toy_options(target, prompts, tmp_path / "x", kind="eagel"),
             load_model(str(target)),
             [],
             device=torch.device("cpu"),

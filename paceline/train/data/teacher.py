@@ -1,11 +1,12 @@
-"""The target as a teacher: whole texts in, features and the hidden states its head reads out. Never trained.
+"""The target as a teacher: whole texts in, the hidden states that a drafter learns from out. Never trained.
 
-It is the decoder that the engine runs, over sequences that lie side by side instead of in pages:
+The teacher is the decoder that the engine runs, over sequences side by side instead of in pages:
 
-    row b * length + i   is token i of sequence b, padded at the end, where nobody who counts looks
+    row b * length + i   token i of sequence b; padding comes last, where no other token attends to it
 
-A target in few bits rounds the inputs of its products to 8 bits in groups of 32 when it serves (`kernels.quant`), and
-its hidden states bear the marks of that. So does its teacher, in float32, or a drafter would learn from others.
+A quantised target rounds the inputs of its products to 8 bits in groups of 32 when it serves (`kernels.quant`), and its
+hidden states differ accordingly. The teacher does the same in float32, so that a drafter learns from the states that
+it will be given.
 """
 
 from __future__ import annotations
@@ -23,35 +24,42 @@ from paceline.kernels.quant import GROUP, Quantised, Weight, dequantise
 from paceline.kernels.reference import linear
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.models.load import LoadedModel
-from paceline.train.data.labels import Aim
-from paceline.train.students.fused import in_8_bits, norm
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.weights import Format
+from paceline.runner.loading.memory import memory_for
+from paceline.train.fused import norm, round_to_8_bits
+from paceline.train.options import TargetOptions
+
+
+def load_target(target: TargetOptions, device: torch.device) -> LoadedModel:
+    """Load the target in the format that the drafter will be served with."""
+    unquantised: Format = "bf16" if device.type == "cuda" else "fp32"
+    with memory_for(f"the weights of {target.model}", "choose a smaller target"):
+        return load_model(target.model, format=target.serving or unquantised, device=device)
 
 
 @dataclass(frozen=True, slots=True)
-class Insight:
-    """What the target thinks of a batch of texts."""
+class TargetStates:
+    """The target's hidden states over a batch of texts."""
 
     features: Tensor  # [sequences, length, layers * hidden] the residual stream that enters the layers asked for
     hidden: Tensor  # [sequences, length, hidden] after the last norm
 
 
 class Teacher:
-    aim: Aim = "likelihood"  # what is learnt from it
-
     def __init__(self, model: LoadedModel, *, layers: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        """`layers`: those whose inputs are the features, ascending; one may stand there more than once."""
+        """`layers`: the layers whose inputs are the features, ascending, possibly with repetitions."""
         self.config: ModelConfig = model.config
         self._layers = tuple(layers)
         self._dtype = dtype
         self._rounded = any(isinstance(weight, Quantised) for weight in model.weights.values())
         weights = {name: w if isinstance(w, Tensor) else dequantise(w) for name, w in model.weights.items()}
         inside = torch.float32 if self._rounded else dtype
-        self._decoder = _Observed(model.config, weights, dtype=inside, device=device)
+        self._decoder = _FusedNormDecoder(model.config, weights, dtype=inside, device=device)
 
     @torch.no_grad()
-    def __call__(self, ids: Tensor) -> Insight:
-        """For texts [sequences, length]."""
+    def __call__(self, ids: Tensor) -> TargetStates:
+        """Compute the states of texts [sequences, length]."""
         last, kept = self.config.num_layers, list[Tensor]()
         backend = SideBySide(*ids.shape, rounded=self._rounded)
         with tensor_cores(self._rounded):
@@ -59,20 +67,20 @@ class Teacher:
         seen = {layer: rows.to(self._dtype) for layer, rows in zip(sorted({*self._layers, last}), kept, strict=True)}
         nothing = seen[last][:, :0]
         features = torch.cat([nothing, *(seen[layer] for layer in self._layers)], dim=-1)
-        return Insight(features=features.view(*ids.shape, -1), hidden=seen[last].view(*ids.shape, -1))
+        return TargetStates(features=features.view(*ids.shape, -1), hidden=seen[last].view(*ids.shape, -1))
 
     @property
     def head(self) -> Tensor:
-        """[vocab, hidden]"""
+        """Weights of the output layer [vocab, hidden]."""
         return self._weight("embed" if self.config.tied_head else "head")
 
     @property
     def norm(self) -> Tensor:
-        """The weights of the norm before the head [hidden]."""
+        """Weights of the norm before the output layer [hidden]."""
         return self._weight("norm")
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[..., hidden]"""
+        """[..., hidden] for ids [...]"""
         return self._decoder.embed(ids.flatten()).view(*ids.shape, -1).to(self._dtype)
 
     def _weight(self, name: str) -> Tensor:
@@ -81,7 +89,7 @@ class Teacher:
         return weight.to(self._dtype) if weight.dim() == 2 else weight
 
 
-class _Observed(Decoder):
+class _FusedNormDecoder(Decoder):
     """The decoder with a norm that is compiled on a GPU."""
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
@@ -91,14 +99,14 @@ class _Observed(Decoder):
 
 
 def _rows(ids: Tensor) -> Batch:
-    """Whole texts as rows; what speaks of pages is of no use here."""
+    """A batch of whole texts; its fields about pages stay empty."""
     none = torch.empty(0, dtype=torch.int32)
     positions = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
     return Batch(ids.flatten(), positions, slots=none, row_starts=none, bases=none, page_table=none, logit_rows=none)
 
 
 class SideBySide:
-    """A Backend for whole texts: a layer's keys and values live only until the next layer's."""
+    """A Backend for whole texts without a KV cache: keys and values of a layer live until the next layer."""
 
     def __init__(self, sequences: int, length: int, *, rounded: bool = False) -> None:
         self._shape = (sequences, length)
@@ -110,7 +118,7 @@ class SideBySide:
         raise AssertionError("a teacher has no KV memory")
 
     def begin(self, batch: Batch) -> None:
-        """Its shape is all there is to know."""
+        """Nothing to prepare: the shape was given at construction."""
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = keys, values
@@ -126,12 +134,12 @@ class SideBySide:
         return out.transpose(1, 2).reshape(queries.shape)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        return linear(in_8_bits(x, GROUP) if self._rounded else x, weight, bias)
+        return linear(round_to_8_bits(x, GROUP) if self._rounded else x, weight, bias)
 
 
 @contextmanager
 def tensor_cores(wanted: bool) -> Iterator[None]:
-    """Products of float32 with 10 bits of mantissa on a GPU: more than inputs of 8 bits have."""
+    """Let a GPU compute float32 products with 10 bits of mantissa: more than inputs rounded to 8 bits have."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if wanted else before)
     try:
@@ -141,6 +149,7 @@ def tensor_cores(wanted: bool) -> Iterator[None]:
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    """[length, length] True where a row may attend: to itself and the window - 1 rows before it."""
     at = torch.arange(length, device=device)
     distance = at[:, None] - at
     return (distance >= 0) & (distance < window)

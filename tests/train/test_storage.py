@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from paceline.errors import ModelFileError, StorageError
-from paceline.train.output import storage
-from paceline.train.output.storage import read_tensors, replace_folder, same_seed, write_bytes, write_tensors
+from paceline.train import storage
+from paceline.train.seeds import seeded_generator
+from paceline.train.storage import read_tensors, replace_folder, write_bytes, write_tensors
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -60,5 +61,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_seeds_differ_in_every_part() -> None:
-    draws = {torch.rand((), generator=same_seed(*parts)).item() for parts in [(0, 0), (0, 1), (1, 0), (0,), (0, 0, 0)]}
+    draws = {
+        torch.rand((), generator=seeded_generator(*parts)).item() for parts in [(0, 0), (0, 1), (1, 0), (0,), (0, 0, 0)]
+    }
     assert len(draws) == 5

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paceline.audit.chances import p_value, pool, smallest_shift, statistic
+from paceline.audit.chi_squared import p_value, pool, smallest_shift, statistic
 
 
 @pytest.mark.parametrize(("value", "freedom", "p"), [(3.841, 1, 0.05), (18.307, 10, 0.05), (29.588, 10, 0.001)])

@@ -1,12 +1,11 @@
-"""What the host does during rounds on a GPU, by torch's profiler: which calls of the CUDA runtime, and whether it ever
-keeps the device waiting.
+"""A profile of the host during rounds on a GPU: its calls of the CUDA runtime, and whether the device waits for it.
 
-A round is in flight when watching begins. So at the n-th wait for a round n launches seen say that the next round was
-in the device's queue before the host looked at the last: `next_round_queued` counts these waits, `waits_a_round` all
-calls that wait for anything. (One `cudaDeviceSynchronize` in the whole is the profiler's own, at its end.)
-Timing under a profiler means little; `paceline bench engine` measures speed.
+A round is in flight when profiling starts. If n launches were seen at the n-th wait for a round, the next round was in
+the device's queue before the host read the last one. `next_round_queued` counts these waits, `waits_a_round` all calls
+that wait for anything. (One `cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler
+mean little; `paceline bench engine` measures speed.
 
-    python -m peers.rounds --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
+    python -m peers.host_profile --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from paceline.bench.engine import Setup, build, requests
 from paceline.engine.engine import Engine
 
-WAITS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "cudaFree", "cudaMalloc")
-ASYNC = ("Async",)
+WAITING_CALLS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "cudaFree", "cudaMalloc")
+NOT_WAITING = ("Async",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             parts.engine.submit(request)
         if warm:
             drain(parts.engine)
-    for _ in range(6):  # prompts, and the first rounds
+    for _ in range(6):  # prefill and the first rounds
         parts.engine.step()
-    print(json.dumps({"setup": vars(args), **watched(parts.engine, rounds=args.rounds)}))
+    print(json.dumps({"setup": vars(args), **profiled(parts.engine, rounds=args.rounds)}))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -68,7 +67,7 @@ def drain(engine: Engine) -> None:
         engine.step()
 
 
-def watched(engine: Engine, *, rounds: int) -> dict[str, Any]:
+def profiled(engine: Engine, *, rounds: int) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         for _ in range(rounds):
             engine.step()
@@ -103,11 +102,11 @@ def summary(events: Any, *, rounds: int) -> dict[str, Any]:
 
 
 def _waits(name: str) -> bool:
-    return any(word in name for word in WAITS) and not any(word in name for word in ASYNC)
+    return any(word in name for word in WAITING_CALLS) and not any(word in name for word in NOT_WAITING)
 
 
 def merged(ranges: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Times in which anything ran."""
+    """Merge overlapping ranges."""
     out: list[tuple[float, float]] = []
     for start, end in sorted(ranges):
         if out and start <= out[-1][1]:

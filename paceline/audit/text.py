@@ -1,19 +1,19 @@
-"""The record of an audit as text for people: a table of cases, tests, differences, and a verdict."""
+"""The record of an audit as text: a table of cases, tests, differences, and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.audit.degeneration import VOID_ABOVE
-from paceline.audit.differences import Kind
+from paceline.audit.degeneration import MAX_DEGENERATE_SHARE
+from paceline.audit.differences import DifferenceKind
 
 Record = dict[str, Any]
-MOST = 20  # differences that are told; a record has all of them
-WORDS = 4  # columns that are read as words stand on the left
+MAX_DIFFERENCES = 20  # shown at most; the record has all
+WORD_COLUMNS = 4  # first columns, aligned to the left; the others are numbers
 HEADER = (
     "drafter", "rule", "at once", "sampling", "answers", "identical", "near-tie", "structural", "drafted", "accepted",
-    "tok/round", "degenerate",
+    "tokens/step", "degenerate",
 )  # fmt: skip  # a field a line would hide what belongs together
 
 
@@ -31,7 +31,7 @@ def text(found: Record) -> str:
 
 
 def degenerate_line(found: Record) -> str:
-    many = f"more than {VOID_ABOVE:.0%} of the answers of a case: a speed measured on them is VOID"
+    many = f"more than {MAX_DEGENERATE_SHARE:.0%} of the answers of a case: a speed measured on them is VOID"
     note = many if found["speed_claim"] == "void" else "few enough for a speed to be measured on them"
     return f"degenerate answers (loops, repeated n-grams, truncated) to {found['degenerate']} prompts; {note}"
 
@@ -50,7 +50,7 @@ def case_row(case: Record) -> tuple[str, ...]:
         *(by_tokens if exact else (other, "", "")),
         str(case["drafted"]),
         str(case["accepted"]),
-        f"{case['tokens_per_round']:.2f}",
+        f"{case['tokens_per_step']:.2f}",
         str(case["degenerate"]),
     )
 
@@ -59,7 +59,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(
-            cell.ljust(width) if i < WORDS else cell.rjust(width)
+            cell.ljust(width) if i < WORD_COLUMNS else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -80,10 +80,10 @@ def test_line(test: Record) -> str:
 
 
 def _difference_lines(found: Record) -> list[str]:
-    ordered = sorted(found["differences"], key=lambda difference: difference["kind"] != Kind.STRUCTURAL)
-    lines = [difference_line(difference) for difference in ordered[:MOST]]
-    if len(ordered) > MOST:
-        lines.append(f"… and {len(ordered) - MOST} more: see --json or --html")
+    ordered = sorted(found["differences"], key=lambda difference: difference["kind"] != DifferenceKind.STRUCTURAL)
+    lines = [difference_line(difference) for difference in ordered[:MAX_DIFFERENCES]]
+    if len(ordered) > MAX_DIFFERENCES:
+        lines.append(f"… and {len(ordered) - MAX_DIFFERENCES} more: see --json or --html")
     return ["", *lines] if lines else []
 
 
@@ -95,7 +95,7 @@ def difference_line(found: Record) -> str:
     return (
         f"{found['kind'].replace('_', '-').upper()} prompt {found['prompt_number']} ({found['prompt']}), {how}, "
         f"{found['at_once']} at once, {found['sampling']}: token {found['position'] + 1} of the answer, "
-        f"round {found['round']}, place {found['place'] + 1} ({found['origin'] or 'end'}): "
+        f"step {found['step']}, place {found['place'] + 1} ({found['origin'] or 'end'}): "
         f"plain {_token(found, 'plain')}, replayed {_token(found, 'replayed')}, "
         f"asked anew {_token(found, 'expected')}; {gap}; {found['reason']}"
     )

@@ -1,11 +1,11 @@
-"""How a trained drafter's matrices are written: bfloat16, 8 bits with one scale a row, or 4 bits in groups of 32.
+"""Formats of a trained drafter's matrices: bfloat16, 8 bits with one scale per row, or 4 bits in groups of 32.
 
     int8   NAME  int8 [n, k]            NAME_scale  float32 [n, 1]
     int4   NAME  uint8 [n, k / 2]       NAME_scale, NAME_minimum  float16 [n, k / 32]; two values a byte
 
-Vectors are always float32: they are small, and products read them as they are. The fusion of features is never of few
-bits: some features are a hundred times larger than others, so its columns differ by as much, and the small ones would
-be rounded away. Who is written in 4 bits learns in them: `as_written` is what a drafter computes with.
+Vectors are always float32: they are small, and products read them as they are. The fusion of features is always
+bfloat16: some features are a hundred times larger than others, its columns differ by as much, and few bits would round
+the small ones away. A drafter that is written in 4 bits is trained in 4 bits: its forward pass uses `as_written`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 
 def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]:
+    """Tensors of the file, with scales and minimums."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2:
@@ -44,7 +45,7 @@ def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All as float32, without the scales and minimums."""
+    """Tensors of a file as float32, without scales and minimums; integer tables stay as they are."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:
@@ -58,7 +59,8 @@ def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_written(name: str, tensor: Tensor, packing: Packing) -> Tensor:
-    """What is left of a tensor in 4 bits, with gradients as if nothing had happened. More bits leave nearly all."""
+    """Round a tensor as 4 bits will round it, and pass gradients straight through. Formats of more bits leave the
+    tensor as it is: their rounding is too small to matter in training."""
     if not _in_4_bits(name, tensor, packing):
         return tensor
     with torch.no_grad():
@@ -67,7 +69,7 @@ def as_written(name: str, tensor: Tensor, packing: Packing) -> Tensor:
 
 
 def _in_4_bits(name: str, tensor: Tensor, packing: Packing) -> bool:
-    """8 bits where the inputs do not make whole groups."""
+    """True if this tensor is written in 4 bits. A matrix whose inputs do not fill whole groups takes 8."""
     return packing == "int4" and tensor.dim() == 2 and name != FUSION and tensor.shape[1] % GROUP == 0
 
 
