@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import suppress
 
 if "PACELINE_GPU" not in os.environ:  # before anything imports Triton: kernels then run as Python, on the CPU
     os.environ["TRITON_INTERPRET"] = "1"
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # tiny models: a second thread only costs
@@ -16,3 +18,15 @@ with suppress(ModuleNotFoundError):  # on a GPU's machine, whose tests do withou
     # The same examples on every run: a failure is one of the code, not of the day.
     hypothesis.settings.register_profile("paceline", derandomize=True, deadline=None, database=None)
     hypothesis.settings.load_profile("paceline")
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Begin every test with the same random numbers, whichever ran before it in this process."""
+    torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of every later search for garbage: a million objects that never go."""
+    gc.collect()
+    gc.freeze()

@@ -31,7 +31,7 @@ from paceline.train.run import train
 from paceline.train.storage import read_tensors
 from paceline.types import SamplingParams
 from tests.train.conftest import MakeOptions
-from tests.train.toy_training import toy_options
+from tests.train.toy_training import toy_options, write_prompts
 
 SHORT = {"max_steps": 6, "evaluations": 2}
 
@@ -243,8 +243,10 @@ def test_prompts_like_those_measured_on_are_left_out(target: Path, tmp_path: Pat
         assert not any(long in prompt.text for prompt in plan.trained)
 
 
-def test_prompts_that_are_answered_several_times(target: Path, prompts: Path, tmp_path: Path) -> None:
-    options = toy_options(target, prompts, tmp_path / "out", sampled=0.5, samples=3, max_steps=2, evaluations=1)
+def test_prompts_that_are_answered_several_times(target: Path, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", count=20)
+    few = {"held_out": 4, "max_new": 16, "max_steps": 2, "evaluations": 1}
+    options = toy_options(target, prompts, tmp_path / "out", sampled=0.5, samples=3, **few)
     plan, once = split_prompts(options), split_prompts(replace(options, samples=1))
     assert plan.questions[: len(once.questions)] == once.questions
     again = plan.questions[len(once.questions) :]
@@ -259,10 +261,10 @@ def test_prompts_that_are_answered_several_times(target: Path, prompts: Path, tm
     assert f"{len(answers)} answers" in (options.out / "README.md").read_text()
 
 
-def test_what_it_aims_at_changes_what_is_learnt(target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_what_it_aims_at_changes_what_is_learnt(answered: MakeOptions, tmp_path: Path) -> None:
     heads = []
     for aim in ("likelihood", "overlap"):
-        options = toy_options(target, prompts, tmp_path / aim, aim=aim, max_steps=2, evaluations=1)
+        options = answered(tmp_path / aim, aim=aim, max_steps=2, evaluations=1)
         run(options)
         heads.append(read_tensors(options.out / "model.safetensors")[0]["lm_head.weight"])
     assert not torch.equal(*heads)

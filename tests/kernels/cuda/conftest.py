@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 ON_GPU = "PACELINE_GPU" in os.environ
+Handle = interpreter.TensorHandle
+DEEP = 16  # products that are added before they go into the accumulator: as a tensor core does it, whatever the block
 
 
 def let_numbers_bound_loops() -> None:
@@ -54,8 +57,49 @@ def launch_faster() -> None:
     interpreter.GridExecutor.__call__ = launch_untraced
 
 
+def add_in_one_order() -> None:
+    """Give products and sums one order of additions, whatever the shape and the CPU.
+
+    The interpreter leaves them to NumPy, whose BLAS chooses the order by the shape, by a row's place in it and by the
+    CPU. A test of the bits of a kernel would then be a test of BLAS.
+    """
+    numpys = interpreter.ReduceOps.sum
+
+    def dot(self: object, a: Handle, b: Handle, d: Handle, *precision: object) -> Handle:
+        assert {x.data.dtype for x in (a, b, d)} == {np.dtype(np.float32)}, "only products of float32 have one order"
+        terms = a.data.T[:, :, None] * b.data[:, None, :]  # [inner, rows, columns]
+        total = d.data
+        for part in halved(terms.reshape(-1, DEEP, *terms.shape[1:]).swapaxes(0, 1)):
+            total = total + part
+        return Handle(total, d.dtype.scalar)
+
+    def total(self: interpreter.ReduceOps, input: tl.tensor) -> tl.tensor:
+        terms = input.handle.data
+        if terms.dtype.kind != "f":
+            return numpys(self, input)  # exact in any order
+        assert not self.keep_dims
+        terms = terms.reshape(-1) if self.axis is None else np.moveaxis(terms, self.axis, 0)
+        return self.to_tensor(halved(terms), input.dtype)
+
+    interpreter.InterpreterBuilder.create_dot = dot
+    interpreter.ReduceOps.sum = total
+
+
+def halved(terms: np.ndarray) -> np.ndarray:
+    """Sum over the first dimension: add its second half to its first until one term is left.
+
+    Each addition is elementwise, and IEEE 754 fixes its result to the bit.
+    """
+    while len(terms) > 1:
+        half, odd = divmod(len(terms), 2)
+        assert not odd, "Triton's shapes are powers of two"
+        terms = terms[:half] + terms[half:]
+    return terms[0]
+
+
 let_numbers_bound_loops()
 launch_faster()
+add_in_one_order()
 
 
 @pytest.fixture

@@ -137,16 +137,18 @@ def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) 
     assert drafter.forward.decoder.weight_bytes < decoder.weight_bytes / 2
 
 
-@pytest.mark.skipif(not ON_GPU, reason="the interpreter multiplies by a library that chooses its order by the shape")
+CUTS = [(0, 100), (0, 7, 71, 100), (0, 60, *range(61, 101))] if ON_GPU else [(0, 18), (0, 3, 17, 18)]
+
+
 def test_bits_of_a_row_depend_on_nothing_else(device: torch.device, dtype: torch.dtype) -> None:
     """The same positions computed as one prompt, in chunks, one by one, and beside another sequence."""
     wanted = None
-    for cuts in ((0, 100), (0, 7, 71, 100), (0, 60, *range(61, 101))):
-        forward, _ = forwards(CONFIGS["two-layers"], "mixed", device, dtype)
+    for cuts in CUTS:
+        forward, _ = forwards(CONFIGS["two-layers" if ON_GPU else "plain"], "mixed", device, dtype)
         logits = []
         for start, stop in pairwise(cuts):
             works = [(TOKENS, start, stop, PAGES)] + ([(TOKENS, 0, 9, OTHER)] if start else [])
-            logits.append(forward(rows_of(*works)).logits[: stop - start])
+            logits.append(forward(rows_of(*works)).logits[: stop - start].clone())
         whole = torch.cat(logits)
         wanted = whole if wanted is None else wanted
         assert torch.equal(whole, wanted)
