@@ -7,6 +7,7 @@ checked where the values are used, and a test holds the two together.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,11 @@ def ignored(body: Wire, prefix: str = "") -> Iterator[str]:
         part = getattr(body, name)
         if isinstance(part, Wire):
             yield from ignored(part, f"{prefix}{name}.")
+
+
+def new_id(kind: str) -> str:
+    """Make an id as OpenAI writes them: `kind` says of what."""
+    return f"{kind}-{uuid.uuid4().hex}"
 
 
 # ── requests ──

@@ -372,11 +372,11 @@ def test_a_fault_of_the_server_is_not_told(api: Api, monkeypatch: pytest.MonkeyP
     def fail(*args: Any) -> None:
         raise RuntimeError("at /srv/secret.py")
 
-    monkeypatch.setattr("paceline.server.replies.ChoicesReply.whole", fail)
+    monkeypatch.setattr("paceline.server.answers.chat.ChatAnswer.whole", fail)
     response = api.post(CHAT, {"messages": HELLO, "max_tokens": 2})
     assert response.status_code == 500
     assert check_error(response)["message"] == INTERNAL
-    monkeypatch.setattr("paceline.server.replies.ChoicesReply.end", fail)
+    monkeypatch.setattr("paceline.server.answers.chat.ChatAnswer.end", fail)
     response = api.post(CHAT, {"messages": HELLO, "max_tokens": 2, "stream": True})
     *_, error, done, _ = response.text.split("\n\n")
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == INTERNAL

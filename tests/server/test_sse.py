@@ -35,7 +35,7 @@ class Echo:
     def end(self) -> list[bytes]:
         return [DONE]
 
-    def broken(self, error: ErrorDetail) -> list[bytes]:
+    def fail(self, error: ErrorDetail) -> list[bytes]:
         return error_chunks(error)
 
 

@@ -5,7 +5,6 @@ That a body is valid JSON, without NaN and without half characters, is the guard
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from fastapi import Request
@@ -30,10 +29,6 @@ def settings_of(http: Request) -> Settings:
     """Those of this moment: limits may be reloaded."""
     settings: Settings = http.app.state.live.settings
     return settings
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
