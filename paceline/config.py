@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
+from paceline.checks import check_flag, check_integer, check_known, check_number
 from paceline.errors import UnknownOption
-from paceline.types import check_flag, check_integer, check_number
 
 MOST = 1 << 62
 KV_FORMATS = ("auto", "bf16", "fp8")
@@ -40,10 +40,7 @@ class EngineConfig:
     @classmethod
     def of(cls, *, device: str = "cpu", **options: Any) -> Self:
         """As the constructor, with the defaults of a device; a misspelt option says what was probably meant."""
-        known = {f.name for f in fields(cls)}
-        for name in options:
-            if name not in known:
-                raise UnknownOption("engine option", name, known)
+        check_known(cls, options, kind="engine option")
         return cls(**(options if device == "cpu" else GPU | options))
 
     def __post_init__(self) -> None:

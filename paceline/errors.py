@@ -10,9 +10,15 @@
     │   ├── UnsupportedModel      500  an architecture or feature Paceline does not know
     │   └── VocabularyMismatch    500  target and drafter do not speak the same tokens
     ├── MissingExtra              500  an optional dependency; says what to install
+    ├── NoCompiler                500  the C kernels cannot be built; plain torch runs instead
     ├── OutOfMemory               503  weights or KV cache do not fit
     ├── StorageError              507  a file cannot be written: the disk is full, or the place is closed
-    └── EngineDead                503  the engine stopped after an internal error
+    ├── TrainingError             500  training cannot go on: a loss that is not finite, a process that died
+    ├── EngineDead                503  the engine stopped after an internal error
+    ├── UnknownModel              404  a request names a model that this server does not serve
+    ├── QueueFull                 429  too many sequences wait; says when to try again
+    ├── NotReady                  503  the server is starting, draining or closed
+    └── Failed                    any  a request that was taken and came to no good end
 
 A message says what was given, what is allowed, and what to do.
 """
@@ -73,6 +79,10 @@ class MissingExtra(PacelineError, ImportError):
     pass
 
 
+class NoCompiler(PacelineError):
+    """The C kernels cannot be built here. The caller runs plain torch instead and shows this message."""
+
+
 class OutOfMemory(PacelineError, MemoryError):
     status = 503
 
@@ -81,5 +91,42 @@ class StorageError(PacelineError, OSError):
     status = 507
 
 
+class TrainingError(PacelineError):
+    """Training cannot go on: the loss is not finite, or a process that answers prompts has died."""
+
+
 class EngineDead(PacelineError):
     status = 503
+
+
+class UnknownModel(PacelineError):
+    status = 404
+    code = "model_not_found"
+    param = "model"
+
+
+class QueueFull(PacelineError):
+    """The waiting queue is full. Retry after `retry_after` seconds."""
+
+    status = 429
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(PacelineError):
+    """The server is starting, draining or closed."""
+
+    status = 503
+    code = "not_ready"
+
+
+class Failed(PacelineError):
+    """A request that a server took and could not complete. It carries the status and code of its own case."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code

@@ -6,18 +6,25 @@ All frozen, all validated where they are made: an object of these types is a val
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from paceline.checks import (
+    check_flag,
+    check_integer,
+    check_known,
+    check_number,
+    check_stops,
+    checked_tuple,
+    surrogate_at,
+)
 from paceline.errors import InvalidRequest, UnknownOption
 
 MAX_LOGPROBS = 100
 MAX_SAMPLES = 128
-MAX_STOPS = 64
 GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}  # most characters of each
 MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
 
@@ -95,41 +102,6 @@ class Origin(StrEnum):
     PLAIN = "plain"  # no draft was attached
 
 
-def _known_fields(cls: type[Any], given: Mapping[str, Any]) -> None:
-    known = {f.name for f in fields(cls)}
-    for name in given:
-        if name not in known:
-            raise UnknownOption(f"{cls.__name__} option", name, known)
-
-
-def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raise InvalidRequest unless `value` is a finite number in [low, high], or in (low, high] if `open_low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
-    if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}], not {value!r}")
-
-
-def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Raise InvalidRequest unless `value` is an integer in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, not {value!r}")
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, not {value}")
-
-
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be True or False, not {value!r}")
-
-
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name} must be a list, not {value!r}")
-    return tuple(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like: any JSON object, JSON of a schema, text that a regular expression matches as a
@@ -147,7 +119,7 @@ class Grammar:
         try:
             return cls("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(f"the schema is not JSON: {error}") from None
+            raise InvalidRequest(f"the schema is not JSON: {error}", param="grammar") from None
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -155,24 +127,28 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Self:
-        choices = _tuple("choice", texts)
+        choices = checked_tuple("choice", texts, param="grammar")
         if not choices or not all(isinstance(text, str) and text for text in choices):
-            raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}")
+            raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}", param="grammar")
         return cls("choice", json.dumps(choices, ensure_ascii=False))
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMARS:
-            raise UnknownOption("grammar", str(self.kind), GRAMMARS)
+            raise UnknownOption("grammar", str(self.kind), GRAMMARS, param="grammar")
+        problem = self._problem()
+        if problem is not None:
+            raise InvalidRequest(problem, param="grammar")
+
+    def _problem(self) -> str | None:
         if not isinstance(self.text, str):
-            raise InvalidRequest(f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}")
+            return f"a {self.kind} grammar is given as a text, not as {type(self.text).__name__}"
         if bool(self.text) != (self.kind != "json_object"):
-            raise InvalidRequest(f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}")
+            return f"a {self.kind} grammar {'takes no text' if self.text else 'needs a text'}"
         if len(self.text) > GRAMMARS[self.kind]:
-            raise InvalidRequest(
-                f"a {self.kind} grammar has at most {GRAMMARS[self.kind]} characters, not {len(self.text)}"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in self.text):
-            raise InvalidRequest("a grammar must be valid Unicode; this one holds half a surrogate pair")
+            return f"a {self.kind} grammar has at most {GRAMMARS[self.kind]} characters, not {len(self.text)}"
+        if surrogate_at(self.text) is not None:
+            return "a grammar must be valid Unicode; this one holds half a surrogate pair"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +179,15 @@ class SamplingParams:
     @classmethod
     def of(cls, **options: Any) -> Self:
         """As the constructor, but a misspelt option says what was probably meant."""
-        _known_fields(cls, options)
+        check_known(cls, options)
         return cls(**options)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop))
-        object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids))
+        stops = (self.stop,) if isinstance(self.stop, str) else checked_tuple("stop", self.stop)
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop_ids", checked_tuple("stop_ids", self.stop_ids))
         if self.allowed_tokens is not None:
-            object.__setattr__(self, "allowed_tokens", _tuple("allowed_tokens", self.allowed_tokens))
+            object.__setattr__(self, "allowed_tokens", checked_tuple("allowed_tokens", self.allowed_tokens))
         self._check_numbers()
         self._check_integers()
         self._check_collections()
@@ -222,17 +199,20 @@ class SamplingParams:
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):
-            raise InvalidRequest(f"grammar must be a Grammar, not {type(self.grammar).__name__}")
+            raise InvalidRequest(f"grammar must be a Grammar, not {type(self.grammar).__name__}", param="grammar")
         for name, given in (("ignore_eos", self.ignore_eos), ("allowed_tokens", self.allowed_tokens is not None)):
             if given:
-                raise InvalidRequest(f"a grammar decides which tokens follow and where the text ends: leave out {name}")
+                raise InvalidRequest(
+                    f"a grammar decides which tokens follow and where the text ends: leave out {name}", param=name
+                )
 
     def _check_numbers(self) -> None:
         check_number("temperature", self.temperature, 0, 100)
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise InvalidRequest(
                 f"temperature must be 0 (always the most likely token) or at least {MIN_TEMPERATURE:g}, "
-                f"not {self.temperature!r}"
+                f"not {self.temperature!r}",
+                param="temperature",
             )
         check_number("top_p", self.top_p, 0, 1, open_low=True)
         check_number("min_p", self.min_p, 0, 1)
@@ -247,7 +227,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             check_integer("max_tokens", self.max_tokens, 1, 2**31)
             if self.min_tokens > self.max_tokens:
-                raise InvalidRequest(f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}")
+                raise InvalidRequest(
+                    f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
+                )
         if self.seed is not None:
             check_integer("seed", self.seed, 0, 2**64 - 1)
         for name in ("logprobs", "prompt_logprobs"):
@@ -255,24 +237,24 @@ class SamplingParams:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
 
     def _check_collections(self) -> None:
-        if len(self.stop) > MAX_STOPS:
-            raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(self.stop)}")
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidRequest(f"a stop string must be a non-empty text, not {text!r}")
+        check_stops(self.stop)
         for token in self.stop_ids:
-            check_integer("a stop id", token, 0, 2**31)
+            check_integer("a stop id", token, 0, 2**31, param="stop_ids")
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest(f"logit_bias must be a mapping from token id to number, not {self.logit_bias!r}")
+            raise InvalidRequest(
+                f"logit_bias must be a mapping from token id to number, not {self.logit_bias!r}", param="logit_bias"
+            )
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for token, bias in self.logit_bias.items():
-            check_integer("a logit_bias key", token, 0, 2**31)
-            check_number("a logit_bias value", bias, -1000, 1000)
+            check_integer("a logit_bias key", token, 0, 2**31, param="logit_bias")
+            check_number("a logit_bias value", bias, -1000, 1000, param="logit_bias")
         if self.allowed_tokens is not None:
             if not self.allowed_tokens:
-                raise InvalidRequest("allowed_tokens must name at least one token, or be None for all")
+                raise InvalidRequest(
+                    "allowed_tokens must name at least one token, or be None for all", param="allowed_tokens"
+                )
             for token in self.allowed_tokens:
-                check_integer("an allowed token", token, 0, 2**31)
+                check_integer("an allowed token", token, 0, 2**31, param="allowed_tokens")
 
     @property
     def greedy(self) -> bool:
@@ -309,15 +291,15 @@ class Speculation:
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        _known_fields(cls, options)
+        check_known(cls, options)
         return cls(**options)
 
     def __post_init__(self) -> None:
         check_flag("enabled", self.enabled)
         if self.drafter is not None and not isinstance(self.drafter, str):
-            raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}")
+            raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}", param="drafter")
         if self.rule not in list(Rule):
-            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule])
+            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule], param="rule")
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
             check_integer("max_draft", self.max_draft, 1, 1024)
@@ -327,7 +309,9 @@ class Speculation:
             check_number("threshold", self.threshold, 0, 1, open_low=True)
             if self.rule.lossless:
                 names = " and ".join(THRESHOLDS)
-                raise InvalidRequest(f"threshold is for the rules {names}, not for {self.rule}: leave it out")
+                raise InvalidRequest(
+                    f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
+                )
 
 
 OFF = Speculation(enabled=False)
@@ -348,17 +332,17 @@ class Request:
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
             if not isinstance(tokens, tuple):
-                raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}")
+                raise InvalidRequest(f"a {what} is a tuple of token ids, not {type(tokens).__name__}", param=what)
             for token in tokens:
                 if type(token) is not int:
-                    raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}")
+                    raise InvalidRequest(f"a {what} is made of integer token ids, not {token!r}", param=what)
         if not self.prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token")
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
-            if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-                raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}")
+            if not isinstance(text, str) or surrogate_at(text) is not None:
+                raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
 
 
 @dataclass(frozen=True, slots=True)

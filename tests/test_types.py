@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.checks import MAX_STOP_LENGTH, MAX_STOPS
 from paceline.errors import InvalidRequest, UnknownOption
-from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOPS, OFF, Request, Rule, SamplingParams, Speculation
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, OFF, Grammar, Request, Rule, SamplingParams, Speculation
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("top_k", "min_tokens", "max_tokens", "seed", "n", "logprobs", "prompt_logprobs")
@@ -72,12 +73,50 @@ def test_flags(name: str, value: Any) -> None:
         ({"allowed_tokens": ()}, "allowed_tokens must name at least one token"),
         ({"stop": [""]}, "a stop string must be a non-empty text"),
         ({"stop": ["x"] * (MAX_STOPS + 1)}, f"at most {MAX_STOPS} stop strings"),
+        ({"stop": ["x" * (MAX_STOP_LENGTH + 1)]}, f"a stop string has {MAX_STOP_LENGTH + 1} characters"),
+        ({"stop": ["\ud800"]}, "holds half a surrogate pair, which no text can contain"),
+        ({"stop": [1]}, "a stop string must be a non-empty text, not 1"),
     ],
 )
 def test_the_message_says_what_is_allowed(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as error:
         SamplingParams.of(**given)
     assert error.value.status == 400
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *INTEGERS, *LISTS, *FLAGS, "logit_bias", "grammar"])
+def test_an_error_names_the_field_at_fault(name: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        SamplingParams(**{name: object()})
+    assert error.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": 1e-30}, "temperature"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop_ids": [-1]}, "stop_ids"),
+        ({"logit_bias": {-1: 0.0}}, "logit_bias"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias"),
+        ({"allowed_tokens": ()}, "allowed_tokens"),
+        ({"allowed_tokens": [-1]}, "allowed_tokens"),
+        ({"grammar": Grammar.json_object(), "ignore_eos": True}, "ignore_eos"),
+        ({"grammar": Grammar.json_object(), "allowed_tokens": [1]}, "allowed_tokens"),
+    ],
+)
+def test_so_does_one_of_several_fields_or_of_an_item(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        SamplingParams(**given)
+    assert error.value.param == param
+
+
+def test_a_grammar_says_that_it_is_the_grammar() -> None:
+    for make in (lambda: Grammar("nothing"), lambda: Grammar.regex(""), lambda: Grammar.choice("ab")):
+        with pytest.raises(InvalidRequest) as error:
+            make()
+        assert error.value.param == "grammar"
 
 
 def test_what_is_valid_is_taken() -> None:
@@ -153,8 +192,9 @@ def test_speculation() -> None:
     with pytest.raises(UnknownOption, match="unknown rule 'rejecton'; did you mean 'rejection'"):
         Speculation.of(rule="rejecton")
     for given in ({"rule": 3}, {"max_draft": 0}, {"max_draft": 1.5}, {"max_draft": 2000}, {"enabled": 1}):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequest) as error:
             Speculation.of(**given)
+        assert error.value.param == next(iter(given))
     for threshold in (0, -0.1, 1.1, math.nan, "0.5", True):
         with pytest.raises(InvalidRequest, match="threshold must be"):
             Speculation.of(rule="typical", threshold=threshold)
@@ -163,14 +203,16 @@ def test_speculation() -> None:
     for p_min in (-0.1, 1.1, math.inf, "0.5"):
         with pytest.raises(InvalidRequest, match="p_min must be"):
             Speculation.of(p_min=p_min)
-    with pytest.raises(InvalidRequest, match="drafter must be a name"):
+    with pytest.raises(InvalidRequest, match="drafter must be a name") as error:
         Speculation(drafter=3)
+    assert error.value.param == "drafter"
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], None, np.array([1]), (1.0,), (True,), (np.int64(3),), ("1",), ()])
 def test_prompts(prompt: Any) -> None:
-    with pytest.raises(InvalidRequest, match="prompt"):
+    with pytest.raises(InvalidRequest, match="prompt") as error:
         Request(id="a", prompt=prompt)
+    assert error.value.param == "prompt"
 
 
 @pytest.mark.parametrize("given", ["text", [1, 2], None, (1.0,), (True,), ("1",)])
@@ -192,5 +234,6 @@ def test_predictions(given: Any) -> None:
     ],
 )
 def test_requests(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=next(iter(given))):
+    with pytest.raises(InvalidRequest, match=next(iter(given))) as error:
         Request(**{"id": "a", "prompt": (1,), **given})
+    assert error.value.param == next(iter(given))

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.checks import check_text
 from paceline.errors import InvalidRequest
-from paceline.text.tokenizer import check_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_DEPTH = 64  # of values inside values

@@ -12,10 +12,11 @@ from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from paceline.checks import check_number
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
-from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation, check_number
+from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -16,11 +16,11 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
+from paceline.checks import check_integer
 from paceline.cli.options import add_model_options, load
 from paceline.config import EngineConfig
 from paceline.errors import MissingExtra
 from paceline.server.settings import HELP, HINTS, Settings, gather, is_size
-from paceline.types import check_integer
 
 EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 LOADING: Mapping[str, Any] = {

@@ -100,45 +100,50 @@ class Admission:
     def check(self, request: Request) -> None:
         """Raise InvalidRequest if no step could ever serve it. Reads nothing that changes."""
         params, name = request.sampling, request.speculation.drafter
-        self._check_tokens("prompt token", request.prompt)
-        self._check_tokens("prediction token", request.prediction)
-        self._check_tokens("stop id", params.stop_ids)
-        self._check_tokens("logit_bias key", params.logit_bias)
-        self._check_tokens("allowed token", params.allowed_tokens or ())
+        self._check_tokens("prompt token", request.prompt, param="prompt")
+        self._check_tokens("prediction token", request.prediction, param="prediction")
+        self._check_tokens("stop id", params.stop_ids, param="stop_ids")
+        self._check_tokens("logit_bias key", params.logit_bias, param="logit_bias")
+        self._check_tokens("allowed token", params.allowed_tokens or (), param="allowed_tokens")
         if len(request.prompt) >= self.max_context:
             raise ContextTooLong(
                 f"the prompt has {len(request.prompt)} tokens, the context holds {self.max_context} and needs room for "
-                "at least one more: shorten the prompt or raise max_context"
+                "at least one more: shorten the prompt or raise max_context",
+                param="prompt",
             )
         if len(request.prediction) > self.max_context:
             raise ContextTooLong(
                 f"the prediction has {len(request.prediction)} tokens, the context holds {self.max_context}: leave out "
-                "what cannot be part of the answer"
+                "what cannot be part of the answer",
+                param="prediction",
             )
         if params.stop and self.tokenizer is None:
-            raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids")
+            raise InvalidRequest("stop strings need a tokenizer, and this engine has none: use stop_ids", param="stop")
         if params.grammar is not None:
             self.check_grammar(params.grammar)
         if params.min_tokens and self._allows_only_stops(params):
-            raise InvalidRequest("every allowed token is a stop token, which min_tokens forbids: allow one more")
+            raise InvalidRequest(
+                "every allowed token is a stop token, which min_tokens forbids: allow one more", param="allowed_tokens"
+            )
         if name is not None and name not in self.drafters:
-            raise UnknownOption("drafter", name, self.drafters)
+            raise UnknownOption("drafter", name, self.drafters, param="drafter")
 
     def check_grammar(self, grammar: Grammar) -> None:
         """Compile it. From any thread: what was compiled before costs nothing when the request comes."""
         if self.grammars is None:
-            raise InvalidRequest("a grammar needs a tokenizer, and this engine has none: leave it out")
+            raise InvalidRequest("a grammar needs a tokenizer, and this engine has none: leave it out", param="grammar")
         self.grammars.compile(grammar)
 
     def _allows_only_stops(self, params: SamplingParams) -> bool:
         stops = self.eos_ids.union(params.stop_ids)
         return len(stops) == self.vocab_size if params.allowed_tokens is None else stops >= set(params.allowed_tokens)
 
-    def _check_tokens(self, what: str, tokens: Iterable[int]) -> None:
+    def _check_tokens(self, what: str, tokens: Iterable[int], *, param: str) -> None:
         for token in tokens:
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(
-                    f"{what} {token} is outside of the vocabulary: 0 to {self.vocab_size - 1} are allowed"
+                    f"{what} {token} is outside of the vocabulary: 0 to {self.vocab_size - 1} are allowed",
+                    param=param,
                 )
 
 

@@ -109,13 +109,13 @@ class Grammars:
         try:
             matcher = LLMatcher(self._tokenizer(), _source(grammar), limits=limits, log_level=0)
         except (ValueError, RuntimeError, RecursionError) as error:
-            raise InvalidRequest(f"this {grammar.kind} grammar cannot be used: {_first_lines(error)}") from None
+            raise _unusable(grammar, _first_lines(error)) from None
         if matcher.is_error():
-            raise InvalidRequest(f"this {grammar.kind} grammar cannot be used: {_first_lines(matcher.get_error())}")
+            raise _unusable(grammar, _first_lines(matcher.get_error()))
         mask = _mask_of(matcher, self.vocab_size)
         mask[[token for token in self.eos_ids if token < self.vocab_size]] = False
         if matcher.is_error() or not mask.any():
-            raise InvalidRequest(f"this {grammar.kind} grammar cannot be used: no text that this model spells fits it")
+            raise _unusable(grammar, "no text that this model spells fits it")
         return matcher
 
     def _tokenizer(self) -> LLTokenizer:
@@ -301,6 +301,10 @@ def _choices(text: str) -> list[str]:
     if any(len(choice) > MAX_TEXT for choice in choices):
         raise ValueError(f"a choice is too big: at most {MAX_TEXT} characters are allowed")
     return choices
+
+
+def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"this {grammar.kind} grammar cannot be used: {reason}", param="grammar")
 
 
 def _first_lines(error: object) -> str:

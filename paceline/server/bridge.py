@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 
 from paceline.engine.engine import Engine
 from paceline.engine.stats import Snapshot
-from paceline.errors import EngineDead, InvalidRequest, PacelineError
+from paceline.errors import EngineDead, InvalidRequest, NotReady, PacelineError, QueueFull
 from paceline.llm import LLM
 from paceline.server import logs
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
@@ -39,24 +39,6 @@ logger = logging.getLogger(__name__)
 State = Literal["starting", "ready", "draining", "dead"]
 SNAPSHOT_SECONDS = 0.05  # between two while nothing ends
 JOIN_SECONDS = 10.0  # that the thread gets to leave; it is abandoned after that
-
-
-class QueueFull(PacelineError):
-    """As many sequences wait as may; `retry_after` seconds from now there may be room."""
-
-    status = 429
-    code = "queue_full"
-
-    def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class NotReady(PacelineError):
-    """The server is starting, draining or closed."""
-
-    status = 503
-    code = "not_ready"
 
 
 class Stream:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from paceline.errors import ContextTooLong, EngineDead, InvalidRequest, OutOfMemory, PacelineError
+from paceline.errors import ContextTooLong, EngineDead, Failed, InvalidRequest, OutOfMemory, PacelineError
 from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -25,47 +25,13 @@ logger = logging.getLogger(__name__)
 LONGEST = 1000  # characters of a message: it may quote what was sent
 INTERNAL = "the server failed on this request; its log says why"
 
-# What a message of the engine speaks of → the field of a request that it means. The first that is found counts.
+# The engine's name of a parameter → the field of a request, where the two differ.
 FIELDS = {
-    "prompt token": "prompt",
-    "the prompt": "prompt",
-    "stop id": "stop_token_ids",
-    "stop string": "stop",
-    "stop strings": "stop",
-    "allowed token": "allowed_token_ids",
+    "stop_ids": "stop_token_ids",
     "allowed_tokens": "allowed_token_ids",
-    "rule": "speculation.rule",
-    "drafter": "speculation.drafter",
-    "max_draft": "speculation.max_draft",
-    "threshold": "speculation.threshold",
-    "p_min": "speculation.p_min",
-    "enabled": "speculation.enabled",
-    **{
-        name: name
-        for name in (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "logit_bias",
-            "min_tokens",
-            "max_tokens",
-            "ignore_eos",
-            "seed",
-            "n",
-            "prompt_logprobs",
-            "logprobs",
-            "cache_salt",
-            "messages",
-            "tools",
-            "response_format",
-        )
-    },
+    "include_stop": "include_stop_str_in_output",
+    **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
 }
-_FIELD = re.compile("|".join(rf"(?<![\w.]){re.escape(name)}(?!\w)" for name in FIELDS))
 
 
 class ErrorDetail(BaseModel):
@@ -86,21 +52,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
 }
-
-
-class UnknownModel(PacelineError):
-    status = 404
-    code = "model_not_found"
-    param = "model"
-
-
-class Failed(PacelineError):
-    """A request that was taken, and did not come to a good end."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 ENDINGS = {
@@ -145,8 +96,9 @@ def describe(error: Exception) -> tuple[int, ErrorDetail]:
     """Status and body for an exception. What nobody foresaw is logged and becomes a 500."""
     if isinstance(error, (InvalidRequest, Failed)) or (isinstance(error, PacelineError) and error.status < 500):
         message = str(error)
-        param = getattr(error, "param", None) or (_named(message) if isinstance(error, InvalidRequest) else None)
-        return error.status, detail(error.status, message, param=param, code=_code(error))
+        param: str | None = getattr(error, "param", None)
+        field = None if param is None else FIELDS.get(param, param)
+        return error.status, detail(error.status, message, param=field, code=_code(error))
     if isinstance(error, EngineDead):
         return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
     if isinstance(error, OutOfMemory):
@@ -202,11 +154,6 @@ def explain(errors: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
     nested = [str(part) for part in place[1:] if isinstance(part, int) or re.fullmatch(r"[a-z_]+", part)]
     where = field if len(same) > 1 else ".".join([field, *nested])
     return where, f"{where}: {' or '.join(reasons[:3])}, not {reprlib.repr(first.get('input'))}"
-
-
-def _named(message: str) -> str | None:
-    found = _FIELD.search(message)
-    return FIELDS[found[0]] if found else None
 
 
 def _code(error: PacelineError) -> str | None:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from paceline.chat.tools import MAX_TOOLS
-from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, MAX_STOPS, THRESHOLDS, Rule
+from paceline.checks import MAX_STOPS
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, THRESHOLDS, Rule
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat

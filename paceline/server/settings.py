@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
+from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
-from paceline.types import Rule, check_flag, check_integer, check_number
+from paceline.types import Rule
 
 PREFIX = "PACELINE_"
 FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")  # of others; the last two are Kubernetes'

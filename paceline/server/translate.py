@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
-from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownOption
+from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel, UnknownOption
 from paceline.llm import LLM
-from paceline.server.problems import UnknownModel
 from paceline.server.protocol import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
@@ -32,7 +31,6 @@ from paceline.server.protocol import (
     ignored,
 )
 from paceline.server.settings import Settings
-from paceline.text.detokenizer import check_stops
 from paceline.types import THRESHOLDS, Grammar, Request, Rule, SamplingParams, Speculation
 
 T = TypeVar("T")
@@ -190,12 +188,7 @@ class Translator:
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
         given["grammar"] = grammar
         given["top_k"] = 0 if body.top_k == -1 else body.top_k
-        sampling = replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
-        try:
-            check_stops(sampling.stop)
-        except InvalidRequest as error:
-            raise InvalidRequest(str(error), param="stop") from None
-        return sampling
+        return replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
 
     async def _asked(
         self,
@@ -469,7 +462,7 @@ def _response_content(content: Any) -> Any:
 
 def _rule(name: str) -> Rule:
     if name not in list(Rule):
-        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule])
+        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule], param="rule")
     return Rule(name)
 
 

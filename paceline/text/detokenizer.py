@@ -12,11 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 
-from paceline.errors import InvalidRequest
 from paceline.text.tokenizer import Tokenizer
-
-MAX_STOPS = 64
-MAX_STOP_LENGTH = 1024
 
 
 class IncrementalDecoder:
@@ -69,7 +65,6 @@ class StopChecker:
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        check_stops(stops)
         self.match: StopMatch | None = None
         self._stops = sorted(set(stops), key=lambda stop: (-len(stop), stop))
         self._borders = [_borders(stop) for stop in self._stops]
@@ -170,18 +165,6 @@ class TextStream:
         if self.match:
             return ""
         return self._checker.push(self._decoder.flush()) + self._checker.flush()
-
-
-def check_stops(stops: Sequence[str]) -> None:
-    if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
-        raise InvalidRequest("stop must be a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"{len(stops)} stop strings were given; at most {MAX_STOPS} are allowed")
-    for stop in stops:
-        if not 0 < len(stop) <= MAX_STOP_LENGTH:
-            raise InvalidRequest(f"a stop string has {len(stop)} characters; allowed are 1 to {MAX_STOP_LENGTH}")
-        if any("\ud800" <= character <= "\udfff" for character in stop):
-            raise InvalidRequest(f"stop string {stop!r:.60} holds half a surrogate pair, which no text can contain")
 
 
 def _borders(stop: str) -> list[int]:

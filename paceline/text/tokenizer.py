@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from paceline.errors import InvalidRequest
+from paceline.checks import check_text
 from paceline.text import gguf, hf
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
@@ -123,14 +123,3 @@ def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[token
     by_text = {token.content: (token_id, token) for token_id, token in sorted(control.items(), reverse=True)}
     finder.add_special_tokens([token for _, token in by_text.values()])
     return finder, [token_id for token_id, _ in by_text.values()]
-
-
-def check_text(text: str, where: str = "text") -> None:
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{where} must be a string, not {type(text).__name__}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{where} must be valid Unicode; character {error.start} is half a surrogate pair"
-        ) from None

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.cli import inspect
+from paceline.errors import NoCompiler
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cpu.build import NoCompiler
 from paceline.models.load import load_model
 from paceline.runner.loading import models as load
 from paceline.runner.loading.models import ReadyModel

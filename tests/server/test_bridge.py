@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, NotReady, QueueFull
 from paceline.server import logs
-from paceline.server.bridge import Bridge, NotReady, QueueFull
+from paceline.server.bridge import Bridge
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
 from tests.runs import GREEDY, SAMPLED, mixed_requests, prompt, run, tokens_of
 from tests.server.bridged import LONG, Gate, a_request, aio, bridged, read, rig_of

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import EngineDead
+from paceline.errors import EngineDead, NotReady
 from paceline.server import bridge as bridge_module
-from paceline.server.bridge import Bridge, NotReady, Stream
+from paceline.server.bridge import Bridge, Stream
 from paceline.types import Finish, SequenceStats, TokenEvent
 from tests.runs import run
 from tests.server.bridged import LONG, Gate, a_request, aio, bridged, read, rig_of

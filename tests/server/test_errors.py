@@ -386,10 +386,10 @@ def test_a_fault_of_the_server_is_not_told(api: Api, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("error", "status", "param", "says"),
     [
-        (InvalidRequest("top_p must be in (0, 1]"), 400, "top_p", "top_p"),
-        (InvalidRequest("a stop string must be a text"), 400, "stop", "stop"),
+        (InvalidRequest("top_p must be in (0, 1]", param="top_p"), 400, "top_p", "top_p"),
+        (InvalidRequest("a stop id must be known", param="stop_ids"), 400, "stop_token_ids", "stop id"),
         (InvalidRequest("what"), 400, None, "what"),
-        (UnknownOption("rule", "luck", ["coupled"]), 400, "speculation.rule", "luck"),
+        (UnknownOption("rule", "luck", ["coupled"], param="rule"), 400, "speculation.rule", "luck"),
         (ModelFileError("/models/secret is broken"), 500, None, INTERNAL),
         (OutOfMemory("/models/secret"), 503, None, "no memory"),
         (EngineDead("RuntimeError: /srv"), 503, None, "internal error"),

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidRequest
-from paceline.text.detokenizer import MAX_STOP_LENGTH, MAX_STOPS, IncrementalDecoder, StopChecker, StopMatch, TextStream
+from paceline.text.detokenizer import IncrementalDecoder, StopChecker, StopMatch, TextStream
 from paceline.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level_json, byte_level_tokenizer, sentencepiece_tokenizer, smollm2
 
@@ -138,22 +137,6 @@ def test_nothing_follows_a_match() -> None:
     assert checker.push("def") == ""
     assert checker.flush() == ""
     assert checker.match == StopMatch("b", 1, 2)
-
-
-@pytest.mark.parametrize(
-    ("stops", "message"),
-    [
-        ("abc", "list of strings"),
-        ([1], "list of strings"),
-        ([""], "0 characters"),
-        (["a" * (MAX_STOP_LENGTH + 1)], f"{MAX_STOP_LENGTH + 1} characters"),
-        (["a"] * (MAX_STOPS + 1), f"at most {MAX_STOPS}"),
-        (["\ud800"], "surrogate"),
-    ],
-)
-def test_stops_that_are_refused(stops: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        StopChecker(stops)
 
 
 # ── both in a row ──

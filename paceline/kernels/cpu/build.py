@@ -19,7 +19,7 @@ from ctypes import c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
-from paceline.errors import PacelineError, UnknownOption
+from paceline.errors import NoCompiler, UnknownOption
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
@@ -56,10 +56,6 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "paceline_draft": (c_int, (POINTER, POINTER, POINTER)),
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, POINTER)),
 }
-
-
-class NoCompiler(PacelineError):
-    """The C kernels cannot be built here; the caller runs plain torch instead and shows this message."""
 
 
 @cache

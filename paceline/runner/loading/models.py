@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, get_args
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidRequest, OutOfMemory, UnknownOption, UnsupportedModel
+from paceline.errors import InvalidRequest, NoCompiler, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Forward
-from paceline.kernels.cpu.build import NoCompiler, load_library
+from paceline.kernels.cpu.build import load_library
 from paceline.kernels.quant import GROUP, Float8, Quantised, dequantise
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.shapes import random_weights, shape_config
