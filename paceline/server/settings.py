@@ -18,12 +18,12 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
+from paceline.sizes import parse_size
 from paceline.types import Rule
 
 PREFIX = "PACELINE_"
 FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")  # of others; the last two are Kubernetes'
 FOREIGN_NAMES = frozenset({"PACELINE_GPU", "PACELINE_COMMIT", "PACELINE_DATA", "PACELINE_SMOLLM2", "PACELINE_CONFIG"})
-SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 LONGEST = 1e6  # seconds
 
@@ -310,8 +310,8 @@ def _float(value: Any) -> float:
 def _size(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         _refuse()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip().lower())
-    return int(float(match[1]) * SIZES[match[2]]) if match else _refuse()
+    size = parse_size(str(value))
+    return _refuse() if size is None else size
 
 
 def _text(value: Any) -> str:
