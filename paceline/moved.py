@@ -26,6 +26,7 @@ MOVED = {
     "paceline.grammar": "paceline.sampling.grammar",
     "paceline.pretokenizers": "paceline.text.pretokenizers",
     "paceline.schema_limits": "paceline.sampling.schema_limits",
+    "paceline.server.run": "paceline.server.process",
     "paceline.tokenizer": "paceline.text.tokenizer",
     "paceline.tokenizer_gguf": "paceline.text.gguf",
     "paceline.tokenizer_hf": "paceline.text.hf",

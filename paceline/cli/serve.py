@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
     if missing:
         raise MissingExtra(f"the server needs {', '.join(missing)}: pip install 'paceline[serve]'")
     from paceline.server import logs
-    from paceline.server.run import bind, serve
+    from paceline.server.process import bind, serve
 
     given = options_of(args, os.environ)
     settings = _settings(given)

@@ -21,8 +21,8 @@ logger = logging.getLogger("paceline.server")
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds by machines
 
 
-class Trace(Protocol):
-    """A request as a trace, for those who want one: see `server.traces`."""
+class Spans(Protocol):
+    """The spans of one HTTP request, for OpenTelemetry: see `server.traces`."""
 
     def add(self, request: Request, event: TokenEvent) -> None: ...
 
@@ -48,15 +48,15 @@ class Record:
     closed: bool = False  # nothing more goes to the client
     finishes: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
-    trace: Trace | None = None
+    spans: Spans | None = None  # None: traces are off
 
     def count(self, request: Request, event: TokenEvent) -> None:
         """A sequence has ended."""
         finish, stats = event.finish, event.stats
         assert finish is not None, "only a last event ends a sequence"
         assert stats is not None, "a last event has statistics"
-        if self.trace is not None:
-            self.trace.add(request, event)
+        if self.spans is not None:
+            self.spans.add(request, event)
         self.prompt_tokens += stats.prompt_tokens
         self.output_tokens += stats.output_tokens
         self.drafted += stats.drafted
@@ -91,8 +91,8 @@ class Record:
         level = logging.WARNING if self.status >= 500 else logging.INFO
         if self.path in PROBES:
             level = logging.DEBUG
-        if self.trace is not None:
-            self.trace.write(self)
+        if self.spans is not None:
+            self.spans.write(self)
         say("request", level=level, request_id=self.request_id, method=self.method, path=self.path, **facts)
 
 

@@ -24,7 +24,6 @@ from paceline.types import Finish, SequenceStats, TokenEvent
 
 if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
-    from paceline.server.settings import Settings
 
 STATES = ("starting", "ready", "draining", "dead")
 PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step, in EngineStats
@@ -313,7 +312,7 @@ class Metrics:
         return family
 
 
-def install_metrics(app: FastAPI, bridge: Bridge, settings: Settings) -> Metrics:
+def install_metrics(app: FastAPI, bridge: Bridge) -> Metrics:
     """Listen to the bridge and serve /metrics; who may read it is the guards' matter. Also at `app.state.metrics`."""
     metrics = Metrics(bridge)
     bridge.listeners.append(metrics.observe)

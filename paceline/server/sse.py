@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.server.bridge import Bridge, Stream
-from paceline.server.guards import STRAIGHT
+from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import ErrorBody, ErrorDetail, describe, failure
 from paceline.types import Request, TokenEvent
 
@@ -132,20 +132,20 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._events:
             with suppress(OSError):  # the client has gone, and the server knows it before `receive` says so
-                await while_there(receive, self._send(send, scope[STRAIGHT]))
+                await while_there(receive, self._send(send, scope[DIRECT_SEND]))
 
-    async def _send(self, send: Send, straight: Send) -> None:
-        """Start the response through the guards; send its body straight to the server."""
+    async def _send(self, send: Send, direct: Send) -> None:
+        """Start the response through the guards; send its body past them."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await self._send_events(straight)
+            await self._send_events(direct)
             last = b"".join(self._answer.end())
         except OSError:
             raise
         except Exception as error:  # the HTTP boundary: the status is sent, so the stream says it
             last = b"".join(self._answer.fail(describe(error)[1]))
-        await straight({"type": "http.response.body", "body": last, "more_body": True})
-        await straight({"type": "http.response.body", "body": b"", "more_body": False})
+        await direct({"type": "http.response.body", "body": last, "more_body": True})
+        await direct({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
         await self._send_step(send, (self._first,))

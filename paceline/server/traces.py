@@ -43,10 +43,10 @@ class Tracer:
         self._api = kit.trace
         self._model = model
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> Traced:
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpans:
         """A request came, with these headers."""
         carried = {name.decode(): value.decode("latin-1") for name, value in headers if name in CARRIED}
-        return Traced(self, self._propagator.extract(carried))
+        return RequestSpans(self, self._propagator.extract(carried))
 
     def close(self) -> None:
         """Send what is left. May take seconds."""
@@ -115,7 +115,7 @@ class Tracer:
         return {name: value for name, value in attributes.items() if value is not None}
 
 
-class Traced:
+class RequestSpans:
     """One HTTP request on its way."""
 
     def __init__(self, tracer: Tracer, parent: Any) -> None:

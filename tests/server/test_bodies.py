@@ -8,8 +8,10 @@ import pytest
 from fastapi import Request
 from starlette.responses import StreamingResponse
 
-from paceline.server import guards
-from paceline.server.guards import Refusal, check_json
+from paceline.server.guards import check
+from paceline.server.guards import json as json_guard
+from paceline.server.guards.check import Refusal
+from paceline.server.guards.json import check_json
 from tests.server.guarded import JSON, KEY, Wire, aio, an_app, ask, refused, send
 
 
@@ -59,7 +61,7 @@ def test_odd_but_valid_json(content: bytes) -> None:
 
 
 def test_json_that_costs_much_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards.json, "loads", lambda *args, **options: pytest.fail("it was"))
+    monkeypatch.setattr(json_guard.json, "loads", lambda *args, **options: pytest.fail("it was"))
     with pytest.raises(Refusal, match="1000002 lists and objects"):
         check_json(b"[" + b"[]," * 1_000_000 + b"{}]", max_depth=64)
     with pytest.raises(Refusal, match="deeper"):
@@ -103,7 +105,7 @@ def test_a_body_that_announces_nothing() -> None:
 
 
 def test_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "LINGER", 0.01)
+    monkeypatch.setattr(check, "LINGER_SECONDS", 0.01)
     wire = Wire({"type": "http.request", "body": b"{", "more_body": True})
     aio(an_app(read_timeout=0.01)(wire.scope, wire.receive, wire.send))
     assert wire.status == 408

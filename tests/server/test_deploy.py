@@ -150,12 +150,12 @@ def test_ports_lead_to_the_server() -> None:
 
 
 def test_probes_ask_routes_that_are_there_and_need_no_key() -> None:
-    from paceline.server.guards import OPEN
+    from paceline.server.guards.keys import OPEN_PATHS
 
     paths = create_app(bridge(), Settings()).openapi()["paths"]
     probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
     assert all(
-        probe["path"] in paths and probe["path"] in OPEN and probe["port"] == "http" for probe in probes.values()
+        probe["path"] in paths and probe["path"] in OPEN_PATHS and probe["port"] == "http" for probe in probes.values()
     )
     assert probes["readiness"]["path"] == probes["startup"]["path"] == "/ready"
     assert probes["liveness"]["path"] == "/health"

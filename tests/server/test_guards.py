@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from paceline.errors import InvalidRequest
 from paceline.server import logs
-from paceline.server.guards import Live
+from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 from tests.server.guarded import ADMIN, JSON, KEY, Wire, aio, an_app, ask, refused
 
@@ -73,7 +73,7 @@ def test_control_routes_need_the_admin_key() -> None:
 
 def test_reloading() -> None:
     app = an_app(admin_key=ADMIN)
-    live: Live = app.state.live
+    live: CurrentSettings = app.state.live
     new = replace(live.settings, max_body_bytes=10, port=9999, api_keys=(KEY,), host="0.0.0.0")
     heard: list[Settings] = []
     live.source = lambda: new
@@ -90,7 +90,7 @@ def test_a_failed_reload_changes_nothing() -> None:
     def fail() -> Settings:
         raise InvalidRequest("port must be a whole number")
 
-    live = Live(Settings())
+    live = CurrentSettings(Settings())
     live.source = fail
     with pytest.raises(InvalidRequest):
         live.reload()

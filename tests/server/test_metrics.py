@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.server.bridge import Bridge
 from paceline.server.metrics import PARTS, Histogram, Metrics, SpeedUp, install_metrics
-from paceline.server.settings import Settings
 from paceline.types import Finish, Off, OffKind, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 from tests.rig import RIGS, build
 from tests.runs import prompt
@@ -336,7 +335,7 @@ async def _scrape_a_real_engine() -> None:
     engine = build("toy", RIGS["model"], tokenizer=tokenizer).engine
     bridge = Bridge(cast(Any, SimpleNamespace(engine=engine, tokenizer=tokenizer)), model="tiny")
     app = FastAPI()
-    metrics = install_metrics(app, bridge, Settings())
+    metrics = install_metrics(app, bridge)
     assert app.state.metrics is metrics
     await bridge.start()
     sampling = SamplingParams(temperature=0, max_tokens=12, n=2)

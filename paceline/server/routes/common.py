@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from paceline.server.bridge import Bridge
+from paceline.server.live import CurrentSettings
 from paceline.server.problems import ERRORS
 from paceline.server.settings import Settings
 from paceline.server.translate import Translator
@@ -25,10 +26,14 @@ def translator_of(http: Request) -> Translator:
     return Translator(llm=bridge.llm, model=bridge.model, settings=settings_of(http))
 
 
+def live_of(http: Request) -> CurrentSettings:
+    live: CurrentSettings = http.app.state.live
+    return live
+
+
 def settings_of(http: Request) -> Settings:
-    """Those of this moment: limits may be reloaded."""
-    settings: Settings = http.app.state.live.settings
-    return settings
+    """Return the settings of this moment: limits may be reloaded."""
+    return live_of(http).settings
 
 
 def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
