@@ -348,7 +348,7 @@ class Bridge:
 
     def _enter(self, engine: Engine, request: Request) -> None:
         try:
-            engine.submit(request)
+            engine.submit(request, validated=True)  # by `submit`, on the event loop
         except EngineDead:
             self._post([], engine.dead)
         except PacelineError as error:

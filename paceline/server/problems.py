@@ -32,6 +32,7 @@ FIELDS = {
     "include_stop": "include_stop_str_in_output",
     **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
 }
+PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}  # path → field; others: prompt
 
 
 class ErrorDetail(BaseModel):
@@ -92,13 +93,11 @@ def error_response(
     return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))
 
 
-def describe(error: Exception) -> tuple[int, ErrorDetail]:
-    """Status and body for an exception. What nobody foresaw is logged and becomes a 500."""
+def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
+    """Find the status and body for an exception of a request to `path`. An unforeseen one is logged and becomes 500."""
     if isinstance(error, (InvalidRequest, Failed)) or (isinstance(error, PacelineError) and error.status < 500):
-        message = str(error)
-        param: str | None = getattr(error, "param", None)
-        field = None if param is None else FIELDS.get(param, param)
-        return error.status, detail(error.status, message, param=field, code=_code(error))
+        message = error.for_client if isinstance(error, ContextTooLong) else str(error)
+        return error.status, detail(error.status, message, param=_field(error, path), code=_code(error))
     if isinstance(error, EngineDead):
         return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
     if isinstance(error, OutOfMemory):
@@ -109,8 +108,16 @@ def describe(error: Exception) -> tuple[int, ErrorDetail]:
     return 500, detail(500, INTERNAL, code="internal_error")
 
 
-def respond(error: Exception) -> JSONResponse:
-    status, said = describe(error)
+def _field(error: PacelineError, path: str) -> str | None:
+    """Find the field of the request that is at fault. Errors of the server itself name it already."""
+    param: str | None = getattr(error, "param", None)
+    if param is None:
+        return None
+    return PROMPT_FIELDS.get(path, param) if param == "prompt" else FIELDS.get(param, param)
+
+
+def respond(error: Exception, *, path: str = "") -> JSONResponse:
+    status, said = describe(error, path=path)
     retry = getattr(error, "retry_after", None)
     headers = {} if retry is None else {"Retry-After": str(max(1, round(retry)))}
     return JSONResponse(ErrorBody(error=said).model_dump(), status_code=status, headers=headers)
@@ -120,7 +127,7 @@ def install_problems(app: FastAPI) -> None:
     """Every error of the app leaves as an OpenAI error body."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        return respond(error)
+        return respond(error, path=request.url.path)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

@@ -90,9 +90,7 @@ class Translator:
         asked, extra = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=asked, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools)
-        return await self._asked(
-            body, id, [prompt], sampling, field="messages", tools=tools, extra=[*extra, *without_stream(body)]
-        )
+        return await self._asked(body, id, [prompt], sampling, tools=tools, extra=[*extra, *without_stream(body)])
 
     async def completion(self, body: CompletionRequest, id: str) -> Asked:
         self.check_model(body.model)
@@ -112,7 +110,7 @@ class Translator:
         prompts = split_prompts(body.prompt)
         encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        return await self._asked(body, id, encoded, sampling, field="prompt", texts=texts, extra=without_stream(body))
+        return await self._asked(body, id, encoded, sampling, texts=texts, extra=without_stream(body))
 
     async def response(self, body: ResponsesRequest, id: str) -> Asked:
         self.check_model(body.model)
@@ -125,7 +123,7 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        return await self._asked(body, id, [prompt], sampling, field="input", tools=tools)
+        return await self._asked(body, id, [prompt], sampling, tools=tools)
 
     @property
     def max_context(self) -> int:
@@ -197,7 +195,6 @@ class Translator:
         prompts: Sequence[tuple[int, ...]],
         sampling: SamplingParams,
         *,
-        field: str,
         texts: tuple[str | None, ...] = (),
         tools: Tools | None = None,
         extra: Sequence[str] = (),
@@ -205,7 +202,7 @@ class Translator:
         speculation = self._speculation(body.speculation)
         prediction = await self._prediction(body.prediction, speculation)
         for prompt in prompts:
-            self._check_room(prompt, sampling.max_tokens, field)
+            self._check_room(prompt, sampling.max_tokens)
         requests = tuple(
             Request(
                 id=id if len(prompts) == 1 else f"{id}-{i}",
@@ -224,15 +221,9 @@ class Translator:
         names = tuple(sorted({*ignored(body), *unused, *extra}))
         return Asked(id=id, requests=requests, prompts=texts, tools=tools, ignored=names)
 
-    def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None, field: str) -> None:
+    def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
         room = self.max_context - len(prompt)
-        if room < 1:
-            raise ContextTooLong(
-                f"the prompt has {len(prompt)} tokens, the context holds {self.max_context} and needs room for at "
-                "least one more: shorten the prompt",
-                param=field,
-            )
-        if max_tokens is not None and max_tokens > room:
+        if 0 < room < (max_tokens or 0):  # a prompt without room is the engine's to refuse
             raise ContextTooLong(
                 f"max_tokens is {max_tokens}, but the context of {self.max_context} tokens has room for {room} after "
                 f"the prompt's {len(prompt)}: ask for fewer, or shorten the prompt",
@@ -250,14 +241,7 @@ class Translator:
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
-        tokens = tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
-        if len(tokens) > self.max_context:
-            raise ContextTooLong(
-                f"the prediction has {len(tokens)} tokens, the context holds {self.max_context}: leave out what cannot "
-                "be part of the answer",
-                param="prediction",
-            )
-        return tokens
+        return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
 
     def _speculation(self, options: SpeculationOptions | None) -> Speculation:
         if options is None:

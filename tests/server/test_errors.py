@@ -279,7 +279,24 @@ def test_unknown_models(api: Api, name: str) -> None:
         assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-# 14. Length: see test_completions.py. What is asked of speculation.
+# 14. Length: see also test_completions.py.
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (CHAT, "messages", [{"role": "user", "content": "a" * 300}]),
+        (COMPLETIONS, "prompt", "a" * 300),
+        ("/v1/responses", "input", "a" * 300),
+    ],
+)
+def test_a_prompt_that_does_not_fit(api: Api, path: str, field: str, value: Any) -> None:
+    error = api.refused(path, {field: value})
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert error["message"].endswith(": shorten the prompt"), "to raise max_context is not for a client to do"
+
+
+# What is asked of speculation.
 
 
 @pytest.mark.parametrize(
