@@ -25,13 +25,13 @@ from paceline.server.protocol import (
     TopLogprob,
     Usage,
 )
-from paceline.server.translate import Asked
+from paceline.server.translate.translator import Translation
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Logprob, TokenEvent
 
 
 class ChatAnswer:
-    def __init__(self, body: ChatRequest, asked: Asked, tokenizer: Tokenizer, *, model: str) -> None:
+    def __init__(self, body: ChatRequest, asked: Translation, tokenizer: Tokenizer, *, model: str) -> None:
         self._extras = Extras.of(body)
         self._tally = Tally(asked, tokenizer, model=model, extras=self._extras)
         self._tokenizer = tokenizer

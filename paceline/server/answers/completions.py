@@ -13,14 +13,14 @@ from paceline.server.answers.logprobs import finite, prompt_scores, token_name
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
 from paceline.server.problems import ErrorDetail
 from paceline.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
-from paceline.server.translate import Asked
+from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Logprob, TokenEvent
 
 
 class CompletionAnswer:
-    def __init__(self, body: CompletionRequest, asked: Asked, tokenizer: Tokenizer, *, model: str) -> None:
+    def __init__(self, body: CompletionRequest, asked: Translation, tokenizer: Tokenizer, *, model: str) -> None:
         self._extras = Extras.of(body)
         self._tally = Tally(asked, tokenizer, model=model, extras=self._extras)
         self._tokenizer = tokenizer

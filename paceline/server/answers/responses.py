@@ -20,13 +20,13 @@ from paceline.server.protocol import (
     ResponsesUsage,
     new_id,
 )
-from paceline.server.translate import Asked
+from paceline.server.translate.translator import Translation
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, TokenEvent
 
 
 class ResponsesAnswer:
-    def __init__(self, body: ResponsesRequest, asked: Asked, tokenizer: Tokenizer, *, model: str) -> None:
+    def __init__(self, body: ResponsesRequest, asked: Translation, tokenizer: Tokenizer, *, model: str) -> None:
         self._body = body
         self._asked = asked
         self._tally = Tally(asked, tokenizer, model=model)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from paceline import __version__
 from paceline.llm import Sample
 from paceline.server.protocol import ChatRequest, CompletionRequest, SpeculationStats
-from paceline.server.translate import Asked
+from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
@@ -81,7 +81,7 @@ class Extras:
 
 
 class Tally:
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, *, model: str, extras: Extras | None = None) -> None:
+    def __init__(self, asked: Translation, tokenizer: Tokenizer, *, model: str, extras: Extras | None = None) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
         self.model = model

@@ -13,7 +13,7 @@ from paceline.server.bridge import Bridge
 from paceline.server.live import CurrentSettings
 from paceline.server.problems import ERRORS
 from paceline.server.settings import Settings
-from paceline.server.translate import Translator
+from paceline.server.translate.translator import Translator
 
 
 def bridge_of(http: Request) -> Bridge:

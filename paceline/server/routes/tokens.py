@@ -8,7 +8,7 @@ from paceline.errors import InvalidRequest
 from paceline.server.problems import ERRORS
 from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
 from paceline.server.routes.common import translator_of
-from paceline.server.translate import Translator
+from paceline.server.translate.translator import Translator
 
 router = APIRouter(tags=["Tokens"], responses=ERRORS)
 

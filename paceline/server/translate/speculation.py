@@ -1,0 +1,61 @@
+"""What a request may ask of speculation, within the limits that the server's settings set."""
+
+from __future__ import annotations
+
+from paceline.errors import InvalidRequest, UnknownOption
+from paceline.server.protocol import SpeculationOptions
+from paceline.server.settings import Settings
+from paceline.types import THRESHOLDS, Rule, Speculation
+
+
+def read_speculation(options: SpeculationOptions | None, settings: Settings) -> Speculation:
+    """Read the field `speculation` of a body; the server's defaults fill what it leaves open."""
+    if options is None:
+        options = SpeculationOptions.model_validate({})
+    _check_allowed(options, settings)
+    rule = _rule(options.rule or settings.default_rule)
+    return Speculation(
+        enabled=options.enabled is not False,
+        drafter=options.drafter,
+        max_draft=options.max_draft,
+        rule=rule,
+        threshold=options.threshold if rule.lossless else _threshold(options, rule, settings),
+        p_min=options.p_min,
+    )
+
+
+def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float:
+    """Find the threshold of a lossy rule: the request's, else the server's for its default rule, else the rule's."""
+    if options.threshold is not None:
+        return options.threshold
+    own = settings.default_threshold if rule == settings.default_rule else None
+    return max(own or THRESHOLDS[rule], settings.allowed_threshold)
+
+
+def _check_allowed(options: SpeculationOptions, settings: Settings) -> None:
+    for name in ("threshold", "p_min"):
+        asked, least = getattr(options, name), getattr(settings, f"allowed_{name}")
+        if asked is not None and asked < least:
+            raise InvalidRequest(
+                f"{name} is {asked:g}; this server allows no less than {least:g}", param=f"speculation.{name}"
+            )
+    most = settings.allowed_max_draft
+    if most is not None and options.max_draft is not None and options.max_draft > most:
+        raise InvalidRequest(
+            f"max_draft is {options.max_draft}; this server allows up to {most}", param="speculation.max_draft"
+        )
+    for name, given, allowed in (
+        ("rule", options.rule, settings.allowed_rules),
+        ("drafter", options.drafter, settings.allowed_drafters),
+    ):
+        if given is not None and allowed and given not in allowed:
+            names = ", ".join(allowed)
+            raise InvalidRequest(
+                f"the {name} {given[:60]!r} is not allowed here; allowed: {names}", param=f"speculation.{name}"
+            )
+
+
+def _rule(name: str) -> Rule:
+    if name not in list(Rule):
+        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule], param="rule")
+    return Rule(name)
