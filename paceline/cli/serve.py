@@ -20,7 +20,8 @@ from paceline.checks import check_integer
 from paceline.cli.options import add_model_options, load
 from paceline.config import EngineConfig
 from paceline.errors import MissingExtra
-from paceline.server.settings import HELP, HINTS, Settings, gather, is_size
+from paceline.server.gather import gather, is_size
+from paceline.server.settings import HELP, HINTS, Settings
 
 EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 LOADING: Mapping[str, Any] = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, SequenceStats, TokenEvent
 
 if TYPE_CHECKING:
@@ -51,82 +52,6 @@ class Histogram:
     @property
     def sum(self) -> float:
         return self._sum
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """How many times faster than plain decoding, with a 95 % interval."""
-
-    speedup: float
-    low: float
-    high: float
-
-
-class SpeedUp:
-    """How much faster answers were written with speculation than they would have been without it.
-
-    Nobody decodes an answer twice to find out, so this is an estimate. Of each answer that came to its end it takes
-    what lies after the first token: tokens n, plain steps s, rounds r, seconds t on the wall. Over the latest answers,
-    plain ones too, it fits t ≈ plain · s + round · r (least squares, an answer weighed by 1 / (s + r), since its
-    variance grows with its length). Written plainly an answer would have taken n steps; so over those that had rounds
-
-        speed-up = Σ n · plain / Σ t = tokens a step / (seconds of a mean step / seconds of a plain step)
-
-    The interval is the middle 95 % of that number over resamples of the answers, with replacement (bootstrap; always
-    the same random numbers). It says how sure the fit is, not how well it fits: steps are taken to cost the same
-    whoever else is in the batch. None while there are too few answers, or too few plain steps to tell the two costs
-    apart.
-    """
-
-    WINDOW = 256  # answers
-    FEWEST = 8
-    RESAMPLES = 200
-
-    def __init__(self) -> None:
-        self._answers: deque[tuple[float, float, float, float]] = deque(maxlen=self.WINDOW)  # n, s, r, t
-        self._known: tuple[Estimate | None] | None = None  # of these answers; None: not asked yet
-
-    def observe(self, stats: SequenceStats) -> None:
-        seconds = stats.time_total - stats.time_to_first
-        plain = max(stats.steps - 1 - stats.rounds, 0)  # the first token came with the prompt
-        if stats.output_tokens > 1 and seconds > 0 and plain + stats.rounds > 0:
-            self._answers.append((stats.output_tokens - 1, plain, stats.rounds, seconds))
-            self._known = None
-
-    def estimate(self) -> Estimate | None:
-        self._known = self._known or (self._fit(),)
-        return self._known[0]
-
-    def _fit(self) -> Estimate | None:
-        answers = np.array(self._answers)  # [answers, 4]
-        if len(answers) < self.FEWEST or not answers[:, 2].any():
-            return None
-        found = _speedups(answers, _weights(len(answers), self.RESAMPLES))
-        resampled = found[1:][np.isfinite(found[1:])]
-        if not np.isfinite(found[0]) or len(resampled) < 0.95 * self.RESAMPLES:
-            return None
-        low, high = np.percentile(resampled, (2.5, 97.5))
-        return Estimate(speedup=float(found[0]), low=float(low), high=float(high))
-
-
-def _weights(answers: int, resamples: int) -> np.ndarray:
-    """[1 + resamples, answers]: how often each answer is in a resample; the first are the answers as they are."""
-    drawn = np.random.default_rng(0).integers(answers, size=(resamples, answers))
-    places = drawn + answers * np.arange(resamples)[:, None]
-    counts = np.bincount(places.ravel(), minlength=resamples * answers).reshape(resamples, answers)
-    return np.concatenate([np.ones((1, answers)), counts])
-
-
-def _speedups(answers: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """One a row of `weights`; NaN where plain steps and rounds cannot be told apart."""
-    n, s, r, t = answers.T
-    ss, sr, rr, st, rt = (weights @ (x * y / (s + r)) for x, y in ((s, s), (s, r), (r, r), (s, t), (r, t)))
-    tokens, seconds = weights @ (n * (r > 0)), weights @ (t * (r > 0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        determinant = ss * rr - sr * sr
-        plain = (rr * st - sr * rt) / determinant
-        speedups: np.ndarray = tokens * plain / seconds
-    return np.where((determinant > 1e-3 * ss * rr) & (plain > 0) & (seconds > 0), speedups, np.nan)
 
 
 class Metrics:

@@ -74,7 +74,7 @@ def send(app: FastAPI, content: bytes, **headers: str) -> httpx.Response:
     return ask(app, content=content, headers=JSON | {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-class Wire:
+class RawRequest:
     """One request by hand: `messages` arrive, then nothing more."""
 
     def __init__(self, *messages: dict[str, Any], headers: dict[str, str] | None = None, **scope: Any) -> None:

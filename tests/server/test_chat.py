@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
-from paceline.server.protocol import SpeculationOptions
+from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
 from paceline.server.translate.speculation import read_speculation
 from paceline.types import Request, SamplingParams

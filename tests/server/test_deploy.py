@@ -16,8 +16,10 @@ from paceline.cli.serve import LOADING
 from paceline.engine.stats import Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
-from paceline.server.metrics import Metrics, SpeedUp
-from paceline.server.settings import HINTS, Settings, gather
+from paceline.server.gather import gather
+from paceline.server.metrics import Metrics
+from paceline.server.settings import HINTS, Settings
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, Off, OffKind, SequenceStats, TokenEvent
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,7 @@ def bridge() -> Bridge:
 def metric_names() -> set[str]:
     """Every series that a busy server tells."""
     metrics = Metrics(bridge())
-    for i in range(2 * SpeedUp.FEWEST):  # enough of everything to be told
+    for i in range(2 * SpeedUp.MIN_ANSWERS):  # enough of everything to be told
         stats = SequenceStats(
             output_tokens=9 + i,
             steps=6,

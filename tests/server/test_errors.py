@@ -15,13 +15,13 @@ from hypothesis import strategies
 from paceline.errors import EngineDead, InvalidRequest, ModelFileError, OutOfMemory, UnknownOption
 from paceline.llm import LLM
 from paceline.server.problems import INTERNAL, describe
-from paceline.server.protocol import (
+from paceline.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    RequestPart,
     ResponsesRequest,
     TokenizeRequest,
-    Wire,
 )
 from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api, check_error, serving
@@ -360,7 +360,7 @@ VALUES += [
     {"type": "function"},
     HELLO,
 ]
-BODIES: list[tuple[str, type[Wire], dict[str, Any]]] = [
+BODIES: list[tuple[str, type[RequestPart], dict[str, Any]]] = [
     (CHAT, ChatRequest, {"messages": HELLO, "max_tokens": 3}),
     (COMPLETIONS, CompletionRequest, {"prompt": "ab", "max_tokens": 3}),
     ("/v1/responses", ResponsesRequest, {"input": "ab", "max_output_tokens": 3}),

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.server.bridge import Bridge
-from paceline.server.metrics import PARTS, Histogram, Metrics, SpeedUp, install_metrics
+from paceline.server.metrics import PARTS, Histogram, Metrics, install_metrics
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, Off, OffKind, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 from tests.rig import RIGS, build
 from tests.runs import prompt
@@ -282,7 +283,7 @@ def test_an_estimate_takes_in_every_answer_that_ends() -> None:
     assert speedup.estimate() == estimate_of(seen[:21]) != before
 
 
-@pytest.mark.parametrize("count", [0, 1, SpeedUp.FEWEST - 1])
+@pytest.mark.parametrize("count", [0, 1, SpeedUp.MIN_ANSWERS - 1])
 def test_too_few_answers_are_no_estimate(count: int) -> None:
     assert estimate_of(answers(0.01, 0.015, count=count, noise=0.05, plain_share=0.3)) is None
 

@@ -14,17 +14,17 @@ from paceline.server import sse
 from paceline.server.answers.logprobs import finite, prompt_scores
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
 from paceline.server.problems import ErrorDetail
-from paceline.server.protocol import (
+from paceline.server.protocol.answers import (
     ChatChoice,
     ChatCompletion,
     ChatLogprobs,
     ChatMessage,
-    ChatRequest,
     TokenLogprob,
     ToolCall,
     TopLogprob,
     Usage,
 )
+from paceline.server.protocol.requests import ChatRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Logprob, TokenEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.server.protocol import PromptScore, PromptScores
+from paceline.server.protocol.answers import PromptScore, PromptScores
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Logprob
 

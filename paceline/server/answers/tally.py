@@ -13,7 +13,8 @@ from typing import Any, Literal, Self
 
 from paceline import __version__
 from paceline.llm import Sample
-from paceline.server.protocol import ChatRequest, CompletionRequest, SpeculationStats
+from paceline.server.protocol.answers import SpeculationStats
+from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer

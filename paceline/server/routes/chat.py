@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from paceline.server import sse
 from paceline.server.answers.chat import ChatAnswer
-from paceline.server.protocol import ChatCompletion, ChatRequest, new_id
+from paceline.server.protocol.answers import ChatCompletion, new_id
+from paceline.server.protocol.requests import ChatRequest
 from paceline.server.routes.common import bridge_of, streams, translator_of
 
 router = APIRouter(tags=["OpenAI"])

@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from paceline.server import sse
 from paceline.server.answers.completions import CompletionAnswer
-from paceline.server.protocol import Completion, CompletionRequest, new_id
+from paceline.server.protocol.answers import Completion, new_id
+from paceline.server.protocol.requests import CompletionRequest
 from paceline.server.routes.common import bridge_of, streams, translator_of
 
 router = APIRouter(tags=["OpenAI"])

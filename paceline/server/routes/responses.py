@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from paceline.server import sse
 from paceline.server.answers.responses import ResponsesAnswer
-from paceline.server.protocol import ResponseObject, ResponsesRequest, new_id
+from paceline.server.protocol.answers import ResponseObject, new_id
+from paceline.server.protocol.requests import ResponsesRequest
 from paceline.server.routes.common import bridge_of, streams, translator_of
 
 router = APIRouter(tags=["OpenAI"])

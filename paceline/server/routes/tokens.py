@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 
 from paceline.errors import InvalidRequest
 from paceline.server.problems import ERRORS
-from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
+from paceline.server.protocol.answers import Detokenized, Tokenized
+from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
 from paceline.server.routes.common import translator_of
 from paceline.server.translate.translator import Translator
 

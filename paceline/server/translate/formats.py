@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.server.protocol import FormatOptions, ResponsesRequest
+from paceline.server.protocol.requests import FormatOptions, ResponsesRequest
 from paceline.types import Grammar
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.server.protocol import ContentPart, InputItem, Message, ResponsesRequest
+from paceline.server.protocol.requests import ContentPart, InputItem, Message, ResponsesRequest
 
 MAX_PROMPTS = 256  # in one request
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import InvalidRequest, UnknownOption
-from paceline.server.protocol import SpeculationOptions
+from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
 from paceline.types import THRESHOLDS, Rule, Speculation
 

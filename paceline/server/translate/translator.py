@@ -11,7 +11,7 @@ from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
 from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel
 from paceline.llm import LLM
-from paceline.server.protocol import (
+from paceline.server.protocol.requests import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
     ChatRequest,
