@@ -162,6 +162,11 @@ class Metrics:
         yield self._counter("paceline:wasted", "Parts of steps whose sequence had already ended.", now.engine.wasted)
         seconds = {part: getattr(now.engine, f"time_{part}") for part in PARTS}
         yield self._counters("paceline:step_seconds", "Seconds in each part of a step.", "part", seconds)
+        yield self._counter(
+            "paceline:integrity_failures",
+            "Checks of the idle engine that found its KV cache inconsistent.",
+            self._bridge.integrity_failures,
+        )
         states = {state: float(self._bridge.state == state) for state in STATES}
         yield self._gauges("paceline:state", "1 for the state that the server is in.", "state", states)
         ready = {name: float(out is None) for name, out in now.drafters.items()}

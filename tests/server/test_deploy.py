@@ -34,7 +34,9 @@ PORT = Settings().port
 
 
 def bridge() -> Bridge:
-    return cast(Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[]))
+    return cast(
+        Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[], integrity_failures=0)
+    )
 
 
 def metric_names() -> set[str]:

@@ -52,7 +52,9 @@ STATS = SequenceStats(
 
 
 def fake_bridge(snapshot: Snapshot = SNAPSHOT, state: str = "ready") -> Bridge:
-    return cast(Bridge, SimpleNamespace(model="tiny", state=state, stats=lambda: snapshot, listeners=[]))
+    return cast(
+        Bridge, SimpleNamespace(model="tiny", state=state, stats=lambda: snapshot, listeners=[], integrity_failures=2)
+    )
 
 
 def make(**options: Any) -> Metrics:
@@ -96,6 +98,7 @@ def test_the_engine_is_read_from_the_snapshot() -> None:
     assert found["vllm:generation_tokens_total"] == 41
     assert found["vllm:num_preemptions_total"] == 2
     assert found["paceline:wasted_total"] == 3
+    assert found["paceline:integrity_failures_total"] == 2
     assert found["paceline:step_seconds_total{draft}"] == 0.5
     assert found["paceline:step_seconds_total{verify}"] == 1.5
     assert [found[f"paceline:drafter_ready{{{name}}}"] for name in ("ngram", "small")] == [1, 0]
