@@ -1,8 +1,8 @@
-"""What /metrics says, as Prometheus reads it: by vLLM's names where vLLM has one, by `paceline:` where it has none.
+"""The metrics of /metrics, for Prometheus: vLLM's names where vLLM has one, `paceline:` where it has none.
 
-Two sources. What the engine counts comes from the bridge's snapshot, taken between two steps: a scrape never races the
-engine's thread. What is known of one answer comes from its events: `Metrics.observe` sees each of them once, in order,
-on the event loop's thread, where scrapes run too. No label is anything a client sent: all come from closed sets.
+There are two sources. Counts of the engine come from the bridge's snapshot, taken between two steps: a scrape never
+races the engine's thread. Facts of single answers come from their events: `Metrics.observe` sees each event once, in
+order, on the event loop's thread, where scrapes run too. Labels come from closed sets, never from a client.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
 
 STATES = ("starting", "ready", "draining", "dead")
-PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step, in EngineStats
+PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step: fields time_* of EngineStats
+# Upper bounds of histograms, in seconds.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
-WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+WHOLE_REQUEST = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 
 class Histogram:
@@ -45,7 +46,7 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them: (upper bound, how many are not above it)."""
+        """Cumulative counts, as Prometheus wants them: (upper bound, number of values up to it)."""
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(names, np.cumsum(self._counts).tolist(), strict=True))
 
@@ -58,18 +59,18 @@ class Metrics:
     def __init__(self, bridge: Bridge, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._bridge = bridge
         self._clock = clock
-        self._last: dict[tuple[str, int], float] = {}  # when the latest token of an open answer came
+        self._last: dict[tuple[str, int], float] = {}  # time of the latest token of each open answer
         self._first_token, self._gap, self._each_token = (
             Histogram(FIRST_TOKEN),
             Histogram(NEXT_TOKEN),
             Histogram(NEXT_TOKEN),
         )
-        self._whole = Histogram(WHOLE)
-        self._queued = Histogram(WHOLE)
+        self._whole = Histogram(WHOLE_REQUEST)
+        self._queued = Histogram(WHOLE_REQUEST)
         self._speedup = SpeedUp()
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = 0
-        self._drafts: Counter[int] = Counter()  # accepted tokens → drafts of which so many were
+        self._drafts: Counter[int] = Counter()  # accepted tokens → number of drafts
         self._finished: Counter[str] = Counter()
         self._drafters: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -77,7 +78,7 @@ class Metrics:
         self._registry.register(self)
 
     def observe(self, event: TokenEvent) -> None:
-        """Once for every event that leaves the engine, read or not."""
+        """Count an event. Called once for every event that leaves the engine, read or not."""
         key = (event.request_id, event.sample)
         if event.tokens:
             now = self._clock()
@@ -113,7 +114,7 @@ class Metrics:
             self._reasons[stats.off.kind] += 1
 
     def speculation(self) -> dict[str, Any]:
-        """What charts need, as JSON: totals since the start, and the estimated speed-up."""
+        """Return totals since the start and the estimated speed-up, as /v1/speculation shows them."""
         estimate = self._speedup.estimate()
         return {
             "num_drafts": self._drafts.total(),
@@ -130,7 +131,7 @@ class Metrics:
         return [count / self._drafts.total() for count in self._positions()]
 
     def _positions(self) -> list[int]:
-        """How many drafts were right up to and including position 0, 1, …"""
+        """Number of drafts that were right up to and including position 0, 1, …"""
         longest = max(self._drafts, default=0)
         return [sum(self._drafts[accepted] for accepted in range(i + 1, longest + 1)) for i in range(longest)]
 
@@ -138,7 +139,7 @@ class Metrics:
         return sum(accepted * count for accepted, count in self._drafts.items())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text, and its content type: OpenMetrics where `accept` asks for it, Prometheus' own otherwise."""
+        """Return the text and its content type: OpenMetrics if `accept` asks for it, else Prometheus' own."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -192,7 +193,7 @@ class Metrics:
         yield self._histogram("vllm:request_queue_time_seconds", "From submission to the first step.", self._queued)
 
     def _of_speculation(self) -> Iterator[Metric]:
-        """Of all steps so far, from one source, so that they fit each other at every moment."""
+        """Yield counts of all steps so far. They come from one source, so that they agree at every moment."""
         yield self._counter("vllm:spec_decode_num_drafts", "Rounds: drafts that were verified.", self._drafts.total())
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", self._drafted)
         yield self._counter(
@@ -208,7 +209,7 @@ class Metrics:
         )
 
     def _of_the_estimate(self) -> Iterator[Metric]:
-        """No sample where there is no estimate: a number would be believed."""
+        """Yield the estimated speed-up, without a sample if there is no estimate: a number would be believed."""
         estimate = self._speedup.estimate()
         for name, attribute in (("", "speedup"), ("_low", "low"), ("_high", "high")):
             value = None if estimate is None else getattr(estimate, attribute)
@@ -243,7 +244,7 @@ class Metrics:
 
 
 def install_metrics(app: FastAPI, bridge: Bridge) -> Metrics:
-    """Listen to the bridge and serve /metrics; who may read it is the guards' matter. Also at `app.state.metrics`."""
+    """Listen to the bridge and serve /metrics. Guards decide who may read it. Sets `app.state.metrics`."""
     metrics = Metrics(bridge)
     bridge.listeners.append(metrics.observe)
     app.state.metrics = metrics

@@ -1,6 +1,6 @@
-"""What went wrong, as OpenAI's clients expect it: a status and `{"error": {message, type, param, code}}`.
+"""Errors as OpenAI's clients expect them: a status and `{"error": {message, type, param, code}}`.
 
-What is the server's own fault is logged, never told: no message leaves here with a path or a traceback in it.
+A fault of the server itself is logged and not described: no message leaves here with a path or a traceback in it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 1000  # characters of a message: it may quote what was sent
+MAX_MESSAGE = 1000  # characters: a message may quote what was sent
 INTERNAL = "the server failed on this request; its log says why"
 
-# The engine's name of a parameter → the field of a request, where the two differ.
+# The engine's name of a parameter → its field in a body, where the two differ.
 FIELDS = {
     "stop_ids": "stop_token_ids",
     "allowed_tokens": "allowed_token_ids",
@@ -48,7 +48,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# How endpoints say in the OpenAPI document that they may refuse.
+# The refusals of an endpoint, for the OpenAPI document.
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
@@ -63,17 +63,18 @@ ENDINGS = {
 
 
 def failure(event: TokenEvent, *, dead: bool) -> Failed | None:
-    """Why the sequence of this event did not come to a good end; None where it did, or goes on. `dead`: the engine is;
-    otherwise an error is one of this request alone."""
+    """Find why the sequence of this event ended badly. None: it goes on, or ended well.
+
+    `dead`: the engine is dead; otherwise an error concerns this request alone."""
     if event.finish is Finish.ERROR and not dead:
         return Failed(400, "unanswerable", f"the answer could not be completed: {event.error}")
     return Failed(*ENDINGS[event.finish]) if event.finish in ENDINGS else None
 
 
 def detail(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorDetail:
-    short = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
-    speakable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
-    return ErrorDetail(message=speakable, type=kind(status), param=param, code=code)
+    short = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+    sendable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
+    return ErrorDetail(message=sendable, type=kind(status), param=param, code=code)
 
 
 def kind(status: int) -> str:
@@ -102,7 +103,7 @@ def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
         return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
     if isinstance(error, OutOfMemory):
         return 503, detail(503, "the server has no memory for this request; try again later", code="out_of_memory")
-    if isinstance(error, PacelineError) and error.status == 503:  # the bridge: not ready, or no longer
+    if isinstance(error, PacelineError) and error.status == 503:  # the bridge is not ready, or no longer
         return 503, detail(503, str(error), code=_code(error))
     logger.error("a request failed", exc_info=error)
     return 500, detail(500, INTERNAL, code="internal_error")
@@ -124,7 +125,7 @@ def respond(error: Exception, *, path: str = "") -> JSONResponse:
 
 
 def install_problems(app: FastAPI) -> None:
-    """Every error of the app leaves as an OpenAI error body."""
+    """Make every error of the app leave as an OpenAI error body."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return respond(error, path=request.url.path)
@@ -147,7 +148,7 @@ def install_problems(app: FastAPI) -> None:
 
 
 def explain(errors: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
-    """Which field of a body is wrong, and what would be right."""
+    """Find which field of a body is wrong, and say what would be right."""
     first = errors[0]
     place = list(first["loc"][1:])  # without "body"
     if not place:

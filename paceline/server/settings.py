@@ -99,7 +99,7 @@ class Settings:
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """As the constructor, but a misspelt option says what was probably meant."""
+        """Make settings; a misspelt option is an error that says what was probably meant."""
         for name in options:
             if name not in HINTS:
                 raise UnknownOption("server option", name, HINTS)
@@ -149,7 +149,7 @@ class Settings:
             check_integer("allowed_max_draft", self.allowed_max_draft, 1, 1024)
 
     def _check_keys(self) -> None:
-        """The messages do not show them."""
+        """Check keys without showing one in a message."""
         for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
             if not isinstance(key, str) or not re.fullmatch(r"[\x21-\x7e]+", key):
                 raise InvalidRequest("a key is made of visible ASCII characters, at least one, without spaces")
@@ -162,8 +162,10 @@ class Settings:
         return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def answers_to(self, host: str) -> bool:
-        """Whether a request for this host (without a port) is meant for this server. Without keys a web page could
-        otherwise reach what listens on this machine only, by a name of its own that leads here."""
+        """True if a request for this host (without a port) is meant for this server.
+
+        By default a server without keys that listens on this machine only answers to local names alone: a web page
+        could otherwise reach it under a name of its own that resolves to this machine."""
         if self.allowed_hosts:
             return "*" in self.allowed_hosts or host.lower() in map(str.lower, self.allowed_hosts)
         return bool(self.api_keys) or not is_local(self.host) or is_local(host)
@@ -173,7 +175,7 @@ class Settings:
 
 
 def is_local(host: str) -> bool:
-    """A name or an address of this machine, that nobody else can mean."""
+    """True for a name or an address that means this machine wherever it is used."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,6 +1,6 @@
-"""What every route stands on: the server's parts at hand, and how an endpoint is documented.
+"""Helpers of the routes: access to the server's parts, and the documentation of an endpoint.
 
-That a body is valid JSON, without NaN and without half characters, is the guards' matter.
+Guards have checked before a route runs that its body is valid JSON, without NaN and without half characters.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def settings_of(http: Request) -> Settings:
 
 
 def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
-    """Documentation of an endpoint that answers with `model`, or with events when asked to stream."""
+    """Document an endpoint that answers with `model`, or with events when asked to stream."""
     about = f"The whole answer; with `stream`, {what}"
     return {200: {"model": model, "description": about, "content": {"text/event-stream": {}}}, **ERRORS}

@@ -1,4 +1,4 @@
-"""How the server is: /health, /ready, /version, /v1/speculation."""
+"""The state of the server: /health, /ready, /version, /v1/speculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a text is to the model, and back."""
+"""/tokenize and /detokenize: from text to token ids, and back."""
 
 from __future__ import annotations
 
