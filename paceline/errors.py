@@ -45,7 +45,12 @@ class InvalidRequest(PacelineError, ValueError):
 
 
 class ContextTooLong(InvalidRequest):
-    pass
+    """More tokens than the context holds. `owner_advice` ends the message with a remedy that only whoever runs the
+    engine has; a server tells its clients `for_client`, which is the message without it."""
+
+    def __init__(self, message: str, *, param: str | None = None, owner_advice: str = "") -> None:
+        super().__init__(message + owner_advice, param=param)
+        self.for_client = message
 
 
 class UnknownOption(InvalidRequest):

@@ -27,6 +27,7 @@ MOVED = {
     "paceline.pretokenizers": "paceline.text.pretokenizers",
     "paceline.runner.load": "paceline.runner.loading.models",
     "paceline.schema_limits": "paceline.sampling.schema_limits",
+    "paceline.server.run": "paceline.server.process",
     "paceline.tokenizer": "paceline.text.tokenizer",
     "paceline.tokenizer_gguf": "paceline.text.gguf",
     "paceline.tokenizer_hf": "paceline.text.hf",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.options import add_model_options, drafters_of, engine_config
 from paceline.cli.progress import progress_bar
 from paceline.cli.style import Style
+from paceline.sizes import format_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,7 +191,7 @@ def _print(facts: Facts) -> None:
         (
             "weights",
             [
-                f"{part['format']:<22} {_size(part['bytes']):>9}  in {part['tensors']} tensors"
+                f"{part['format']:<22} {format_size(part['bytes']):>9}  in {part['tensors']} tensors"
                 for part in facts["weights"]
             ],
         ),
@@ -232,8 +233,8 @@ def _runs_lines(runs: Facts) -> list[str]:
 def _memory_lines(memory: Facts) -> list[str]:
     token, target = memory["kv_bytes_per_token"], memory["target_kv_bytes_per_token"]
     return [
-        f"weights {_size(memory['weight_bytes'])}",
-        f"KV cache {_size(memory['kv_bytes'])} at most, for {memory['kv_tokens']} tokens",
+        f"weights {format_size(memory['weight_bytes'])}",
+        f"KV cache {format_size(memory['kv_bytes'])} at most, for {memory['kv_tokens']} tokens",
         f"{token} bytes of KV a token" + (f", {target} of them the target's" if token != target else ""),
         f"longest sequence {memory['max_context']} tokens",
     ]
@@ -252,7 +253,3 @@ def _error_lines(errors: Sequence[Facts]) -> list[str]:
         f"{error['kind']:<6} {error['mean']:>9.3%} {error['max']:>9.3%}  {error['format']}, worst in {error['worst']}"
         for error in errors
     ]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

@@ -7,7 +7,6 @@ field an option.
 from __future__ import annotations
 
 import argparse
-import re
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, replace
@@ -19,13 +18,13 @@ from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.rules import BUILT_IN, Rule
+from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
 FORMATS = ("auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all")
-SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 ENGINE_HELP = {
     "max_sequences": "sequences that run at once",
@@ -250,10 +249,10 @@ def _check_repeats(found: tuple[float, ...], text: str) -> None:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
-    if match is None:
+    size = parse_size(text)
+    if size is None:
         raise ArgumentTypeError(f"a size such as 512M or 2G is needed, not {text!r}")
-    return int(float(match[1]) * SIZES[match[2]])
+    return size
 
 
 def _integers(text: str) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from paceline.cli.options import add_model_options, check_rules, load
 from paceline.config import EngineConfig
 from paceline.errors import MissingExtra
 from paceline.rules import Rule
-from paceline.server.settings import HELP, HINTS, Settings, gather, is_size
+from paceline.server.gather import gather, is_size
+from paceline.server.settings import HELP, HINTS, Settings
 
 EXTRA = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 LOADING: Mapping[str, Any] = {
@@ -36,7 +37,7 @@ DEFAULTS = {"model": "smollm2", "format": "auto", "device": "auto"}
 
 def add_arguments(parser: ArgumentParser) -> None:
     add_model_options(parser, default_target=DEFAULTS["model"])
-    parser.set_defaults(target=None, format=None, device=None)  # to know what was given
+    parser.set_defaults(target=None, format=None, device=None)  # None: not given
     parser.add_argument("--config", metavar="FILE", help="YAML with options")
     group = parser.add_argument_group("server")
     for field in fields(Settings):
@@ -51,7 +52,7 @@ def run(args: Namespace) -> int:
     if missing:
         raise MissingExtra(f"the server needs {', '.join(missing)}: pip install 'paceline[serve]'")
     from paceline.server import logs
-    from paceline.server.run import bind, serve
+    from paceline.server.process import bind, serve
 
     given = options_of(args, os.environ)
     settings = _settings(given)
@@ -70,7 +71,7 @@ def run(args: Namespace) -> int:
 
 
 def options_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
-    """All that was said in any of the three places, and the defaults of what to load."""
+    """Collect the options given as flags, in the environment or in a file, and the defaults of what to load."""
     hints = {**LOADING, **get_type_hints(EngineConfig), **HINTS}
     flags = vars(args) | {"model": args.target}
     file = args.config or environ.get("PACELINE_CONFIG")
@@ -85,7 +86,7 @@ def _settings(given: Mapping[str, Any]) -> Settings:
 
 
 def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:
-    """As if everything had been a flag."""
+    """Make the arguments for `load` as if every option had been a flag."""
     if given.get("threads") is not None:
         check_integer("threads", given["threads"], 1, 4096)
     names = [*LOADING, *(field.name for field in fields(EngineConfig))]
@@ -94,7 +95,7 @@ def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:
 
 
 def _words(drafters: Sequence[str] | None) -> list[str] | None:
-    """An empty list, which only a file can have, is as good a word for none as any."""
+    """Write an empty list, which only a file can give, as the word none."""
     return None if drafters is None else [*drafters] or ["none"]
 
 

@@ -31,8 +31,7 @@ class Admission:
     _keys: Iterator[int] = field(default_factory=itertools.count)
 
     def sequences(self, request: Request, *, now: float) -> list[Sequence]:
-        """Make the n sequences of a request. Raises InvalidRequest if no step could ever serve it."""
-        self.check(request)
+        """Make the n sequences of a request that `check` has passed."""
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         drafters = self._drafters_of(request)
         prediction = Prediction(request.prediction) if self._predicting(drafters) else None
@@ -113,8 +112,9 @@ class Admission:
         if len(request.prompt) >= self.max_context:
             raise ContextTooLong(
                 f"the prompt has {len(request.prompt)} tokens, the context holds {self.max_context} and needs room for "
-                "at least one more: shorten the prompt or raise max_context",
+                "at least one more: shorten the prompt",
                 param="prompt",
+                owner_advice=" or raise max_context",
             )
         if len(request.prediction) > self.max_context:
             raise ContextTooLong(

@@ -83,12 +83,16 @@ class Engine:
         self._events: list[TokenEvent] = []  # not yet handed out
         self._open: dict[str, int] = {}  # request id → sequences that have not ended
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; its events come out of later steps. Raises InvalidRequest if no step could serve it."""
+    def submit(self, request: Request, *, validated: bool = False) -> None:
+        """Queue a request; its events come out of later steps. Raises InvalidRequest if no step could serve it.
+
+        `validated`: the caller has called `validate` with this request, and it is not done again."""
         if self.dead is not None:
             raise EngineDead(f"the engine stopped after an error ({self.dead}); start it anew")
         if request.id in self._open:
             raise InvalidRequest(f"request id {request.id!r} is in use: choose another, or wait for its end")
+        if not validated:
+            self.validate(request)
         self._scheduler.waiting.extend(self._admission.sequences(request, now=self._clock()))
         self._open[request.id] = request.sampling.n
 

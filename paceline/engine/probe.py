@@ -45,6 +45,7 @@ class Probes:
     max_step_tokens: int
 
     def at(self, request: Request, output: Seq[int]) -> Probe:
+        self.admission.check(request)
         sampler = self.admission.sequences(request, now=0.0)[0].sampler
         sampler.advance(output)
         tokens = [*request.prompt, *output]

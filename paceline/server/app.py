@@ -1,4 +1,4 @@
-"""The server's app: routes, errors, metrics, playground and guards around one bridge."""
+"""The ASGI app: routes, errors, metrics, playground and guards around one bridge."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from fastapi import FastAPI
 from paceline import __version__
 from paceline.server.bridge import Bridge
 from paceline.server.guards import install_guards
+from paceline.server.live import CurrentSettings
 from paceline.server.metrics import install_metrics
 from paceline.server.playground import install_playground
 from paceline.server.problems import install_problems
-from paceline.server.routes import chat, completions, models, responses, state, tokens
+from paceline.server.routes import admin, chat, completions, models, responses, state, tokens
 from paceline.server.settings import Settings
+from paceline.server.traces import Tracer
 
 ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
 
 
-def create_app(bridge: Bridge, settings: Settings) -> FastAPI:
-    """The bridge is started and closed by whoever runs the app. The settings in force
-    are `app.state.live.settings`: some may change while it runs."""
+def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
+    """Make the app. Whoever runs it starts and closes the bridge.
+
+    `app.state.live.settings` are the settings in force: some may change while the app runs."""
     app = FastAPI(title="Paceline", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)
     app.state.bridge = bridge
+    app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, responses, models, tokens, state):
+    for part in (chat, completions, responses, models, tokens, state, admin):
         app.include_router(part.router)
-    install_metrics(app, bridge, settings)
+    install_metrics(app, bridge)
     install_playground(app)
-    install_guards(app, settings)
+    install_guards(app, app.state.live, tracer=tracer)
     return app

@@ -4,14 +4,18 @@
     submit, aclose ── orders ──▶ │ take orders, step, │
     Stream ◀── one call for all ─ │ step, … or sleep   │
 
-The engine is single-threaded by contract: nobody but the thread touches it. Orders wake the thread, so an idle engine
-costs nothing and starts at once. All events of a step cross in one call, and those of steps that follow each other
-within `stream_interval` cross together, because to wake the event loop takes time from a small model's step. Nothing
-waits that ends a sequence. A stream keeps its own until they are read, so a reader that does not read holds up nobody,
-and holds no more than its request's max_tokens.
+The engine is single-threaded by contract: only this thread touches it. Orders wake the thread, so an idle engine costs
+nothing and starts at once. All events of a step cross in one call. Steps that follow each other within
+`stream_interval` cross together, because waking the event loop takes time from a small model's step; an event that ends
+a sequence never waits. A stream keeps its events until they are read: a reader that does not read delays no other, and
+holds no more than its request's max_tokens.
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
-the engine or the thread. The two broad `except` here see to that.
+the engine or the thread. The broad `except` in `_run` sees to that.
+
+While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change what the
+target says, so the engine is then dead as after a failed step: the log has the reason, /health is 503, and requests are
+refused until the server is started anew.
 """
 
 from __future__ import annotations
@@ -37,13 +41,14 @@ from paceline.types import Finish, Request, SequenceStats, TokenEvent
 logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "draining", "dead"]
-SNAPSHOT_SECONDS = 0.05  # between two while nothing ends
-JOIN_SECONDS = 10.0  # that the thread gets to leave; it is abandoned after that
+SNAPSHOT_SECONDS = 0.05  # between two snapshots while no sequence ends
+JOIN_SECONDS = 10.0  # for the thread to leave; it is abandoned after that
+IDLE_CHECK_SECONDS = 5.0  # idle before the KV cache is checked, which takes 0.5 µs a page: 0.14 s for 300,000
 
 
 class Stream:
-    """Events of some requests, for one reader. Whoever stops reading before the end aborts them: by `aclose`, by
-    leaving `async with`, or by being cancelled while waiting."""
+    """The events of some requests, for one reader. A reader that stops before the end aborts the requests: by `aclose`,
+    by leaving `async with`, or by being cancelled while waiting."""
 
     def __init__(self, requests: Sequence[Request], abandon: Callable[[Iterable[str]], None]) -> None:
         self.requests = {request.id: request for request in requests}
@@ -53,7 +58,7 @@ class Stream:
             self.record.running += sum(map(len, self.open.values()))
         self._abandon = abandon
         self._events: deque[TokenEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # what the reader waits for
+        self._arrival: asyncio.Future[None] | None = None  # done when there is an event to read
         self._failure: PacelineError | None = None
         self._closed = False
 
@@ -75,7 +80,7 @@ class Stream:
         return self._events.popleft()
 
     def more(self) -> Iterator[TokenEvent]:
-        """Those that have come and can be read without waiting."""
+        """Yield the events that are here already."""
         while self._events:
             yield self._events.popleft()
 
@@ -89,7 +94,7 @@ class Stream:
         self._close()
 
     def take(self, event: TokenEvent) -> None:
-        """From the bridge: one event more. After the reader left it only counts."""
+        """Take an event from the bridge. After the reader left, it is only counted."""
         if event.finish is not None:
             self._end(event.request_id, {event.sample})
             if self.record is not None and event.stats is not None:
@@ -99,7 +104,7 @@ class Stream:
             self._wake()
 
     def fail(self, request_id: str, error: PacelineError) -> None:
-        """From the bridge: the engine would not have the request after all."""
+        """Take a refusal from the bridge: the engine found a reason that `submit` could not know."""
         samples = set(self.open[request_id])
         self._end(request_id, samples)
         if self.record is not None:
@@ -128,7 +133,7 @@ Order = Callable[[Engine], None]
 
 
 class Bridge:
-    """Everything that the routes need of the engine. One event loop, from `start` to `close`."""
+    """The engine as routes see it. Belongs to one event loop, from `start` to `close`."""
 
     def __init__(
         self,
@@ -141,22 +146,23 @@ class Bridge:
     ) -> None:
         self.llm = llm
         self.model = model
-        self.max_waiting = max_waiting  # may be changed at any time
-        self.stream_interval = stream_interval  # seconds; likewise
+        self.max_waiting = max_waiting  # sequences; may change at any time
+        self.stream_interval = stream_interval  # seconds; may change at any time
         self.state: State = "starting"
-        self.dead: str | None = None  # why, in state "dead"; may name internals: for the log, not for clients
-        self.listeners: list[Callable[[TokenEvent], None]] = []  # told of every event, read or not, on the loop
-        self.watchers: list[Callable[[Request], None]] = []  # told of every request that is taken, on the loop
+        self.dead: str | None = None  # reason of the state "dead"; for the log alone, since it may name internals
+        self.integrity_failures = 0  # checks of an idle engine that failed
+        self.listeners: list[Callable[[TokenEvent], None]] = []  # called on the loop with every event, read or not
+        self.watchers: list[Callable[[Request], None]] = []  # called on the loop with every request that is taken
         self._clock = clock
         self._places = llm.engine.max_sequences
         self._streams: dict[str, Stream] = {}
-        self._sequences = 0  # that have not ended
-        self._ended_at: deque[float] = deque(maxlen=32)  # the latest ends, for retry_after
-        self._idle = asyncio.Event()  # no streams
+        self._sequences = 0  # not ended yet
+        self._ended_at: deque[float] = deque(maxlen=32)  # times of the latest ends, for retry_after
+        self._idle = asyncio.Event()  # set while there are no streams
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._left = asyncio.Event()  # the thread has gone
-        # Of both threads.
+        self._left = asyncio.Event()  # set when the thread has gone
+        # Shared by both threads.
         self._orders: deque[Order] = deque()
         self._wake = threading.Condition()
         self._stop = False
@@ -170,8 +176,9 @@ class Bridge:
         self.state = "ready"
 
     async def drain(self, timeout: float) -> None:
-        """Take no new requests; return when the running ones have ended, which after `timeout` seconds they are made
-        to. A second call with a shorter timeout does not wait for the first."""
+        """Take no new requests, and return when the running ones have ended. After `timeout` seconds they are aborted.
+
+        A second call with a shorter timeout does not wait for the first."""
         if self.state == "ready":
             self.state = "draining"
         try:
@@ -182,7 +189,7 @@ class Bridge:
             await self._idle.wait()
 
     async def close(self) -> None:
-        """End what still runs, and the thread."""
+        """Abort everything that still runs, and end the thread."""
         if self.state in ("starting", "ready"):
             self.state = "draining"
         if self._loop is None:
@@ -199,8 +206,10 @@ class Bridge:
             self._die(f"a step did not end within {JOIN_SECONDS:g} s of closing")
 
     def submit(self, *requests: Request) -> Stream:
-        """The events of some requests, all taken or none. Raises at once what can be known at once; another reason that
-        the engine may find is raised by the stream."""
+        """Take all of these requests or none, and return the stream of their events.
+
+        Raises at once every error that can be known at once. Another reason that the engine may find is raised by the
+        stream."""
         if self.state == "dead":
             raise EngineDead("the engine stopped after an internal error; restart the server")
         if self.state != "ready":
@@ -216,11 +225,11 @@ class Bridge:
         return stream
 
     def abort_all(self) -> None:
-        """End everything that is running or waiting; the readers get their last events."""
+        """Abort everything that runs or waits. Readers get their last events."""
         self._abandon([*self._streams])
 
     def stats(self) -> Snapshot:
-        """The engine as it was between two steps, not long ago."""
+        """Return the latest snapshot of the engine, taken between two steps."""
         return self._snapshot
 
     @property
@@ -230,7 +239,7 @@ class Bridge:
     # On the event loop.
 
     def _check_room(self, requests: Sequence[Request]) -> None:
-        """A request is taken as long as there is any room, with all its samples."""
+        """Raise QueueFull if there is no room at all. A request with any room is taken with all its samples."""
         before_last = self._sequences + sum(request.sampling.n for request in requests[:-1])
         if before_last >= self._places + self.max_waiting:
             waiting = max(0, self._sequences - self._places)
@@ -259,12 +268,12 @@ class Bridge:
             self._wake.notify()
 
     def _deliver(self, events: list[TokenEvent], dead: str | None) -> None:
-        """What came of a step."""
+        """Hand the events of a step to their streams, then to the listeners. `dead`: why the engine is, if it is."""
         for event in events:
             self._hand(event)
         if dead is not None:
             events += self._die(dead)
-        for event in events:  # last, so that a listener that fails takes nothing from a reader
+        for event in events:  # last, so that a listener that fails costs no reader an event
             for listener in self.listeners:
                 listener(event)
 
@@ -292,7 +301,7 @@ class Bridge:
         self._count_end(request.id, stream, request.sampling.n)
 
     def _die(self, reason: str) -> list[TokenEvent]:
-        """Nothing will come of the engine any more. Whoever still waits is told: the events are returned, too."""
+        """Mark the engine dead and end every sequence that still waits. Return the events that told their streams."""
         if self.dead is None:
             logs.say("engine died", level=logging.ERROR, reason=reason)
         self.state, self.dead = "dead", reason
@@ -306,7 +315,7 @@ class Bridge:
         return events
 
     def _retry_after(self) -> int:
-        """Seconds until a place is free, going by the pace of the latest ends."""
+        """Estimate the seconds until a place is free, from the pace of the latest ends."""
         if len(self._ended_at) < 2:
             return 1
         pace = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
@@ -317,7 +326,7 @@ class Bridge:
     def _run(self) -> None:
         try:
             self._serve(self.llm.engine)
-        except BaseException as error:  # not the engine's own, which it reports itself: nobody may wait for ever
+        except BaseException as error:  # the engine reports its own failures; no reader may wait for ever
             logger.exception("the engine's thread failed")
             self._post([], f"{type(error).__name__}: {error}")
         finally:
@@ -325,7 +334,7 @@ class Bridge:
 
     def _serve(self, engine: Engine) -> None:
         looked, posted = self._clock(), -math.inf
-        held: list[TokenEvent] = []  # steps that go by faster than readers need to hear of them
+        held: list[TokenEvent] = []  # events of steps that are faster than `stream_interval`
         while self._await_work(engine):
             while self._orders:
                 self._orders.popleft()(engine)
@@ -341,14 +350,30 @@ class Bridge:
 
     def _await_work(self, engine: Engine) -> bool:
         """Sleep until there is an order or a reason to step. False: it is time to go."""
-        with self._wake:
-            while not (self._orders or engine.has_work or self._stop):
-                self._wake.wait()
+        if not self._sleep(engine, IDLE_CHECK_SECONDS):
+            self._check_integrity(engine)  # without the lock, so that orders can come in
+            self._sleep(engine, None)
         return bool(self._orders) or engine.has_work
+
+    def _sleep(self, engine: Engine, seconds: float | None) -> bool:
+        """Sleep for `seconds` at most. True: there is an order, a reason to step, or it is time to go."""
+        with self._wake:
+            return self._wake.wait_for(lambda: bool(self._orders) or engine.has_work or self._stop, seconds)
+
+    def _check_integrity(self, engine: Engine) -> None:
+        if engine.dead is not None:
+            return
+        try:
+            engine.check()
+        except AssertionError as error:
+            logger.exception("the KV cache of an idle engine is inconsistent")
+            self.integrity_failures += 1
+            engine.dead = f"integrity: {error}"  # orders that are on their way end, too
+            self._post([], engine.dead)
 
     def _enter(self, engine: Engine, request: Request) -> None:
         try:
-            engine.submit(request)
+            engine.submit(request, validated=True)  # on the event loop, by `Bridge.submit`
         except EngineDead:
             self._post([], engine.dead)
         except PacelineError as error:
@@ -359,7 +384,7 @@ class Bridge:
 
     def _tell(self, call: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: a step hung, and nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a step hung, and no reader is left
             self._loop.call_soon_threadsafe(call, *args)
 
 

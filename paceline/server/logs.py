@@ -1,8 +1,8 @@
-"""The server's log: a line for each request, for people or as JSON. No text of a prompt unless that was asked for.
+"""The server's log: a line for each request, for people or as JSON. No text of a prompt unless `log_prompts` is set.
 
-A `Record` is one HTTP request as the log will tell of it. The guards make it, the bridge adds what the engine did for
-it (whoever submits does so within the request, so the record is found by context), the guards close it. Where a client
-left before the engine could stop, the line waits for that, so that each tells how its sequences ended.
+A `Record` becomes the line of one HTTP request. The guard `Trace` makes it and closes it. In between the bridge adds
+the work of the engine; it finds the record by context, since a route submits within its request. If the client leaves
+before the engine could stop, the line waits for that: each line says how its sequences ended.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, Protocol, TextIO
 from paceline.types import Request, TokenEvent
 
 logger = logging.getLogger("paceline.server")
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # asked every few seconds by machines
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # paths that machines ask every few seconds
 
 
-class Trace(Protocol):
-    """A request as a trace, for those who want one: see `server.traces`."""
+class Spans(Protocol):
+    """The spans of one HTTP request, for OpenTelemetry: see `server.traces`."""
 
     def add(self, request: Request, event: TokenEvent) -> None: ...
 
@@ -31,7 +31,7 @@ class Trace(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one HTTP request."""
+    """Facts of one HTTP request, collected for its line."""
 
     request_id: str
     method: str
@@ -43,20 +43,20 @@ class Record:
     output_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
-    time_to_first: float | None = None  # of the sequence that was first
+    time_to_first: float | None = None  # seconds, of the sequence that was first
     running: int = 0  # sequences that have not ended
-    closed: bool = False  # nothing more goes to the client
+    closed: bool = False  # True once nothing more goes to the client
     finishes: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
-    trace: Trace | None = None
+    spans: Spans | None = None  # None: traces are off
 
     def count(self, request: Request, event: TokenEvent) -> None:
-        """A sequence has ended."""
+        """Count a sequence that has ended."""
         finish, stats = event.finish, event.stats
         assert finish is not None, "only a last event ends a sequence"
         assert stats is not None, "a last event has statistics"
-        if self.trace is not None:
-            self.trace.add(request, event)
+        if self.spans is not None:
+            self.spans.add(request, event)
         self.prompt_tokens += stats.prompt_tokens
         self.output_tokens += stats.output_tokens
         self.drafted += stats.drafted
@@ -68,13 +68,13 @@ class Record:
         self.leave(1)
 
     def leave(self, sequences: int) -> None:
-        """So many of its sequences do not run any more."""
+        """Note that some sequences no longer run; write the line if it waited for them."""
         self.running -= sequences
         if self.closed and not self.running:
             self._write()
 
     def close(self) -> None:
-        """The client has its answer, or has left."""
+        """Note that the client has its answer or has left; write the line unless sequences still run."""
         self.closed = True
         if not self.running:
             self._write()
@@ -91,8 +91,8 @@ class Record:
         level = logging.WARNING if self.status >= 500 else logging.INFO
         if self.path in PROBES:
             level = logging.DEBUG
-        if self.trace is not None:
-            self.trace.write(self)
+        if self.spans is not None:
+            self.spans.write(self)
         say("request", level=level, request_id=self.request_id, method=self.method, path=self.path, **facts)
 
 
@@ -104,7 +104,7 @@ def say(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
 
 
 class Readable(logging.Formatter):
-    """08:15:02 request POST /v1/completions status=200 …; control characters of clients are escaped."""
+    """Lines for people: `08:15:02 request method=POST status=200 …`. Control characters of clients are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = getattr(record, "facts", {})
@@ -124,7 +124,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_log(*, as_json: bool, verbose: bool = False, stream: TextIO | None = None) -> None:
-    """Take over the log of Paceline and of the HTTP server."""
+    """Write the log of Paceline and of the HTTP server to `stream`, by default stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if as_json else Readable())
     for name, level in (("paceline", logging.DEBUG if verbose else logging.INFO), ("uvicorn", logging.WARNING)):

@@ -1,17 +1,17 @@
-"""What /metrics says, as Prometheus reads it: by vLLM's names where vLLM has one, by `paceline:` where it has none.
+"""The metrics of /metrics, for Prometheus: vLLM's names where vLLM has one, `paceline:` where it has none.
 
-Two sources. What the engine counts comes from the bridge's snapshot, taken between two steps: a scrape never races the
-engine's thread. What is known of one answer comes from its events: `Metrics.observe` sees each of them once, in order,
-on the event loop's thread, where scrapes run too. No label is anything a client sent: all come from closed sets.
+There are two sources. Counts of the engine come from the bridge's snapshot, taken between two steps: a scrape never
+races the engine's thread. Facts of single answers come from their events: `Metrics.observe` sees each event once, in
+order, on the event loop's thread, where scrapes run too. Labels come from closed sets, never from a client.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +20,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, SequenceStats, TokenEvent
 
 if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
-    from paceline.server.settings import Settings
 
 STATES = ("starting", "ready", "draining", "dead")
-PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step, in EngineStats
+PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step: fields time_* of EngineStats
+# Upper bounds of histograms, in seconds.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
-WHOLE = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+WHOLE_REQUEST = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 
 class Histogram:
@@ -45,7 +46,7 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them: (upper bound, how many are not above it)."""
+        """Cumulative counts, as Prometheus wants them: (upper bound, number of values up to it)."""
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(names, np.cumsum(self._counts).tolist(), strict=True))
 
@@ -54,98 +55,22 @@ class Histogram:
         return self._sum
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """How many times faster than plain decoding, with a 95 % interval."""
-
-    speedup: float
-    low: float
-    high: float
-
-
-class SpeedUp:
-    """How much faster answers were written with speculation than they would have been without it.
-
-    Nobody decodes an answer twice to find out, so this is an estimate. Of each answer that came to its end it takes
-    what lies after the first token: tokens n, plain steps s, rounds r, seconds t on the wall. Over the latest answers,
-    plain ones too, it fits t ≈ plain · s + round · r (least squares, an answer weighed by 1 / (s + r), since its
-    variance grows with its length). Written plainly an answer would have taken n steps; so over those that had rounds
-
-        speed-up = Σ n · plain / Σ t = tokens a step / (seconds of a mean step / seconds of a plain step)
-
-    The interval is the middle 95 % of that number over resamples of the answers, with replacement (bootstrap; always
-    the same random numbers). It says how sure the fit is, not how well it fits: steps are taken to cost the same
-    whoever else is in the batch. None while there are too few answers, or too few plain steps to tell the two costs
-    apart.
-    """
-
-    WINDOW = 256  # answers
-    FEWEST = 8
-    RESAMPLES = 200
-
-    def __init__(self) -> None:
-        self._answers: deque[tuple[float, float, float, float]] = deque(maxlen=self.WINDOW)  # n, s, r, t
-        self._known: tuple[Estimate | None] | None = None  # of these answers; None: not asked yet
-
-    def observe(self, stats: SequenceStats) -> None:
-        seconds = stats.time_total - stats.time_to_first
-        plain = max(stats.steps - 1 - stats.rounds, 0)  # the first token came with the prompt
-        if stats.output_tokens > 1 and seconds > 0 and plain + stats.rounds > 0:
-            self._answers.append((stats.output_tokens - 1, plain, stats.rounds, seconds))
-            self._known = None
-
-    def estimate(self) -> Estimate | None:
-        self._known = self._known or (self._fit(),)
-        return self._known[0]
-
-    def _fit(self) -> Estimate | None:
-        answers = np.array(self._answers)  # [answers, 4]
-        if len(answers) < self.FEWEST or not answers[:, 2].any():
-            return None
-        found = _speedups(answers, _weights(len(answers), self.RESAMPLES))
-        resampled = found[1:][np.isfinite(found[1:])]
-        if not np.isfinite(found[0]) or len(resampled) < 0.95 * self.RESAMPLES:
-            return None
-        low, high = np.percentile(resampled, (2.5, 97.5))
-        return Estimate(speedup=float(found[0]), low=float(low), high=float(high))
-
-
-def _weights(answers: int, resamples: int) -> np.ndarray:
-    """[1 + resamples, answers]: how often each answer is in a resample; the first are the answers as they are."""
-    drawn = np.random.default_rng(0).integers(answers, size=(resamples, answers))
-    places = drawn + answers * np.arange(resamples)[:, None]
-    counts = np.bincount(places.ravel(), minlength=resamples * answers).reshape(resamples, answers)
-    return np.concatenate([np.ones((1, answers)), counts])
-
-
-def _speedups(answers: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """One a row of `weights`; NaN where plain steps and rounds cannot be told apart."""
-    n, s, r, t = answers.T
-    ss, sr, rr, st, rt = (weights @ (x * y / (s + r)) for x, y in ((s, s), (s, r), (r, r), (s, t), (r, t)))
-    tokens, seconds = weights @ (n * (r > 0)), weights @ (t * (r > 0))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        determinant = ss * rr - sr * sr
-        plain = (rr * st - sr * rt) / determinant
-        speedups: np.ndarray = tokens * plain / seconds
-    return np.where((determinant > 1e-3 * ss * rr) & (plain > 0) & (seconds > 0), speedups, np.nan)
-
-
 class Metrics:
     def __init__(self, bridge: Bridge, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._bridge = bridge
         self._clock = clock
-        self._last: dict[tuple[str, int], float] = {}  # when the latest token of an open answer came
+        self._last: dict[tuple[str, int], float] = {}  # time of the latest token of each open answer
         self._first_token, self._gap, self._each_token = (
             Histogram(FIRST_TOKEN),
             Histogram(NEXT_TOKEN),
             Histogram(NEXT_TOKEN),
         )
-        self._whole = Histogram(WHOLE)
-        self._queued = Histogram(WHOLE)
+        self._whole = Histogram(WHOLE_REQUEST)
+        self._queued = Histogram(WHOLE_REQUEST)
         self._speedup = SpeedUp()
         self._prompt_tokens = self._cached_tokens = 0
         self._drafted = 0
-        self._drafts: Counter[int] = Counter()  # accepted tokens → drafts of which so many were
+        self._drafts: Counter[int] = Counter()  # accepted tokens → number of drafts
         self._finished: Counter[str] = Counter()
         self._drafters: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -153,7 +78,7 @@ class Metrics:
         self._registry.register(self)
 
     def observe(self, event: TokenEvent) -> None:
-        """Once for every event that leaves the engine, read or not."""
+        """Count an event. Called once for every event that leaves the engine, read or not."""
         key = (event.request_id, event.sample)
         if event.tokens:
             now = self._clock()
@@ -189,7 +114,7 @@ class Metrics:
             self._reasons[stats.off.kind] += 1
 
     def speculation(self) -> dict[str, Any]:
-        """What charts need, as JSON: totals since the start, and the estimated speed-up."""
+        """Return totals since the start and the estimated speed-up, as /v1/speculation shows them."""
         estimate = self._speedup.estimate()
         return {
             "num_drafts": self._drafts.total(),
@@ -206,7 +131,7 @@ class Metrics:
         return [count / self._drafts.total() for count in self._positions()]
 
     def _positions(self) -> list[int]:
-        """How many drafts were right up to and including position 0, 1, …"""
+        """Number of drafts that were right up to and including position 0, 1, …"""
         longest = max(self._drafts, default=0)
         return [sum(self._drafts[accepted] for accepted in range(i + 1, longest + 1)) for i in range(longest)]
 
@@ -214,7 +139,7 @@ class Metrics:
         return sum(accepted * count for accepted, count in self._drafts.items())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text, and its content type: OpenMetrics where `accept` asks for it, Prometheus' own otherwise."""
+        """Return the text and its content type: OpenMetrics if `accept` asks for it, else Prometheus' own."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -238,6 +163,11 @@ class Metrics:
         yield self._counter("paceline:wasted", "Parts of steps whose sequence had already ended.", now.engine.wasted)
         seconds = {part: getattr(now.engine, f"time_{part}") for part in PARTS}
         yield self._counters("paceline:step_seconds", "Seconds in each part of a step.", "part", seconds)
+        yield self._counter(
+            "paceline:integrity_failures",
+            "Checks of the idle engine that found its KV cache inconsistent.",
+            self._bridge.integrity_failures,
+        )
         states = {state: float(self._bridge.state == state) for state in STATES}
         yield self._gauges("paceline:state", "1 for the state that the server is in.", "state", states)
         ready = {name: float(out is None) for name, out in now.drafters.items()}
@@ -263,7 +193,7 @@ class Metrics:
         yield self._histogram("vllm:request_queue_time_seconds", "From submission to the first step.", self._queued)
 
     def _of_speculation(self) -> Iterator[Metric]:
-        """Of all steps so far, from one source, so that they fit each other at every moment."""
+        """Yield counts of all steps so far. They come from one source, so that they agree at every moment."""
         yield self._counter("vllm:spec_decode_num_drafts", "Rounds: drafts that were verified.", self._drafts.total())
         yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", self._drafted)
         yield self._counter(
@@ -279,7 +209,7 @@ class Metrics:
         )
 
     def _of_the_estimate(self) -> Iterator[Metric]:
-        """No sample where there is no estimate: a number would be believed."""
+        """Yield the estimated speed-up, without a sample if there is no estimate: a number would be believed."""
         estimate = self._speedup.estimate()
         for name, attribute in (("", "speedup"), ("_low", "low"), ("_high", "high")):
             value = None if estimate is None else getattr(estimate, attribute)
@@ -313,8 +243,8 @@ class Metrics:
         return family
 
 
-def install_metrics(app: FastAPI, bridge: Bridge, settings: Settings) -> Metrics:
-    """Listen to the bridge and serve /metrics; who may read it is the guards' matter. Also at `app.state.metrics`."""
+def install_metrics(app: FastAPI, bridge: Bridge) -> Metrics:
+    """Listen to the bridge and serve /metrics. Guards decide who may read it. Sets `app.state.metrics`."""
     metrics = Metrics(bridge)
     bridge.listeners.append(metrics.observe)
     app.state.metrics = metrics

@@ -1,6 +1,6 @@
-"""What went wrong, as OpenAI's clients expect it: a status and `{"error": {message, type, param, code}}`.
+"""Errors as OpenAI's clients expect them: a status and `{"error": {message, type, param, code}}`.
 
-What is the server's own fault is logged, never told: no message leaves here with a path or a traceback in it.
+A fault of the server itself is logged and not described: no message leaves here with a path or a traceback in it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 1000  # characters of a message: it may quote what was sent
+MAX_MESSAGE = 1000  # characters: a message may quote what was sent
 INTERNAL = "the server failed on this request; its log says why"
 
-# The engine's name of a parameter → the field of a request, where the two differ.
+# The engine's name of a parameter → its field in a body, where the two differ.
 FIELDS = {
     "stop_ids": "stop_token_ids",
     "allowed_tokens": "allowed_token_ids",
     "include_stop": "include_stop_str_in_output",
     **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
 }
+PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}  # path → field; others: prompt
 
 
 class ErrorDetail(BaseModel):
@@ -47,7 +48,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# How endpoints say in the OpenAPI document that they may refuse.
+# The refusals of an endpoint, for the OpenAPI document.
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
     "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
@@ -62,17 +63,18 @@ ENDINGS = {
 
 
 def failure(event: TokenEvent, *, dead: bool) -> Failed | None:
-    """Why the sequence of this event did not come to a good end; None where it did, or goes on. `dead`: the engine is;
-    otherwise an error is one of this request alone."""
+    """Find why the sequence of this event ended badly. None: it goes on, or ended well.
+
+    `dead`: the engine is dead; otherwise an error concerns this request alone."""
     if event.finish is Finish.ERROR and not dead:
         return Failed(400, "unanswerable", f"the answer could not be completed: {event.error}")
     return Failed(*ENDINGS[event.finish]) if event.finish in ENDINGS else None
 
 
 def detail(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorDetail:
-    short = message if len(message) <= LONGEST else message[: LONGEST - 1] + "…"
-    speakable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
-    return ErrorDetail(message=speakable, type=kind(status), param=param, code=code)
+    short = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+    sendable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
+    return ErrorDetail(message=sendable, type=kind(status), param=param, code=code)
 
 
 def kind(status: int) -> str:
@@ -92,35 +94,41 @@ def error_response(
     return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))
 
 
-def describe(error: Exception) -> tuple[int, ErrorDetail]:
-    """Status and body for an exception. What nobody foresaw is logged and becomes a 500."""
+def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
+    """Find the status and body for an exception of a request to `path`. An unforeseen one is logged and becomes 500."""
     if isinstance(error, (InvalidRequest, Failed)) or (isinstance(error, PacelineError) and error.status < 500):
-        message = str(error)
-        param: str | None = getattr(error, "param", None)
-        field = None if param is None else FIELDS.get(param, param)
-        return error.status, detail(error.status, message, param=field, code=_code(error))
+        message = error.for_client if isinstance(error, ContextTooLong) else str(error)
+        return error.status, detail(error.status, message, param=_field(error, path), code=_code(error))
     if isinstance(error, EngineDead):
         return 503, detail(503, "the engine stopped after an internal error; its log says why", code="engine_dead")
     if isinstance(error, OutOfMemory):
         return 503, detail(503, "the server has no memory for this request; try again later", code="out_of_memory")
-    if isinstance(error, PacelineError) and error.status == 503:  # the bridge: not ready, or no longer
+    if isinstance(error, PacelineError) and error.status == 503:  # the bridge is not ready, or no longer
         return 503, detail(503, str(error), code=_code(error))
     logger.error("a request failed", exc_info=error)
     return 500, detail(500, INTERNAL, code="internal_error")
 
 
-def respond(error: Exception) -> JSONResponse:
-    status, said = describe(error)
+def _field(error: PacelineError, path: str) -> str | None:
+    """Find the field of the request that is at fault. Errors of the server itself name it already."""
+    param: str | None = getattr(error, "param", None)
+    if param is None:
+        return None
+    return PROMPT_FIELDS.get(path, param) if param == "prompt" else FIELDS.get(param, param)
+
+
+def respond(error: Exception, *, path: str = "") -> JSONResponse:
+    status, said = describe(error, path=path)
     retry = getattr(error, "retry_after", None)
     headers = {} if retry is None else {"Retry-After": str(max(1, round(retry)))}
     return JSONResponse(ErrorBody(error=said).model_dump(), status_code=status, headers=headers)
 
 
 def install_problems(app: FastAPI) -> None:
-    """Every error of the app leaves as an OpenAI error body."""
+    """Make every error of the app leave as an OpenAI error body."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
-        return respond(error)
+        return respond(error, path=request.url.path)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -140,7 +148,7 @@ def install_problems(app: FastAPI) -> None:
 
 
 def explain(errors: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
-    """Which field of a body is wrong, and what would be right."""
+    """Find which field of a body is wrong, and say what would be right."""
     first = errors[0]
     place = list(first["loc"][1:])  # without "body"
     if not place:

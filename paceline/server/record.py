@@ -1,8 +1,8 @@
-"""Keeps a share of the requests that were served, for `paceline audit` to replay. Off unless the operator says where.
+"""A record of a share of the requests, for `paceline audit` to replay. Off unless the operator names a file.
 
-A line is what was asked: the prompt's token ids and the sampling parameters, seed included where the client gave one;
-no key, no address, no answer. But a prompt can be read from its tokens: the file is for its owner alone, and belongs
-to whoever may read prompts. A file that cannot be written costs the record, never a request.
+A line has the prompt's token ids and the sampling parameters, with the seed if the client gave one; no key, no address,
+no answer. A prompt can be read from its tokens, so the file is readable by its owner alone, and belongs to whoever may
+read prompts. A file that cannot be written costs the record, never a request.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Recorder:
             raise StorageError(f"requests cannot be recorded in {path} ({reason}); choose another file") from None
 
     def take(self, request: Request) -> None:
-        """One that the engine has been asked to serve."""
+        """Record a request that the engine has been asked to serve, if the draw selects it."""
         if self._file is None or self._draw() >= self._share:
             return
         line = {"id": request.id, "prompt_tokens": request.prompt, "sampling": asked(request.sampling)}
         try:
-            os.write(self._file, f"{json.dumps(line)}\n".encode())  # at once, so that a line is whole or not there
+            os.write(self._file, f"{json.dumps(line)}\n".encode())  # in one write, so that a line is whole or absent
         except OSError as error:
             logs.say("requests are no longer recorded", level=logging.WARNING, reason=str(error))
             self._file = None
 
 
 def asked(sampling: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not at their defaults."""
+    """Collect the parameters that are not at their defaults."""
     usual = SamplingParams()
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
     found = {name: value for name, value in values.items() if value != getattr(usual, name)}

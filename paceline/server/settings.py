@@ -1,31 +1,21 @@
-"""Every option of the server, and where its value comes from: a flag, the environment, a file, or the default.
+"""Every option of the server, with its default, its limits and its line of help.
 
-    paceline serve --port 9000        PACELINE_PORT=9000        port: 9000        8000
-
-Options of the engine travel the same way (`gather` knows nothing of what it gathers). A name nobody knows is an error,
-and so is a value of the wrong kind. Needs nothing of the extra `serve` but PyYAML, and that only where a file is read.
+`gather` finds the values. Needs nothing of the extra `serve`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from paceline.checks import check_flag, check_integer, check_number
-from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
+from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import BUILT_IN, Rule
 
-PREFIX = "PACELINE_"
-FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")  # of others; the last two are Kubernetes'
-FOREIGN_NAMES = frozenset({"PACELINE_GPU", "PACELINE_COMMIT", "PACELINE_DATA", "PACELINE_SMOLLM2", "PACELINE_CONFIG"})
-SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-LONGEST = 1e6  # seconds
+MAX_TIMEOUT = 1e6  # seconds
 
 HELP = {
     "host": "address to listen on; 0.0.0.0 for everybody",
@@ -109,7 +99,7 @@ class Settings:
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """As the constructor, but a misspelt option says what was probably meant."""
+        """Make settings; a misspelt option is an error that says what was probably meant."""
         for name in options:
             if name not in HINTS:
                 raise UnknownOption("server option", name, HINTS)
@@ -118,8 +108,8 @@ class Settings:
     def __post_init__(self) -> None:
         self._check_integers()
         for name in ("request_timeout", "header_timeout", "read_timeout", "write_timeout"):
-            check_number(name, getattr(self, name), 0, LONGEST, open_low=True)
-        check_number("drain_timeout", self.drain_timeout, 0, LONGEST)
+            check_number(name, getattr(self, name), 0, MAX_TIMEOUT, open_low=True)
+        check_number("drain_timeout", self.drain_timeout, 0, MAX_TIMEOUT)
         check_number("stream_interval", self.stream_interval, 0, 1)
         check_flag("log_json", self.log_json)
         check_flag("log_prompts", self.log_prompts)
@@ -158,7 +148,7 @@ class Settings:
             check_integer("allowed_max_draft", self.allowed_max_draft, 1, 1024)
 
     def _check_keys(self) -> None:
-        """The messages do not show them."""
+        """Check keys without showing one in a message."""
         for key in (*self.api_keys, *([] if self.admin_key is None else [self.admin_key])):
             if not isinstance(key, str) or not re.fullmatch(r"[\x21-\x7e]+", key):
                 raise InvalidRequest("a key is made of visible ASCII characters, at least one, without spaces")
@@ -171,8 +161,10 @@ class Settings:
         return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def answers_to(self, host: str) -> bool:
-        """Whether a request for this host (without a port) is meant for this server. Without keys a web page could
-        otherwise reach what listens on this machine only, by a name of its own that leads here."""
+        """True if a request for this host (without a port) is meant for this server.
+
+        By default a server without keys that listens on this machine only answers to local names alone: a web page
+        could otherwise reach it under a name of its own that resolves to this machine."""
         if self.allowed_hosts:
             return "*" in self.allowed_hosts or host.lower() in map(str.lower, self.allowed_hosts)
         return bool(self.api_keys) or not is_local(self.host) or is_local(host)
@@ -182,7 +174,7 @@ class Settings:
 
 
 def is_local(host: str) -> bool:
-    """A name or an address of this machine, that nobody else can mean."""
+    """True for a name or an address that means this machine wherever it is used."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -205,123 +197,3 @@ RELOADABLE = frozenset(HINTS) - {
     "record",
     "record_share",
 }
-
-
-def gather(
-    hints: Mapping[str, Any], *, flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None
-) -> dict[str, Any]:
-    """Values of the options in `hints` (name → type) from all three places; the nearest to the user wins."""
-    found = {} if file is None else _from_file(hints, file)
-    found |= _from_environment(hints, environ)
-    given = {name: value for name, value in flags.items() if name in hints and value is not None}
-    return found | {name: convert(_flag_of(name), value, hints[name], name=name) for name, value in given.items()}
-
-
-def _flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _from_file(hints: Mapping[str, Any], path: str) -> dict[str, Any]:
-    given = _parse(path)
-    for name in given:
-        if name not in hints:
-            raise UnknownOption(f"option in {path}", str(name), hints)
-    return {name: convert(f"{name} in {path}", value, hints[name], name=name) for name, value in given.items()}
-
-
-def _parse(path: str) -> dict[Any, Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingExtra("a file of settings needs PyYAML: pip install 'paceline[serve]'") from None
-    try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"{path} is not YAML: {error}") from None
-    if given is not None and not isinstance(given, dict):
-        raise InvalidRequest(f"{path} must hold lines such as `port: 9000`, not a {type(given).__name__}")
-    return given or {}
-
-
-def _from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for variable, text in environ.items():
-        name = variable.removeprefix(PREFIX).lower()
-        if not variable.startswith(PREFIX) or variable.startswith(FOREIGN) or variable in FOREIGN_NAMES:
-            continue
-        if name == "port" and "://" in text:  # Kubernetes' word for a service called paceline
-            continue
-        if name not in hints:
-            raise UnknownOption("environment variable", variable, [PREFIX + known.upper() for known in hints])
-        if text:  # an empty one is how a shell or a compose file leaves it out
-            found[name] = convert(variable, text, hints[name], name=name)
-    return found
-
-
-def convert(where: str, value: Any, hint: Any, *, name: str) -> Any:
-    """A value as the type of its option; texts are read. `where` is for the message."""
-    if get_origin(hint) in (Union, types.UnionType):
-        if value is None:
-            return None
-        [hint] = [kind for kind in get_args(hint) if kind is not type(None)]
-    try:
-        return _reader(hint, name)(value)
-    except (ValueError, KeyError, TypeError):
-        shown = "that" if "key" in name else repr(value)
-        raise InvalidRequest(f"{where} must be {_wanted(hint, name)}, not {shown}") from None
-
-
-def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
-    if hint is int and is_size(name):
-        return _size
-    if name == "drafter":  # whose options have commas
-        return lambda value: tuple(value.split()) if isinstance(value, str) else _texts(value)
-    return {bool: _flag, int: _integer, float: _float, str: _text}.get(hint, _texts)
-
-
-def is_size(name: str) -> bool:
-    return name.endswith("_bytes") or name == "kv_memory"
-
-
-def _wanted(hint: Any, name: str) -> str:
-    if hint is int and is_size(name):
-        return "a size such as 512M"
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    return words.get(hint, "a list of texts")
-
-
-def _flag(value: Any) -> bool:
-    return value if isinstance(value, bool) else FLAGS[value.lower()] if isinstance(value, str) else _refuse()
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        _refuse()
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    return _refuse() if isinstance(value, bool) else float(value)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        _refuse()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", str(value).strip().lower())
-    return int(float(match[1]) * SIZES[match[2]]) if match else _refuse()
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _refuse()
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    return tuple(map(_text, value))
-
-
-def _refuse() -> Any:
-    raise ValueError

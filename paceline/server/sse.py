@@ -1,10 +1,11 @@
-"""How answers travel: at once as JSON, or as server-sent events while they come.
+"""How answers travel: as a whole in JSON, or as server-sent events while they grow.
 
-A reply (see `Reply`) says what is sent; this module sees to it that every request is ended: when all is said, when the
-client leaves, when something fails. Before the first byte a failure is a status, after it an event of the stream.
+An answer (see `HttpAnswer` and the package `answers`) says what is sent. This module ends every request: when all is
+said, when the client leaves, when something fails. Before the first byte a failure is a status, after it an event of
+the stream.
 
-What a token costs here, it costs again and again, and between two tokens the model's weights have swept the caches: the
-way of an event is short, and everything that came of a step leaves in one write.
+The path of an event is short on purpose: it runs once a token, with cold caches, because the model's weights pass
+through them between two tokens. For the same reason everything that came of a step leaves in one write.
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.server.bridge import Bridge, Stream
-from paceline.server.guards import STRAIGHT
+from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import ErrorBody, ErrorDetail, describe, failure
 from paceline.types import Request, TokenEvent
 
 T = TypeVar("T")
 
-CLIENT_LEFT = 499  # nobody reads it; for the log
+CLIENT_LEFT = 499  # status for the log alone: the client is gone
 DONE = b"data: [DONE]\n\n"
 
 
-class Reply(Protocol):
-    """One request's answer in the making."""
+class HttpAnswer(Protocol):
+    """One HTTP request's answer in the making: sent as a whole (`add`, `whole`) or as a stream (the others)."""
 
-    def add(self, event: TokenEvent) -> object:
-        """For an answer that is sent at once."""
+    def add(self, event: TokenEvent) -> None: ...
 
     def whole(self) -> BaseModel: ...
 
     def chunks(self, event: TokenEvent) -> Iterable[bytes]:
-        """What an event adds to a stream, as `chunk` or `event` make it."""
+        """Make what an event adds to a stream, each part by `chunk` or `event`."""
 
     def end(self) -> Iterable[bytes]: ...
 
-    def broken(self, error: ErrorDetail) -> Iterable[bytes]:
-        """The last chunks of a stream that fails."""
+    def fail(self, error: ErrorDetail) -> Iterable[bytes]:
+        """Make the last chunks of a stream that fails."""
+
+
+# One event of a stream.
 
 
 def chunk_head(fields: Mapping[str, Any]) -> bytes:
-    """How each chunk of a stream begins."""
+    """Write the fields that every chunk of a stream begins with."""
     return b"data: " + to_json(fields)[:-1] + b","
 
 
@@ -65,37 +68,38 @@ def error_chunks(error: ErrorDetail) -> list[bytes]:
     return [b"data: %b\n\n" % ErrorBody(error=error).model_dump_json().encode(), DONE]
 
 
-async def answer(
-    http: HttpRequest, bridge: Bridge, requests: Sequence[Request], reply: Reply, *, stream: bool
+async def send(
+    answer: HttpAnswer, http: HttpRequest, bridge: Bridge, requests: Sequence[Request], *, stream: bool
 ) -> Response:
+    """Submit requests to the engine and send their answer."""
     async with AsyncExitStack() as leaving:
         events = await leaving.enter_async_context(bridge.submit(*requests))
         if not stream:
-            return await while_there(http.receive, _whole(bridge, events, reply)) or Response(status_code=CLIENT_LEFT)
+            return await while_there(http.receive, _whole(bridge, events, answer)) or Response(status_code=CLIENT_LEFT)
         # Until the first event, a failure can still be a status.
         first = await while_there(http.receive, anext(events))
         if first is None:
             return Response(status_code=CLIENT_LEFT)
         check(bridge, first)
-        leaving.pop_all()  # from here on the stream is closed by whoever sends it
-        return EventStream(bridge, first, events, reply)
+        leaving.pop_all()  # from here on `EventStream` closes the events
+        return EventStream(bridge, first, events, answer)
 
 
 def check(bridge: Bridge, event: TokenEvent) -> None:
-    """Raise if this event ends its sequence, and not well."""
+    """Raise if this event ends its sequence in any way but well."""
     if event.finish is not None and (problem := failure(event, dead=bridge.state == "dead")):
         raise problem
 
 
-async def _whole(bridge: Bridge, events: Stream, reply: Reply) -> Response:
+async def _whole(bridge: Bridge, events: Stream, answer: HttpAnswer) -> Response:
     async for event in events:
         check(bridge, event)
-        reply.add(event)
-    return Response(reply.whole().model_dump_json(exclude_unset=True), media_type="application/json")
+        answer.add(event)
+    return Response(answer.whole().model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T | None:
-    """What comes of `work`; None if the client leaves before it is done, and then it is cancelled."""
+    """Await `work`. If the client leaves first, cancel it and return None."""
     working = asyncio.ensure_future(work)
     watching = asyncio.create_task(_departure(receive))
     try:
@@ -117,31 +121,31 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, bridge: Bridge, first: TokenEvent, events: Stream, reply: Reply) -> None:
+    def __init__(self, bridge: Bridge, first: TokenEvent, events: Stream, answer: HttpAnswer) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._bridge = bridge
         self._first = first
         self._events = events
-        self._reply = reply
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._events:
             with suppress(OSError):  # the client has gone, and the server knows it before `receive` says so
-                await while_there(receive, self._send(send, scope[STRAIGHT]))
+                await while_there(receive, self._send(send, scope[DIRECT_SEND]))
 
-    async def _send(self, send: Send, straight: Send) -> None:
-        """The guards have a say in how an answer begins; what follows goes straight to the server."""
+    async def _send(self, send: Send, direct: Send) -> None:
+        """Start the response through the guards; send its body past them."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await self._send_events(straight)
-            last = b"".join(self._reply.end())
+            await self._send_events(direct)
+            last = b"".join(self._answer.end())
         except OSError:
             raise
         except Exception as error:  # the HTTP boundary: the status is sent, so the stream says it
-            last = b"".join(self._reply.broken(describe(error)[1]))
-        await straight({"type": "http.response.body", "body": last, "more_body": True})
-        await straight({"type": "http.response.body", "body": b"", "more_body": False})
+            last = b"".join(self._answer.fail(describe(error)[1]))
+        await direct({"type": "http.response.body", "body": last, "more_body": True})
+        await direct({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
         await self._send_step(send, (self._first,))
@@ -153,7 +157,7 @@ class EventStream(Response):
         try:
             for event in events:
                 check(self._bridge, event)
-                parts += self._reply.chunks(event)
+                parts += self._answer.chunks(event)
         finally:
             if parts:  # also what came before a failure
                 await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})

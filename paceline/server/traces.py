@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry traces, for those who say where to (`otlp_endpoint`). Off otherwise, and free then.
+"""OpenTelemetry traces of requests. Off, and free, unless the setting `otlp_endpoint` says where to send them.
 
     POST /v1/chat/completions ───────────────────────   the HTTP request; continues the client's `traceparent`
       chat smollm2            ──────────────────────    one a sequence, by the conventions for generative AI
@@ -6,8 +6,8 @@
         prefill                 ───────                 until the first token
         decode                         ─────────────
 
-Spans are made when a request has ended, of what the engine measured: nothing is done while tokens are. No text of a
-prompt or an answer is in them. A collector that cannot be reached costs traces, never a request.
+Spans are made when a request has ended, from the times that the engine measured: nothing is done while tokens come. No
+text of a prompt or an answer is in them. A collector that cannot be reached costs traces, never a request.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from paceline.errors import MissingExtra
 from paceline.server.logs import PROBES, Record
 from paceline.types import Request, SequenceStats, TokenEvent
 
-OPERATIONS = {  # path → what the conventions call it
+OPERATIONS = {  # path → name in the conventions
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
 }
 CARRIED = (b"traceparent", b"tracestate")
-SECOND = 1_000_000_000  # in nanoseconds
+NANOSECONDS = 1_000_000_000  # a second
 
 
 class Tracer:
     def __init__(self, endpoint: str, *, model: str, exporter: Any = None) -> None:
-        """`exporter`: another than OTLP over HTTP to `endpoint`. Raises MissingExtra where OpenTelemetry is missing."""
+        """`exporter` replaces OTLP over HTTP to `endpoint`. Raises MissingExtra if OpenTelemetry is missing."""
         kit = toolkit()
         resource = kit.Resource.create({"service.name": "paceline", "service.version": __version__})
         self._provider = kit.TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -43,13 +43,13 @@ class Tracer:
         self._api = kit.trace
         self._model = model
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> Traced:
-        """A request came, with these headers."""
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestSpans:
+        """Start the spans of a request that came with these headers."""
         carried = {name.decode(): value.decode("latin-1") for name, value in headers if name in CARRIED}
-        return Traced(self, self._propagator.extract(carried))
+        return RequestSpans(self, self._propagator.extract(carried))
 
     def close(self) -> None:
-        """Send what is left. May take seconds."""
+        """Send the spans that are left. May take seconds."""
         self._provider.shutdown()
 
     def write(self, record: Record, parent: Any, began: int, ends: Iterable[tuple[Request, TokenEvent, int]]) -> None:
@@ -68,12 +68,12 @@ class Tracer:
         inside = self._api.set_span_in_context(span)
         for request, event, ended in ends:
             self._write_sequence(inside, operation or "generate", request, event, ended)
-        span.end(began + int(record.seconds * SECOND))
+        span.end(began + int(record.seconds * NANOSECONDS))
 
     def _write_sequence(self, parent: Any, operation: str, request: Request, event: TokenEvent, ended: int) -> None:
         stats = event.stats or SequenceStats()
-        began = ended - int(stats.time_total * SECOND)
-        admitted, first = began + int(stats.time_queued * SECOND), began + int(stats.time_to_first * SECOND)
+        began = ended - int(stats.time_total * NANOSECONDS)
+        admitted, first = began + int(stats.time_queued * NANOSECONDS), began + int(stats.time_to_first * NANOSECONDS)
         attributes = self._attributes(operation, request, event, stats)
         name = f"{operation} {self._model}"
         span = self._spans.start_span(name, context=parent, start_time=began, attributes=attributes)
@@ -115,8 +115,8 @@ class Tracer:
         return {name: value for name, value in attributes.items() if value is not None}
 
 
-class Traced:
-    """One HTTP request on its way."""
+class RequestSpans:
+    """The spans of one HTTP request, collected until it has ended."""
 
     def __init__(self, tracer: Tracer, parent: Any) -> None:
         self._tracer = tracer
@@ -125,17 +125,17 @@ class Traced:
         self._ends: list[tuple[Request, TokenEvent, int]] = []
 
     def add(self, request: Request, event: TokenEvent) -> None:
-        """A sequence has ended."""
+        """Note a sequence that has ended."""
         self._ends.append((request, event, time.time_ns()))
 
     def write(self, record: Record) -> None:
-        """All is over."""
+        """Write the spans, now that the request and its sequences have ended."""
         if record.path not in PROBES:
             self._tracer.write(record, self._parent, self._began, self._ends)
 
 
 def toolkit() -> SimpleNamespace:
-    """What is used of OpenTelemetry. Raises MissingExtra where something is missing."""
+    """Import the parts of OpenTelemetry that are used. Raises MissingExtra if one is missing."""
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -15,15 +15,15 @@ import httpx
 
 from paceline.llm import LLM
 from paceline.server.bridge import Bridge
-from paceline.server.run import Life, bind
+from paceline.server.process import ServerProcess, bind
 from paceline.server.settings import Settings
 
 
 class Alive:
     """A running server, and a client of it."""
 
-    def __init__(self, life: Life, port: int) -> None:
-        self.life, self.port = life, port
+    def __init__(self, process: ServerProcess, port: int) -> None:
+        self.process, self.port = process, port
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
 
     async def raw(self, data: bytes) -> bytes:
@@ -40,7 +40,7 @@ class Alive:
 
     @property
     def connections(self) -> int:
-        return len(self.life.server.server_state.connections)
+        return len(self.process.server.server_state.connections)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -56,15 +56,15 @@ async def alive(llm: LLM, **options: Any) -> AsyncIterator[Alive]:
     listener = bind(settings)
     with listener:
         bridge = Bridge(llm, model="tiny", max_waiting=settings.max_waiting)
-        life = Life(bridge, settings, source=None, announce=listening.set)
-        running = asyncio.create_task(life.run(listener))
+        process = ServerProcess(bridge, settings, source=None, announce=listening.set)
+        running = asyncio.create_task(process.run(listener))
         await listening.wait()
-        server = Alive(life, listener.getsockname()[1])
+        server = Alive(process, listener.getsockname()[1])
         try:
             yield server
         finally:
             await server.http.aclose()
-            life.stop()
+            process.stop()
             await running
             llm.engine.check()
             assert not llm.engine.has_work

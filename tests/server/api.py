@@ -15,6 +15,7 @@ from paceline.llm import LLM
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
 from paceline.server.settings import Settings
+from paceline.server.traces import Tracer
 from tests.cli.tiny_model import write_model
 
 T = TypeVar("T")
@@ -24,9 +25,11 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello, hello, hello"
 
 
 class Api:
-    def __init__(self, bridge: Bridge, settings: Settings, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, bridge: Bridge, settings: Settings, runner: asyncio.Runner, *, tracer: Tracer | None = None
+    ) -> None:
         self.bridge = bridge
-        self.app = create_app(bridge, settings)
+        self.app = create_app(bridge, settings, tracer=tracer)
         self._runner = runner
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.app, raise_app_exceptions=False), base_url="http://localhost"
@@ -93,10 +96,10 @@ def tiny_llm(path: Path, **options: Any) -> LLM:
 
 
 @contextmanager
-def serving(llm: LLM, **settings: Any) -> Iterator[Api]:
+def serving(llm: LLM, *, tracer: Tracer | None = None, **settings: Any) -> Iterator[Api]:
     with asyncio.Runner() as runner:
         bridge = Bridge(llm, model=MODEL)
-        api = Api(bridge, Settings(**settings), runner)
+        api = Api(bridge, Settings(**settings), runner, tracer=tracer)
         runner.run(bridge.start())
         try:
             yield api

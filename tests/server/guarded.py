@@ -10,7 +10,9 @@ import httpx
 from fastapi import FastAPI, Request
 
 from paceline.server.guards import install_guards
+from paceline.server.live import CurrentSettings
 from paceline.server.problems import install_problems
+from paceline.server.routes import admin
 from paceline.server.settings import Settings
 
 T = TypeVar("T")
@@ -42,7 +44,9 @@ def an_app(**options: Any) -> FastAPI:
     async def boom() -> None:
         raise RuntimeError("/secret/path")
 
-    install_guards(app, Settings.of(**{"allowed_hosts": ("*",)} | options))
+    app.state.live = CurrentSettings(Settings.of(**{"allowed_hosts": ("*",)} | options))
+    app.include_router(admin.router)
+    install_guards(app, app.state.live)
     return app
 
 
@@ -70,7 +74,7 @@ def send(app: FastAPI, content: bytes, **headers: str) -> httpx.Response:
     return ask(app, content=content, headers=JSON | {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-class Wire:
+class RawRequest:
     """One request by hand: `messages` arrive, then nothing more."""
 
     def __init__(self, *messages: dict[str, Any], headers: dict[str, str] | None = None, **scope: Any) -> None:

@@ -8,9 +8,11 @@ import pytest
 from fastapi import Request
 from starlette.responses import StreamingResponse
 
-from paceline.server import guards
-from paceline.server.guards import Refusal, check_json
-from tests.server.guarded import JSON, KEY, Wire, aio, an_app, ask, refused, send
+from paceline.server.guards import check
+from paceline.server.guards import json as json_guard
+from paceline.server.guards.check import Refusal
+from paceline.server.guards.json import check_json
+from tests.server.guarded import JSON, KEY, RawRequest, aio, an_app, ask, refused, send
 
 
 def test_a_good_request_passes() -> None:
@@ -59,7 +61,7 @@ def test_odd_but_valid_json(content: bytes) -> None:
 
 
 def test_json_that_costs_much_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards.json, "loads", lambda *args, **options: pytest.fail("it was"))
+    monkeypatch.setattr(json_guard.json, "loads", lambda *args, **options: pytest.fail("it was"))
     with pytest.raises(Refusal, match="1000002 lists and objects"):
         check_json(b"[" + b"[]," * 1_000_000 + b"{}]", max_depth=64)
     with pytest.raises(Refusal, match="deeper"):
@@ -103,8 +105,8 @@ def test_a_body_that_announces_nothing() -> None:
 
 
 def test_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "LINGER", 0.01)
-    wire = Wire({"type": "http.request", "body": b"{", "more_body": True})
+    monkeypatch.setattr(check, "LINGER_SECONDS", 0.01)
+    wire = RawRequest({"type": "http.request", "body": b"{", "more_body": True})
     aio(an_app(read_timeout=0.01)(wire.scope, wire.receive, wire.send))
     assert wire.status == 408
     assert (b"connection", b"close") in wire.sent[0]["headers"]
@@ -113,14 +115,14 @@ def test_a_body_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unwanted_body_is_dropped_after_the_answer() -> None:
     part = {"type": "http.request", "body": b"x" * 100, "more_body": True}
-    wire = Wire(*[part] * 5, {"type": "http.request", "body": b""}, path="/v1/echo")
+    wire = RawRequest(*[part] * 5, {"type": "http.request", "body": b""}, path="/v1/echo")
     aio(an_app(api_keys=(KEY,))(wire.scope, wire.receive, wire.send))
     assert wire.status == 401
     assert not wire.messages
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
-    wire = Wire({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"})
+    wire = RawRequest({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"})
     aio(an_app()(wire.scope, wire.receive, wire.send))
     assert wire.sent == []
 
@@ -134,7 +136,7 @@ def test_a_route_learns_that_its_client_left() -> None:
         left.append((await request.receive())["type"])
 
     body = {"type": "http.request", "body": b"{}", "more_body": False}
-    wire = Wire(body, {"type": "http.disconnect"}, path="/v1/wait")
+    wire = RawRequest(body, {"type": "http.disconnect"}, path="/v1/wait")
     aio(app(wire.scope, wire.receive, wire.send))
     assert left == ["http.disconnect"]
 
@@ -151,7 +153,7 @@ def test_streams_are_not_held_back() -> None:
 
         return StreamingResponse(parts())
 
-    wire = Wire({"type": "http.request", "body": b"{}", "more_body": False}, path="/v1/stream")
+    wire = RawRequest({"type": "http.request", "body": b"{}", "more_body": False}, path="/v1/stream")
     aio(app(wire.scope, wire.receive, wire.send))
     assert seen == [[], [b"0"], [b"0", b"1"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -130,7 +131,7 @@ def test_what_cannot_be_served_is_said_at_once() -> None:
 
 
 def test_what_the_engine_finds_later_is_raised_by_the_stream() -> None:
-    def refuse(request: Request) -> None:
+    def refuse(request: Request, *, validated: bool) -> None:
         raise InvalidRequest("no such grammar")
 
     async def scenario() -> None:
@@ -141,6 +142,24 @@ def test_what_the_engine_finds_later_is_raised_by_the_stream() -> None:
                 await read(bridge.submit(a_request(sampling=replace(LONG, n=2))))
             assert bridge.state == "ready"
             assert bridge._sequences == 0, "both samples leave the queue"
+
+    aio(scenario())
+
+
+def test_a_request_is_checked_once_and_not_on_the_thread_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = rig_of()
+        checked: list[str] = []
+        validate = rig.engine.validate
+
+        def noted(request: Request) -> None:
+            checked.append(threading.current_thread().name)
+            validate(request)
+
+        monkeypatch.setattr(rig.engine, "validate", noted)
+        async with bridged(rig) as bridge:
+            await read(bridge.submit(a_request()))
+        assert checked == [threading.main_thread().name]
 
     aio(scenario())
 
@@ -212,10 +231,10 @@ def test_one_of_several_that_the_engine_refuses_ends_them_all(monkeypatch: pytes
         rig = rig_of()
         submit = rig.engine.submit
 
-        def picky(request: Request) -> None:
+        def picky(request: Request, *, validated: bool) -> None:
             if request.id == "1":
                 raise InvalidRequest("not this one")
-            submit(request)
+            submit(request, validated=validated)
 
         monkeypatch.setattr(rig.engine, "submit", picky)
         async with bridged(rig) as bridge:

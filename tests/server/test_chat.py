@@ -11,9 +11,9 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
-from paceline.server.protocol import SpeculationOptions
+from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
-from paceline.server.translate import Translator
+from paceline.server.translate.speculation import read_speculation
 from paceline.types import Request, SamplingParams
 from tests.server.api import HELLO, Api, check_error, serving, text_of, tiny_llm
 
@@ -333,16 +333,15 @@ def test_a_lossy_rule_says_so(api: Api) -> None:
         assert api.chat(speculation={"rule": rule})["speculation"]["lossless"]
 
 
-def test_the_server_s_own_rule_and_threshold(llm: LLM) -> None:
+def test_the_server_s_own_rule_and_threshold() -> None:
     settings = Settings(default_rule="typical", default_threshold=0.4, allowed_threshold=0.2)
-    translator = Translator(llm=llm, model="tiny", settings=settings)
     given: list[dict[str, Any]] = [{}, {"threshold": 0.3}, {"rule": "threshold"}, {"rule": "coupled"}]
-    asked = [translator._speculation(SpeculationOptions(**options)) for options in given]
-    assert asked == [translator._speculation(None), *asked[1:]]
+    asked = [read_speculation(SpeculationOptions(**options), settings) for options in given]
+    assert asked == [read_speculation(None, settings), *asked[1:]]
     assert [one.rule for one in asked] == ["typical", "typical", "threshold", "coupled"]
     assert [one.threshold for one in asked] == [0.4, 0.3, 0.3, None]
     with pytest.raises(InvalidRequest, match=r"threshold is 0\.1; this server allows no less than 0\.2"):
-        translator._speculation(SpeculationOptions(threshold=0.1))
+        read_speculation(SpeculationOptions(threshold=0.1), settings)
 
 
 def test_allowed_speculation(llm: LLM) -> None:

@@ -16,8 +16,10 @@ from paceline.cli.serve import LOADING
 from paceline.engine.stats import Snapshot
 from paceline.server.app import create_app
 from paceline.server.bridge import Bridge
-from paceline.server.metrics import Metrics, SpeedUp
-from paceline.server.settings import HINTS, Settings, gather
+from paceline.server.gather import gather
+from paceline.server.metrics import Metrics
+from paceline.server.settings import HINTS, Settings
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, Off, OffKind, SequenceStats, TokenEvent
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +34,15 @@ PORT = Settings().port
 
 
 def bridge() -> Bridge:
-    return cast(Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[]))
+    return cast(
+        Bridge, SimpleNamespace(model="tiny", state="ready", stats=Snapshot, listeners=[], integrity_failures=0)
+    )
 
 
 def metric_names() -> set[str]:
     """Every series that a busy server tells."""
     metrics = Metrics(bridge())
-    for i in range(2 * SpeedUp.FEWEST):  # enough of everything to be told
+    for i in range(2 * SpeedUp.MIN_ANSWERS):  # enough of everything to be told
         stats = SequenceStats(
             output_tokens=9 + i,
             steps=6,
@@ -150,12 +154,12 @@ def test_ports_lead_to_the_server() -> None:
 
 
 def test_probes_ask_routes_that_are_there_and_need_no_key() -> None:
-    from paceline.server.guards import OPEN
+    from paceline.server.guards.keys import OPEN_PATHS
 
     paths = create_app(bridge(), Settings()).openapi()["paths"]
     probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
     assert all(
-        probe["path"] in paths and probe["path"] in OPEN and probe["port"] == "http" for probe in probes.values()
+        probe["path"] in paths and probe["path"] in OPEN_PATHS and probe["port"] == "http" for probe in probes.values()
     )
     assert probes["readiness"]["path"] == probes["startup"]["path"] == "/ready"
     assert probes["liveness"]["path"] == "/health"

@@ -15,13 +15,13 @@ from hypothesis import strategies
 from paceline.errors import EngineDead, InvalidRequest, ModelFileError, OutOfMemory, UnknownOption
 from paceline.llm import LLM
 from paceline.server.problems import INTERNAL, describe
-from paceline.server.protocol import (
+from paceline.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    RequestPart,
     ResponsesRequest,
     TokenizeRequest,
-    Wire,
 )
 from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api, check_error, serving
@@ -279,7 +279,24 @@ def test_unknown_models(api: Api, name: str) -> None:
         assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-# 14. Length: see test_completions.py. What is asked of speculation.
+# 14. Length: see also test_completions.py.
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (CHAT, "messages", [{"role": "user", "content": "a" * 300}]),
+        (COMPLETIONS, "prompt", "a" * 300),
+        ("/v1/responses", "input", "a" * 300),
+    ],
+)
+def test_a_prompt_that_does_not_fit(api: Api, path: str, field: str, value: Any) -> None:
+    error = api.refused(path, {field: value})
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert error["message"].endswith(": shorten the prompt"), "to raise max_context is not for a client to do"
+
+
+# What is asked of speculation.
 
 
 @pytest.mark.parametrize(
@@ -343,7 +360,7 @@ VALUES += [
     {"type": "function"},
     HELLO,
 ]
-BODIES: list[tuple[str, type[Wire], dict[str, Any]]] = [
+BODIES: list[tuple[str, type[RequestPart], dict[str, Any]]] = [
     (CHAT, ChatRequest, {"messages": HELLO, "max_tokens": 3}),
     (COMPLETIONS, CompletionRequest, {"prompt": "ab", "max_tokens": 3}),
     ("/v1/responses", ResponsesRequest, {"input": "ab", "max_output_tokens": 3}),
@@ -372,11 +389,11 @@ def test_a_fault_of_the_server_is_not_told(api: Api, monkeypatch: pytest.MonkeyP
     def fail(*args: Any) -> None:
         raise RuntimeError("at /srv/secret.py")
 
-    monkeypatch.setattr("paceline.server.replies.ChoicesReply.whole", fail)
+    monkeypatch.setattr("paceline.server.answers.chat.ChatAnswer.whole", fail)
     response = api.post(CHAT, {"messages": HELLO, "max_tokens": 2})
     assert response.status_code == 500
     assert check_error(response)["message"] == INTERNAL
-    monkeypatch.setattr("paceline.server.replies.ChoicesReply.end", fail)
+    monkeypatch.setattr("paceline.server.answers.chat.ChatAnswer.end", fail)
     response = api.post(CHAT, {"messages": HELLO, "max_tokens": 2, "stream": True})
     *_, error, done, _ = response.text.split("\n\n")
     assert json.loads(error.removeprefix("data: "))["error"]["message"] == INTERNAL

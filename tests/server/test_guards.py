@@ -15,9 +15,9 @@ from starlette.responses import StreamingResponse
 
 from paceline.errors import InvalidRequest
 from paceline.server import logs
-from paceline.server.guards import Live
+from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
-from tests.server.guarded import ADMIN, JSON, KEY, Wire, aio, an_app, ask, refused
+from tests.server.guarded import ADMIN, JSON, KEY, RawRequest, aio, an_app, ask, refused
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_control_routes_need_the_admin_key() -> None:
 
 def test_reloading() -> None:
     app = an_app(admin_key=ADMIN)
-    live: Live = app.state.live
+    live: CurrentSettings = app.state.live
     new = replace(live.settings, max_body_bytes=10, port=9999, api_keys=(KEY,), host="0.0.0.0")
     heard: list[Settings] = []
     live.source = lambda: new
@@ -90,7 +90,7 @@ def test_a_failed_reload_changes_nothing() -> None:
     def fail() -> Settings:
         raise InvalidRequest("port must be a whole number")
 
-    live = Live(Settings())
+    live = CurrentSettings(Settings())
     live.source = fail
     with pytest.raises(InvalidRequest):
         live.reload()
@@ -118,7 +118,7 @@ def test_a_failed_reload_changes_nothing() -> None:
 def test_paths(path: str, status: int) -> None:
     from urllib.parse import unquote
 
-    wire = Wire(method="GET", path=unquote(path), raw_path=path.encode())
+    wire = RawRequest(method="GET", path=unquote(path), raw_path=path.encode())
     wire.scope["headers"] = [(b"host", b"server")]
     aio(an_app()(wire.scope, wire.receive, wire.send))
     assert wire.status == status
@@ -126,7 +126,7 @@ def test_paths(path: str, status: int) -> None:
 
 
 def test_an_answer_to_head_has_no_body() -> None:
-    wire = Wire(method="HEAD", path="/v1/models")
+    wire = RawRequest(method="HEAD", path="/v1/models")
     wire.scope["headers"] = [(b"host", b"server")]
     aio(an_app(api_keys=(KEY,))(wire.scope, wire.receive, wire.send))
     assert (wire.status, wire.body) == (401, b"")
@@ -199,14 +199,14 @@ def test_what_fails_in_the_middle_of_an_answer_does_not_begin_another() -> None:
 
         return StreamingResponse(parts())
 
-    wire = Wire({"type": "http.request", "body": b"{}", "more_body": False}, path="/v1/half")
+    wire = RawRequest({"type": "http.request", "body": b"{}", "more_body": False}, path="/v1/half")
     aio(app(wire.scope, wire.receive, wire.send))
     assert [message["status"] for message in wire.sent if "status" in message] == [200]
     assert wire.body == b"one"
 
 
 def test_websockets_are_closed() -> None:
-    wire = Wire(type="websocket")
+    wire = RawRequest(type="websocket")
     aio(an_app()(wire.scope, wire.receive, wire.send))
     assert wire.sent == [{"type": "websocket.close", "code": 1000}]
 

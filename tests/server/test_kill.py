@@ -60,7 +60,7 @@ async def stream(server: Alive, index: int, tokens: int = TOKENS) -> End:
 async def load(server: Alive, tokens: int = TOKENS) -> list[asyncio.Task[End]]:
     """All streams at once, when the engine knows of them."""
     running = [asyncio.create_task(stream(server, index, tokens)) for index in range(COUNT)]
-    await until(lambda: server.life.bridge.open_requests == COUNT or any(task.done() for task in running))
+    await until(lambda: server.process.bridge.open_requests == COUNT or any(task.done() for task in running))
     return running
 
 
@@ -99,11 +99,11 @@ def test_a_signal_under_load(llm: LLM, alone: list[str], log: io.StringIO) -> No
     async def play(server: Alive) -> None:
         running = await load(server)
         os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: server.life.bridge.state == "draining")
+        await until(lambda: server.process.bridge.state == "draining")
         with contextlib.suppress(httpx.HTTPError):  # they may have been quick, and the server gone
             assert (await stream(server, 99)).status == 503
         assert await asyncio.gather(*running) == survived(alone)
-        await until(lambda: server.life.server.should_exit)
+        await until(lambda: server.process.server.should_exit)
         del (ends := ends_in(log))["r-99"]
         assert ends == logged_once("length")
 
@@ -117,7 +117,7 @@ def test_a_second_signal_under_load(
         gate = Gate(llm, monkeypatch)
         running = await load(server, tokens=200)
         os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: server.life.bridge.state == "draining")
+        await until(lambda: server.process.bridge.state == "draining")
         gate.let_pass(20)
         await until(lambda: gate.passes == 0)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from paceline.engine.stats import EngineStats, Snapshot
 from paceline.server.bridge import Bridge
-from paceline.server.metrics import PARTS, Histogram, Metrics, SpeedUp, install_metrics
-from paceline.server.settings import Settings
+from paceline.server.metrics import PARTS, Histogram, Metrics, install_metrics
+from paceline.server.speedup import SpeedUp
 from paceline.types import Finish, Off, OffKind, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
 from tests.rig import RIGS, build
 from tests.runs import prompt
@@ -52,7 +52,9 @@ STATS = SequenceStats(
 
 
 def fake_bridge(snapshot: Snapshot = SNAPSHOT, state: str = "ready") -> Bridge:
-    return cast(Bridge, SimpleNamespace(model="tiny", state=state, stats=lambda: snapshot, listeners=[]))
+    return cast(
+        Bridge, SimpleNamespace(model="tiny", state=state, stats=lambda: snapshot, listeners=[], integrity_failures=2)
+    )
 
 
 def make(**options: Any) -> Metrics:
@@ -96,6 +98,7 @@ def test_the_engine_is_read_from_the_snapshot() -> None:
     assert found["vllm:generation_tokens_total"] == 41
     assert found["vllm:num_preemptions_total"] == 2
     assert found["paceline:wasted_total"] == 3
+    assert found["paceline:integrity_failures_total"] == 2
     assert found["paceline:step_seconds_total{draft}"] == 0.5
     assert found["paceline:step_seconds_total{verify}"] == 1.5
     assert [found[f"paceline:drafter_ready{{{name}}}"] for name in ("ngram", "small")] == [1, 0]
@@ -283,7 +286,7 @@ def test_an_estimate_takes_in_every_answer_that_ends() -> None:
     assert speedup.estimate() == estimate_of(seen[:21]) != before
 
 
-@pytest.mark.parametrize("count", [0, 1, SpeedUp.FEWEST - 1])
+@pytest.mark.parametrize("count", [0, 1, SpeedUp.MIN_ANSWERS - 1])
 def test_too_few_answers_are_no_estimate(count: int) -> None:
     assert estimate_of(answers(0.01, 0.015, count=count, noise=0.05, plain_share=0.3)) is None
 
@@ -336,7 +339,7 @@ async def _scrape_a_real_engine() -> None:
     engine = build("toy", RIGS["model"], tokenizer=tokenizer).engine
     bridge = Bridge(cast(Any, SimpleNamespace(engine=engine, tokenizer=tokenizer)), model="tiny")
     app = FastAPI()
-    metrics = install_metrics(app, bridge, Settings())
+    metrics = install_metrics(app, bridge)
     assert app.state.metrics is metrics
     await bridge.start()
     sampling = SamplingParams(temperature=0, max_tokens=12, n=2)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from paceline.server.protocol import ChatChunk, ChatRequest, Completion, CompletionRequest, ResponsesRequest
+from paceline.server.protocol.answers import ChatChunk, Completion
+from paceline.server.protocol.requests import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.server.api import HELLO, Api
 
 BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {

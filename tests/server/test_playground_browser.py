@@ -15,7 +15,7 @@ import pytest
 
 from paceline.llm import LLM
 from paceline.server.bridge import Bridge
-from paceline.server.run import Life, bind
+from paceline.server.process import ServerProcess, bind
 from paceline.server.settings import Settings
 
 playwright = pytest.importorskip("playwright.async_api", reason="needs Playwright and a browser")
@@ -28,13 +28,13 @@ async def served(llm: LLM) -> AsyncIterator[str]:
     settings = Settings(port=0, api_keys=(KEY,), drain_timeout=0)
     listening = asyncio.Event()
     with bind(settings) as listener:
-        life = Life(Bridge(llm, model="tiny"), settings, source=None, announce=listening.set)
-        running = asyncio.create_task(life.run(listener))
+        process = ServerProcess(Bridge(llm, model="tiny"), settings, source=None, announce=listening.set)
+        running = asyncio.create_task(process.run(listener))
         await listening.wait()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         finally:
-            life.stop()
+            process.stop()
             await running
 
 

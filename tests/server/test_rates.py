@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from paceline.server.guards import MOST_CALLERS, Live, Rates, Refusal
+from paceline.server.guards.check import Refusal
+from paceline.server.guards.rates import MAX_CALLERS, Rates
+from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 from tests.server.guarded import KEY, aio, an_app, ask, call, refused
 
 
 def test_requests_a_minute() -> None:
     now = 1000.0
-    rates = Rates(_no_app, Live(Settings(requests_per_minute_per_key=2)), clock=lambda: now)
+    rates = Rates(_no_app, CurrentSettings(Settings(requests_per_minute_per_key=2)), clock=lambda: now)
     caller = rates._caller("a")
     rates._check(caller)
     now += 20.5
@@ -81,8 +83,8 @@ def test_a_request_that_failed_does_not_run_for_ever() -> None:
 
 def test_quiet_callers_are_forgotten() -> None:
     now = 0.0
-    rates = Rates(_no_app, Live(Settings(requests_per_minute_per_key=2)), clock=lambda: now)
-    for i in range(MOST_CALLERS):
+    rates = Rates(_no_app, CurrentSettings(Settings(requests_per_minute_per_key=2)), clock=lambda: now)
+    for i in range(MAX_CALLERS):
         rates._check(rates._caller(str(i)))
     now += 61
     rates._caller("0").running = 1

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.errors import InvalidRequest, StorageError
 from paceline.prompts.files import read_prompts
+from paceline.server.banner import _recording
 from paceline.server.record import Recorder
-from paceline.server.run import _recording
 from paceline.server.settings import Settings
 from paceline.types import Grammar, Request, SamplingParams
 from tests.server.bridged import bridged, rig_of

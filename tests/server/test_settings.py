@@ -13,7 +13,8 @@ from paceline.cli.options import drafters_of
 from paceline.cli.serve import LOADING, _for_loading, options_of
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest, UnknownOption
-from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings, gather
+from paceline.server.gather import gather
+from paceline.server.settings import HELP, HINTS, RELOADABLE, Settings
 
 # A text as in a flag or a variable → what it means.
 VALUES: dict[str, tuple[str, Any]] = {

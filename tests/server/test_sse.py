@@ -12,7 +12,7 @@ import pytest
 
 from paceline.llm import LLM
 from paceline.server.bridge import Bridge, Stream
-from paceline.server.guards import STRAIGHT
+from paceline.server.guards.trace import DIRECT_SEND
 from paceline.server.problems import ErrorDetail
 from paceline.server.sse import DONE, EventStream, chunk, chunk_head, error_chunks, event
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
@@ -35,7 +35,7 @@ class Echo:
     def end(self) -> list[bytes]:
         return [DONE]
 
-    def broken(self, error: ErrorDetail) -> list[bytes]:
+    def fail(self, error: ErrorDetail) -> list[bytes]:
         return error_chunks(error)
 
 
@@ -50,7 +50,7 @@ async def sent(events: Stream) -> list[bytes]:
         await asyncio.Event().wait()
 
     first = await anext(events)
-    await EventStream(BRIDGE, first, events, Echo())({STRAIGHT: send, "type": "http"}, receive, send)
+    await EventStream(BRIDGE, first, events, Echo())({DIRECT_SEND: send, "type": "http"}, receive, send)
     assert messages.pop(0)["type"] == "http.response.start"
     assert messages.pop()["body"] == b""
     return [message["body"] for message in messages]

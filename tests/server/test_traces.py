@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import MissingExtra
 from paceline.llm import LLM
-from paceline.server.run import bind
+from paceline.server.process import bind
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer, toolkit
 from tests.server.api import MODEL, Api, serving
@@ -35,9 +35,8 @@ def traced(llm: LLM) -> Iterator[tuple[Api, Any]]:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     exporter = InMemorySpanExporter()
-    with serving(llm) as api:
-        tracer = Tracer(ENDPOINT, model=MODEL, exporter=exporter)
-        api.app.state.live.tracer = tracer
+    tracer = Tracer(ENDPOINT, model=MODEL, exporter=exporter)
+    with serving(llm, tracer=tracer) as api:
         yield api, lambda: (tracer.close(), exporter.get_finished_spans())[1]
 
 

@@ -1,7 +1,7 @@
 """The playground: one page at `/`, with its script and its style.
 
-The files are served as they are, without a build step. The page loads nothing from anywhere else: its policy forbids
-it.
+The files are served as they are, without a build step. The page's content security policy forbids to load anything from
+elsewhere.
 """
 
 from __future__ import annotations

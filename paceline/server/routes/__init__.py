@@ -1,1 +1,1 @@
-"""The endpoints, a file for each family."""
+"""The endpoints: functions alone, one file a family. `translate` reads their bodies, `answers` writes their answers."""

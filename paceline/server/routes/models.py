@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from paceline.server.problems import ERRORS
-from paceline.server.protocol import ModelCard, ModelList
+from paceline.server.protocol.answers import ModelCard, ModelList
 from paceline.server.routes.common import bridge_of, translator_of
 
 router = APIRouter(tags=["OpenAI"], responses=ERRORS)

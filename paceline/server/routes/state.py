@@ -1,4 +1,4 @@
-"""How the server is: /health, /ready, /version, /v1/speculation."""
+"""The state of the server: /health, /ready, /version, /v1/speculation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from paceline import __version__
 from paceline.server.problems import ERRORS
-from paceline.server.protocol import Health, Version
+from paceline.server.protocol.answers import Health, Version
 from paceline.server.routes.common import bridge_of, settings_of
 
 router = APIRouter(tags=["State"], responses=ERRORS)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a text is to the model, and back."""
+"""/tokenize and /detokenize: from text to token ids, and back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 
 from paceline.errors import InvalidRequest
 from paceline.server.problems import ERRORS
-from paceline.server.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, ignored
+from paceline.server.protocol.answers import Detokenized, Tokenized
+from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
 from paceline.server.routes.common import translator_of
-from paceline.server.translate import Translator
+from paceline.server.translate.translator import Translator
 
 router = APIRouter(tags=["Tokens"], responses=ERRORS)
 

@@ -23,9 +23,9 @@ from starlette.responses import StreamingResponse
 from paceline.cli.main import main
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
-from paceline.server import guards
-from paceline.server import run as run_module
-from paceline.server.run import bind, chosen
+from paceline.server.banner import announce, chosen
+from paceline.server.guards import check
+from paceline.server.process import bind
 from paceline.server.settings import Settings
 from tests.cli.tiny_model import write_model
 from tests.server.alive import Alive, scenario, until
@@ -75,7 +75,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
     ],
 )
 def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "LINGER", 0.05)
+    monkeypatch.setattr(check, "LINGER_SECONDS", 0.05)
 
     async def play(server: Alive) -> None:
         head, _, body = (await server.raw(data)).partition(b"\r\n\r\n")
@@ -114,7 +114,7 @@ def test_a_reader_that_never_reads_is_cut_off(llm: LLM) -> None:
     closed = []
 
     async def play(server: Alive) -> None:
-        @server.life.app.get("/v1/flood")
+        @server.process.app.get("/v1/flood")
         async def flood() -> StreamingResponse:
             async def parts() -> AsyncIterator[bytes]:
                 try:
@@ -168,11 +168,11 @@ def test_clients_that_leave_leave_nothing_behind(llm: LLM) -> None:
 
     async def play(server: Alive) -> None:
         await leave(server, read=1)  # what is made once is made
-        await until(lambda: server.connections == server.life.bridge.open_requests == 0)
+        await until(lambda: server.connections == server.process.bridge.open_requests == 0)
         files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
         for _ in range(10):
             await asyncio.gather(*(leave(server, read=size) for size in (0, 1, 300) for _ in range(4)))
-        await until(lambda: server.connections == server.life.bridge.open_requests == 0)
+        await until(lambda: server.connections == server.process.bridge.open_requests == 0)
         await until(lambda: len(asyncio.all_tasks()) == tasks)
         assert len(os.listdir("/proc/self/fd")) == files
 
@@ -206,16 +206,16 @@ def stream(server: Alive) -> asyncio.Task[httpx.Response]:
 def test_a_signal_drains(llm: LLM) -> None:
     async def play(server: Alive) -> None:
         running = [stream(server) for _ in range(4)]
-        await until(lambda: server.life.bridge.open_requests == 4)
+        await until(lambda: server.process.bridge.open_requests == 4)
         os.kill(os.getpid(), signal.SIGTERM)
-        await until(lambda: server.life.bridge.state == "draining")
-        if server.life.bridge.open_requests:  # they may have been quick
+        await until(lambda: server.process.bridge.state == "draining")
+        if server.process.bridge.open_requests:  # they may have been quick
             with contextlib.suppress(httpx.HTTPError):
                 assert (await server.http.get("/health")).status_code == 503
         answers = await asyncio.gather(*running)
         assert [answer.status_code for answer in answers] == [200] * 4
         assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {200}
-        await until(lambda: server.life.server.should_exit)
+        await until(lambda: server.process.server.should_exit)
 
     scenario(llm, play)
 
@@ -246,13 +246,13 @@ def test_two_signals_abort(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         many = [replace(LONG_REQUEST, id=str(i)) for i in range(3)]
         monkeypatch.setattr(llm.engine, "step", lambda: [] if not ended else step())  # as slow as can be
         ended: list[bool] = []
-        streams = [server.life.bridge.submit(request) for request in many]
+        streams = [server.process.bridge.submit(request) for request in many]
         os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: server.life.bridge.state == "draining")
-        assert not server.life.server.should_exit
+        await until(lambda: server.process.bridge.state == "draining")
+        assert not server.process.server.should_exit
         os.kill(os.getpid(), signal.SIGTERM)
         ended.append(True)
-        await until(lambda: server.life.server.should_exit)
+        await until(lambda: server.process.server.should_exit)
         for each in streams:
             assert [event.finish async for event in each][-1] == "abort"
 
@@ -264,20 +264,20 @@ def test_two_signals_abort(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_hang_up_reloads(llm: LLM, log: io.StringIO) -> None:
     async def play(server: Alive) -> None:
-        life = server.life
-        life.live.source = lambda: replace(life.settings, max_waiting=7, api_keys=("sk-new",), host="::1")
+        process = server.process
+        process.live.source = lambda: replace(process.settings, max_waiting=7, api_keys=("sk-new",), host="::1")
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: life.bridge.max_waiting == 7)
+        await until(lambda: process.bridge.max_waiting == 7)
         assert (await server.http.get("/v1/models")).status_code == 401
         assert (await server.http.get("/v1/models", headers={"authorization": "Bearer sk-new"})).status_code == 200
 
         def fail() -> Settings:
             raise InvalidRequest("port must be a whole number")
 
-        life.live.source = fail
+        process.live.source = fail
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: "settings not reloaded" in log.getvalue())
-        assert life.bridge.max_waiting == 7
+        assert process.bridge.max_waiting == 7
 
     scenario(llm, play)
 
@@ -323,11 +323,11 @@ def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], l
     assert "on this machine" in facts["access"]
     assert "THE NETWORK" in chosen(llm, "tiny", Settings(host="0.0.0.0"))["access"]
     assert "1 API keys, no admin key" in chosen(llm, "tiny", Settings(api_keys=("a",)))["access"]
-    run_module._announce(facts, Settings())
+    announce(facts, Settings())
     out = capsys.readouterr().out
     assert "http://127.0.0.1:8000/v1" in out
     assert facts["model"] in out
-    run_module._announce(facts, Settings(log_json=True))
+    announce(facts, Settings(log_json=True))
     assert json.loads(log.getvalue().splitlines()[-1])["url"] == "http://127.0.0.1:8000"
 
 

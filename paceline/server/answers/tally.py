@@ -1,37 +1,27 @@
-"""From events of the engine to what a client reads: texts, log-probabilities, usage, and what speculation did.
+"""Running totals of one HTTP request, whichever endpoint answers it: texts, usage, and the work of speculation.
 
-A `Tally` collects the events of all prompts and samples of one request. What is common to the endpoints is made of it
-here; the shape that each gives it stands with its route.
+A `Tally` collects the events of all prompts and samples of the request. It knows the fields that the endpoints share;
+the classes beside this file know the rest.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from paceline import __version__
 from paceline.llm import Sample
-from paceline.server.protocol import (
-    Answered,
-    ChatLogprobs,
-    ChatRequest,
-    CompletionLogprobs,
-    CompletionRequest,
-    PromptScore,
-    PromptScores,
-    SpeculationStats,
-    TokenLogprob,
-    TopLogprob,
-)
-from paceline.server.translate import Asked
+from paceline.server.protocol.answers import SpeculationStats
+from paceline.server.protocol.requests import ChatRequest, CompletionRequest
+from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
 
+Fields = dict[str, Any]
 FINGERPRINT = f"paceline-{__version__}"
-LOWEST = -9999.0  # what OpenAI's API writes for a probability of zero: JSON has no infinity
 
 
 @dataclass(slots=True)
@@ -39,15 +29,15 @@ class Choice:
     """One sample of one prompt."""
 
     index: int  # over all prompts
-    prompt: int  # which of them
+    prompt: int  # index of its prompt
     decoder: IncrementalDecoder
     sample: Sample = field(default_factory=Sample)
-    begun: bool = False  # in a stream: its first chunk was sent
-    events: int = 0  # so far
+    begun: bool = False  # its first chunk is made
+    events: int = 0  # events with tokens, so far
     offset: int = 0  # characters of text before the next token, for log-probabilities
 
-    def texts(self, tokens: Iterable[int]) -> list[str]:
-        """What each token adds to the text; to be asked once for every token."""
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        """Decode tokens one by one, each exactly once in its order: the text that each adds."""
         return [self.decoder.push(token) for token in tokens]
 
     @property
@@ -60,14 +50,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a client wants to see beside the text."""
+class Extras:
+    """Parts of an answer beside the text that the client asked for."""
 
-    logprobs: bool
-    token_ids: bool
-    events: bool  # how tokens came about, in chunks
-    usage: bool  # in a last chunk
-    usage_always: bool  # in every chunk
+    logprobs: bool = False
+    token_ids: bool = False
+    events: bool = False  # in each chunk: how its tokens came about
+    usage: bool = False  # in a last chunk
+    usage_always: bool = False  # in each chunk
 
     @classmethod
     def of(cls, body: ChatRequest | CompletionRequest) -> Self:
@@ -82,20 +72,21 @@ class Wanted:
 
     @property
     def tokens(self) -> bool:
-        """Also of tokens that add no text yet."""
+        """True when a token is worth a chunk even before it adds text."""
         return self.texts or self.token_ids or self.usage_always
 
     @property
     def texts(self) -> bool:
-        """What each token adds to the text."""
+        """True when the text of each single token is needed."""
         return self.logprobs or self.events
 
 
 class Tally:
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, *, model: str) -> None:
+    def __init__(self, asked: Translation, tokenizer: Tokenizer, *, model: str, extras: Extras | None = None) -> None:
         self.asked = asked
         self.tokenizer = tokenizer
         self.model = model
+        self.extras = extras or Extras()
         self.created = int(time.time())
         self.samples = asked.requests[0].sampling.n
         self.prompt_logprobs: dict[int, tuple[Logprob | None, ...]] = {}  # by prompt
@@ -105,18 +96,22 @@ class Tally:
         ]
         self.prompt_tokens = sum(len(request.prompt) for request in asked.requests)
         self.output_tokens = 0  # so far
+        self.remarks: Fields = {"ignored_fields": [*asked.ignored]} if asked.ignored else {}  # not yet in a chunk
         self._open = len(self.choices)
         self._first = {request.id: i * self.samples for i, request in enumerate(asked.requests)}  # choice of a prompt
 
-    def meet(self, event: TokenEvent) -> Choice:
-        """The choice that an event speaks of, with what it knows of the prompt; what it adds is not counted yet."""
+    def choice_of(self, event: TokenEvent) -> Choice:
+        """Find the choice that an event belongs to, before the event is counted.
+
+        Log-probabilities of the prompt are kept at once: the first chunk of the choice shows them."""
         choice = self.choices[self._first[event.request_id] + event.sample]
         if event.prompt_logprobs is not None:
             self.prompt_logprobs[choice.prompt] = event.prompt_logprobs
         return choice
 
     def add(self, event: TokenEvent) -> Choice:
-        choice = self.meet(event)
+        """Count an event; return its choice."""
+        choice = self.choice_of(event)
         choice.sample.add(event)
         choice.events += bool(event.tokens)
         self.output_tokens += len(event.tokens)
@@ -125,10 +120,13 @@ class Tally:
 
     @property
     def over(self) -> bool:
+        """True when every choice has ended."""
         return not self._open
 
-    def head(self) -> dict[str, Any]:
-        """The fields that every answer and every chunk begins with."""
+    # Fields that chats and completions share.
+
+    def head(self) -> Fields:
+        """Make the fields that every answer and every chunk begins with."""
         return {
             "id": self.asked.id,
             "created": self.created,
@@ -136,15 +134,37 @@ class Tally:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def remark(self, made: Answered) -> None:
-        """What is said once: fields that had no effect."""
-        if self.asked.ignored:
-            made.ignored_fields = list(self.asked.ignored)
+    def first_chunk(self, fields: Fields) -> Fields:
+        """Complete the first chunk of a choice: with usage, and once in a stream with remarks."""
+        fields |= self.remarks
+        self.remarks = {}
+        self._add_usage(fields)
+        return fields
 
-    def usage(self) -> dict[str, Any]:
-        """Tokens so far, as `Usage` has it; the details are known when all is over."""
+    def next_chunk(self, fields: Fields, choice: Choice, event: TokenEvent, texts: list[str]) -> Fields:
+        """Complete the chunk of an event: with its tokens' origins and `texts`, statistics at the end, and usage."""
+        if self.extras.events:
+            fields["paceline"] = {
+                "round": choice.events,
+                "drafter": event.drafter,
+                "origins": event.origins,
+                "token_texts": texts,
+            }
+        if not self._open:
+            fields["speculation"] = self.speculation().model_dump()
+        self._add_usage(fields)
+        return fields
+
+    def _add_usage(self, fields: Fields) -> None:
+        if self.extras.usage_always:
+            fields["usage"] = self.usage()
+        elif self.extras.usage:
+            fields["usage"] = None  # as OpenAI has it: null in all chunks but the last
+
+    def usage(self) -> Fields:
+        """Count tokens so far, in the fields of `Usage`. The details are known once every choice has ended."""
         prompt, output = self.prompt_tokens, self.output_tokens
-        usage: dict[str, Any] = {
+        usage: Fields = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
@@ -161,6 +181,7 @@ class Tally:
         return usage
 
     def speculation(self) -> SpeculationStats:
+        """Sum the work of speculation over all choices."""
         asked = self.asked.requests[0].speculation
         all_stats = [choice.sample.stats for choice in self.choices]
         return speculation_stats(all_stats, enabled=asked.enabled, rule=asked.rule)
@@ -194,72 +215,3 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
         preemptions=sum(s.preemptions for s in all_stats),
         off_reason="; ".join(reasons) or None,
     )
-
-
-# ── log-probabilities ──
-
-
-def chat_logprobs(scores: Sequence[Logprob], tokenizer: Tokenizer) -> ChatLogprobs:
-    content = []
-    for score in scores:
-        own = _top(score.token, score.logprob, tokenizer)
-        top = [_top(token, logprob, tokenizer) for token, logprob in score.top]
-        content.append(TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
-    return ChatLogprobs(content=content)
-
-
-def completion_logprobs(
-    tokens: Sequence[int],
-    scores: Sequence[Logprob | None],
-    texts: Sequence[str],
-    tokenizer: Tokenizer,
-    *,
-    offset: int,
-) -> CompletionLogprobs:
-    """In the old format; the first token of a prompt has no score. `texts`: what each token adds to the text, which
-    begins at character `offset`."""
-    made = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
-    for token, score, text in zip(tokens, scores, texts, strict=True):
-        made.tokens.append(token_name(token, tokenizer))
-        made.text_offset.append(offset)
-        made.token_logprobs.append(None if score is None else _finite(score.logprob))
-        made.top_logprobs.append(None if score is None else _alternatives(score, tokenizer))
-        offset += len(text)
-    return made
-
-
-def prompt_scores(scores: Sequence[Logprob | None], tokenizer: Tokenizer) -> PromptScores:
-    """vLLM's format: by token id, the prompt's own token and the best ones."""
-    return [None if score is None else _ranked(score, tokenizer) for score in scores]
-
-
-def token_name(token: int, tokenizer: Tokenizer) -> str:
-    """The text of a token; of one that is no whole character, its bytes, so that two of them differ."""
-    data = tokenizer.token_bytes(token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _top(token: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
-    data = tokenizer.token_bytes(token)
-    return TopLogprob(token=data.decode(errors="replace"), logprob=_finite(logprob), bytes=list(data))
-
-
-def _alternatives(score: Logprob, tokenizer: Tokenizer) -> dict[str, float]:
-    """The best ones and the token itself, as OpenAI has it."""
-    pairs = [*score.top, (score.token, score.logprob)]
-    return {token_name(token, tokenizer): _finite(logprob) for token, logprob in pairs}
-
-
-def _ranked(score: Logprob, tokenizer: Tokenizer) -> dict[str, PromptScore]:
-    ranks = [(score.token, score.logprob, score.rank), *((t, p, rank) for rank, (t, p) in enumerate(score.top))]
-    return {
-        str(token): PromptScore(logprob=_finite(logprob), rank=rank + 1, decoded_token=token_name(token, tokenizer))
-        for token, logprob, rank in ranks
-    }
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST)

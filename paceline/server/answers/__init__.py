@@ -1,0 +1,10 @@
+"""Answers of the endpoints that write text: one class a file, each made for one HTTP request.
+
+    add      count an event of the engine, for an answer that is sent as a whole
+    whole    make the body of that answer
+    chunks   count an event, and make the chunks of a stream that it brings
+    end      make the last chunks of a stream
+    fail     make the last chunks of a stream that breaks off
+
+`server.sse` calls these and decides when they leave. All three classes stand on one `tally.Tally`.
+"""

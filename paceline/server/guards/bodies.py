@@ -1,0 +1,88 @@
+"""The innermost guard: reads a body whole, checks it, and hands it on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.guards.check import BODILESS, Refusal, has_body, values
+from paceline.server.guards.json import check_json
+from paceline.server.live import CurrentSettings
+from paceline.server.settings import Settings
+
+
+class Bodies:
+    def __init__(self, app: ASGIApp, live: CurrentSettings) -> None:
+        self.app, self.live = app, live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in BODILESS:
+            await self.app(scope, receive, send)
+            return
+        settings, body, complete = self.live.settings, bytearray(), not has_body(scope)
+        try:
+            _check_kind(scope, settings)
+            complete = await _read(receive, body, settings)
+            if body and complete:
+                check_json(bytes(body), max_depth=settings.max_json_depth)
+        except Refusal as refusal:
+            await refusal.answer(scope, receive, send, unread=not complete)
+            return
+        if not complete:
+            return  # the client left
+        await self.app(scope, _replay(bytes(body), receive), send)
+
+
+def _check_kind(scope: Scope, settings: Settings) -> None:
+    encodings = [value.strip().lower() for value in values(scope, b"content-encoding")]
+    if any(encoding not in (b"", b"identity") for encoding in encodings):
+        raise Refusal(415, "compressed bodies are not taken; send it without Content-Encoding", "unsupported_encoding")
+    lengths = [int(value) for value in values(scope, b"content-length") if value.isdigit()]
+    if any(length > settings.max_body_bytes for length in lengths):
+        _too_large(max(lengths), settings)
+    if has_body(scope) and not _is_json(values(scope, b"content-type")):
+        raise Refusal(415, "the body must be JSON: send `Content-Type: application/json`", "unsupported_content_type")
+
+
+def _is_json(types: list[bytes]) -> bool:
+    if len(types) != 1:
+        return False
+    kind, *options = [part.strip().lower() for part in types[0].split(b";")]
+    charsets = [option.partition(b"=")[2].strip(b'"') for option in options if option.startswith(b"charset=")]
+    return kind == b"application/json" and all(charset in (b"utf-8", b"utf8") for charset in charsets)
+
+
+async def _read(receive: Receive, body: bytearray, settings: Settings) -> bool:
+    """Fill `body`. False: the client left before the end."""
+    try:
+        async with asyncio.timeout(settings.read_timeout):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return False
+                body += message.get("body", b"")
+                if len(body) > settings.max_body_bytes:
+                    body.clear()
+                    _too_large(None, settings)
+                if not message.get("more_body"):
+                    return True
+    except TimeoutError:
+        text = f"the body did not arrive within {settings.read_timeout:g} s"
+        raise Refusal(408, text, "body_timeout", {"Connection": "close"}) from None
+
+
+def _too_large(size: int | None, settings: Settings) -> NoReturn:
+    given = "the body" if size is None else f"the body has {size} bytes, which"
+    raise Refusal(413, f"{given} is more than the {settings.max_body_bytes} bytes that are allowed", "body_too_large")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the body in one message; after it whatever the client sends next, which is that it leaves."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed

@@ -1,0 +1,60 @@
+"""The guard of API keys. It names the caller: `scope["caller"]` is a digest of the key, or the client's address."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import NoReturn
+
+from starlette.types import ASGIApp, Scope
+
+from paceline.server.guards.check import Check, Refusal, values
+from paceline.server.live import CurrentSettings
+from paceline.server.settings import Settings
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico"})  # served without a key
+OPEN_PREFIX = "/playground/"
+ADMIN_PREFIX = "/admin/"  # served with the admin key alone
+
+
+class Keys(Check):
+    def __init__(self, app: ASGIApp, live: CurrentSettings) -> None:
+        super().__init__(app, live)
+        self._digest(live.settings)
+        live.listeners.append(self._digest)
+
+    def check(self, scope: Scope, settings: Settings) -> None:
+        path, control = scope["path"], scope["path"].startswith(ADMIN_PREFIX)
+        scope["caller"] = (scope.get("client") or ("nobody",))[0]
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+            return
+        if control and settings.admin_key is None:
+            raise Refusal(403, "control routes are off: start the server with an admin key", "control_off")
+        if control or settings.api_keys:
+            scope["caller"] = self._caller(scope, admin=control)
+
+    def _caller(self, scope: Scope, *, admin: bool) -> str:
+        headers = values(scope, b"authorization")
+        if not headers:
+            self._refuse("no key was given; send the header `Authorization: Bearer KEY`")
+        scheme, _, key = headers[0].partition(b" ")
+        owner = self._owner(key.strip(b" "), admin=admin)
+        if len(headers) > 1 or scheme.lower() != b"bearer" or owner is None:
+            self._refuse("this key is not known here, or not for this route; send `Authorization: Bearer KEY` once")
+        return owner
+
+    def _owner(self, key: bytes, *, admin: bool) -> str | None:
+        """Name the owner of a key, in the same time for every key. None: the key is unknown."""
+        given, found = hashlib.sha256(key).digest(), None
+        for digest, is_admin in self._digests:
+            if hmac.compare_digest(digest, given) and is_admin >= admin:
+                found = digest.hex()[:12]
+        return found
+
+    def _digest(self, settings: Settings) -> None:
+        keys = [(key, False) for key in settings.api_keys]
+        keys += [] if settings.admin_key is None else [(settings.admin_key, True)]
+        self._digests = [(hashlib.sha256(key.encode()).digest(), admin) for key, admin in keys]
+
+    def _refuse(self, message: str) -> NoReturn:
+        raise Refusal(401, message, "invalid_api_key", {"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,290 @@
+"""Bodies that clients get."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+def new_id(kind: str) -> str:
+    """Make an id as OpenAI writes them: `kind` says of what."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int
+
+
+class CompletionDetails(BaseModel):
+    accepted_prediction_tokens: int = Field(description="of the answer, drafted from the request's prediction")
+    rejected_prediction_tokens: int = Field(description="drafted from it in vain")
+    reasoning_tokens: int = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class SpeculationStats(BaseModel):
+    """What speculation did for the answers of one request, all together. Times are seconds."""
+
+    enabled: bool
+    drafter: str | None
+    rule: str
+    lossless: bool = Field(description="false: the text may not be the one that the target alone would have written")
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: list[int]
+    acceptance_rate: float = Field(description="accepted tokens a drafted one")
+    mean_acceptance_length: float = Field(description="tokens a round, with the target's own; 0 without rounds")
+    tokens_per_step: float = Field(description="1 is plain decoding")
+    time_draft: float
+    time_verify: float
+    time_to_first_token: float
+    time_total: float
+    pauses: int
+    preemptions: int
+    off_reason: str | None = Field(description="why the last step that could have drafted did not")
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(BaseModel):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+    def followed_by(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            text_offset=self.text_offset + other.text_offset,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            tokens=self.tokens + other.tokens,
+            top_logprobs=self.top_logprobs + other.top_logprobs,
+        )
+
+
+class PromptScore(BaseModel):
+    logprob: float
+    rank: int = Field(description="1: the most likely")
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptScore] | None]
+
+
+class ChunkEvents(BaseModel):
+    """How the tokens of a chunk came about."""
+
+    round: int = Field(description="steps of this sample so far")
+    drafter: str | None = Field(description="whose draft was verified; null: there was none, or a grammar forced it")
+    origins: list[Literal["accepted", "bonus", "plain"]]
+    token_texts: list[str]
+
+
+class Answered(BaseModel):
+    """What every answer says beside OpenAI's fields."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage | None = None
+    speculation: SpeculationStats | None = None
+    ignored_fields: list[str] | None = Field(None, description="fields of the request that had no effect")
+
+
+class FunctionCall(BaseModel):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(BaseModel):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = Field(None, description="in chunks only")
+
+
+class ChatMessage(BaseModel):
+    role: str | None = None
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None = Field(None, description="the stop string or token id that ended it")
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Answered):
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    system_fingerprint: str | None = None
+    prompt_logprobs: PromptScores | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatDelta(BaseModel):
+    index: int
+    delta: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Answered):
+    """One event of a stream."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatDelta]
+    system_fingerprint: str | None = None
+    prompt_logprobs: PromptScores | None = None
+    prompt_token_ids: list[int] | None = None
+    paceline: ChunkEvents | None = None
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptScores | None = None
+
+
+class Completion(Answered):
+    """The whole answer, or one event of a stream."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+    system_fingerprint: str | None = None
+    paceline: ChunkEvents | None = None
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    id: str
+    type: Literal["function_call"] = "function_call"
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class InputDetails(BaseModel):
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: float
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[OutputMessage | OutputCall]
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = False
+    previous_response_id: None = None
+    store: bool = False
+    temperature: float | None = None
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    tool_choice: str | dict[str, Any] = "none"
+    tools: list[Any] = []
+    top_p: float | None = None
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None = None
+    speculation: SpeculationStats | None = None
+    ignored_fields: list[str] | None = None
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "paceline"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokenized(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+    ignored_fields: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    prompt: str
+    ignored_fields: list[str] | None = None
+
+
+class Health(BaseModel):
+    status: Literal["starting", "ready", "draining", "dead"]
+
+
+class Version(BaseModel):
+    version: str
