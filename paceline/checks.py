@@ -84,7 +84,7 @@ def check_text(text: object, where: str = "text", *, param: str | None = None) -
 
 
 def surrogate_at(text: str) -> int | None:
-    """Find the first half of a surrogate pair that stands alone: no valid Unicode text contains one."""
+    """Find the first half of a surrogate pair without its other half: no valid Unicode text contains one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Options of the engine. One frozen record; an unknown option is an error that says what was probably meant."""
+"""Options of the engine, as one frozen record. An unknown option raises an error that says what was probably meant."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from typing import Any, Self
 from paceline.checks import check_flag, check_integer, check_known, check_number
 from paceline.errors import UnknownOption
 
-MOST = 1 << 62
+MAX_INTEGER = 1 << 62  # for options without a limit of their own
 KV_FORMATS = ("auto", "bf16", "fp8")
-GPU = {"max_step_tokens": 4096, "max_draft_tokens": 512, "max_draft_batch": 256}  # it has room for more at once
+# Defaults that differ on a GPU, which computes more rows in the same time.
+GPU = {"max_step_tokens": 4096, "max_draft_tokens": 512, "max_draft_batch": 256}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits a user can set. `None` means: chosen from the model and the machine, and said at start."""
+    """Limits that a user can set. `None`: Paceline chooses by model and machine, and says at start what it chose."""
 
-    max_sequences: int = 64  # running at once
-    max_step_tokens: int = 256  # rows of one forward pass: drafts and prefill chunks share it
-    max_context: int | None = None  # tokens a sequence; None: the model's, as far as memory allows
+    max_sequences: int = 64  # sequences that run at once
+    max_step_tokens: int = 256  # rows of one forward pass, shared by decoding, drafts and prefill chunks
+    max_context: int | None = None  # tokens of a sequence; None: the model's limit, as far as memory allows
     kv_memory: int | None = None  # bytes for keys and values
-    kv_format: str = "auto"  # of keys and values on a GPU: bf16 or fp8; auto: bf16
-    prefix_cache: bool = True
-    # Speculation. The governor applies these, and what it measures.
+    kv_format: str = "auto"  # format of keys and values on a GPU: bf16 or fp8; auto: bf16
+    prefix_cache: bool = True  # share the pages of equal beginnings
+    # Speculation. The governor keeps these limits, and drafts less where its measurements say so.
     measure_cost: bool = True  # draft no token that costs more time than it saves
-    max_draft: int = 16  # longest draft of a sequence; a drafter may have a lower limit of its own
-    max_draft_tokens: int = 128  # drafted tokens a step, over all sequences
-    max_draft_batch: int = 2  # no speculation with more sequences running: a CPU of two cores is busy without it
-    max_draft_context: int = 1 << 20  # no speculation beyond this many tokens
-    min_acceptance: float = 0.1  # below it a sequence pauses drafting
-    acceptance_window: int = 48  # drafted tokens before that is judged
-    pause_tokens: int = 32  # length of the first pause; doubles while drafts stay bad
-    drafter_timeout: float = 2.0  # seconds a foreign drafter may think
+    max_draft: int = 16  # tokens of a sequence's longest draft; a drafter may have a lower limit of its own
+    max_draft_tokens: int = 128  # drafted tokens of a step, over all sequences
+    max_draft_batch: int = 2  # running sequences above which nothing is drafted: they keep a CPU of two cores busy
+    max_draft_context: int = 1 << 20  # tokens of a sequence above which it drafts no more
+    min_acceptance: float = 0.1  # share of accepted tokens below which a sequence pauses drafting
+    acceptance_window: int = 48  # drafted tokens over which that share is taken
+    pause_tokens: int = 32  # tokens of the first pause; each pause doubles while drafts stay bad
+    drafter_timeout: float = 2.0  # seconds that a drafter which is not inline may take for a draft
     # For measurements.
-    fixed_draft: bool = False  # no pace, no pauses, no cost: every draft as long as the limits above allow
-    synthetic_acceptance: float = 0.0  # above 0, where a device runs rounds: a coin decides on each drafted token
+    fixed_draft: bool = False  # every draft as long as the limits allow, whatever it costs or brings
+    synthetic_acceptance: float = 0.0  # above 0, on a device: a coin accepts each drafted token, and texts are void
 
     @classmethod
     def of(cls, *, device: str = "cpu", **options: Any) -> Self:
-        """As the constructor, with the defaults of a device; a misspelt option says what was probably meant."""
+        """Make one from options, with the defaults of a device; a misspelt option says what was probably meant."""
         check_known(cls, options, kind="engine option")
         return cls(**(options if device == "cpu" else GPU | options))
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "max_step_tokens", "max_draft", "acceptance_window", "pause_tokens"):
-            check_integer(name, getattr(self, name), 1, MOST)
+            check_integer(name, getattr(self, name), 1, MAX_INTEGER)
         for name in ("max_draft_tokens", "max_draft_batch", "max_draft_context"):
-            check_integer(name, getattr(self, name), 0, MOST)
+            check_integer(name, getattr(self, name), 0, MAX_INTEGER)
         for name, least in (("max_context", 2), ("kv_memory", 1)):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), least, MOST)
+                check_integer(name, getattr(self, name), least, MAX_INTEGER)
         check_number("min_acceptance", self.min_acceptance, 0, 1)
         check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)

@@ -1,4 +1,4 @@
-"""A draft: what a drafter guesses will come next. Tokens with parents, so that a chain is the usual tree."""
+"""A draft: tokens that a drafter guesses will come next, each with its parent. A chain is the usual tree."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in topological order: a parent stands before its children.
+    """Guessed tokens in topological order: a parent comes before its children.
 
     parents[i] is the index of the token that token i follows, -1 for the last committed token; an empty `parents`
-    means a chain. Siblings differ in their token. `probs` [len, vocab] are the distributions the tokens were drawn
-    from, for rules that ask for them; None says that the guess was certain of itself.
+    means a chain. Siblings differ in their token. `probs` [len, vocab] are the distributions that the tokens were
+    drawn from, for rules that want them; None means that the drafter gave each token probability 1.
     """
 
     tokens: tuple[int, ...] = ()
@@ -31,16 +31,16 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest path: so many may be accepted at most."""
+        """Tokens of the longest path, the most that can be accepted."""
         if not self.parents:
             return len(self.tokens)
-        depths = [0]  # of the last committed token, then of each token
+        depths = [0]  # depth of the last committed token, then of each drafted one
         for parent in self.parents:
             depths.append(depths[parent + 1] + 1)
         return max(depths)
 
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
-        """Why this draft cannot be verified, or None. Drafters are not trusted: see law 8."""
+        """Say why this draft cannot be verified; None: it can. Drafters are not trusted: see law 8."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):
             return "tokens or parents that are not a tuple"
         if len(self.tokens) > max_length:
@@ -74,7 +74,7 @@ class Draft:
 
 
 def _are_integers(values: tuple[int, ...], low: int, high: int) -> bool:
-    """Within [low, high), and nothing that only looks like an integer."""
+    """True if all are of type int, which excludes bool and numpy's, and within [low, high)."""
     return not values or ({*map(type, values)} == {int} and low <= min(values) and max(values) < high)
 
 

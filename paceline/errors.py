@@ -6,7 +6,7 @@
     │   └── UnknownOption         400  a misspelt or unknown option; says what was probably meant
     ├── ModelError                500  the model cannot be loaded
     │   ├── ModelNotFound         404  no such path, name or hub id
-    │   ├── ModelFileError        500  a file is truncated, lies about its sizes, or misses tensors
+    │   ├── ModelFileError        500  a file is truncated, states wrong sizes, or misses tensors
     │   ├── UnsupportedModel      500  an architecture or feature Paceline does not know
     │   └── VocabularyMismatch    500  target and drafter do not speak the same tokens
     ├── MissingExtra              500  an optional dependency; says what to install

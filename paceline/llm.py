@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one prompt. `text`, `tokens` and `stats` are those of the first sample."""
+    """The answer to one prompt. `text`, `tokens` and `stats` are those of the first sample."""
 
     prompt_tokens: tuple[int, ...]
     samples: list[Sample]
@@ -72,6 +72,8 @@ class Answer:
 
 
 class LLM:
+    """A loaded target with its drafters, and an engine that this thread steps."""
+
     def __init__(
         self,
         target: str,
@@ -83,10 +85,12 @@ class LLM:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        """`drafter`: see `paceline.drafters.registry`; the first of several is the default, an empty list is none, and
-        None the head that comes with the target, where one does. `device`: cpu, cuda, or auto: a GPU where there is
-        one. `options`: EngineConfig."""
-        device = choose_device(device)
+        """Load a target and its drafters.
+
+        `drafter`: see `paceline.drafters.registry`. The first of several is the default; an empty list means none. None
+        means the head that comes with the target, if one does. `device`: cpu, cuda, or auto for a GPU if there is one.
+        `options` are fields of `EngineConfig`."""
+        self._device = device = choose_device(device)
         if drafter is None:
             drafter = shipped_drafters(target, device=device)
         words = [drafter] if isinstance(drafter, str) else list(drafter)
@@ -101,7 +105,7 @@ class LLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """What the model's authors recommend, where they do."""
+        """The sampling parameters that the model's authors recommend; the usual ones if they recommend none."""
         advice = dict(self.parts.generation)
         if advice.pop("do_sample", True) is False:
             return SamplingParams(temperature=0)
@@ -116,8 +120,9 @@ class LLM:
         speculation: Speculation | Sequence[Speculation] | None = None,
         prediction: Prompt | Sequence[Prompt | None] | None = None,
     ) -> list[Answer]:
-        """Answers to all prompts, batched; parameters are one for all or one for each. `prediction` is a text that much
-        of the answer may repeat: it is drafted from, and changes no answer."""
+        """Answer all prompts in one batch. Parameters are one for all prompts, or one for each.
+
+        `prediction` is a text that much of the answer may repeat: drafts come from it, and no answer changes."""
         each = cast(list[Prompt], [prompts] if _is_prompt(prompts) else list(prompts))
         many = zip(
             [self.encode(prompt) for prompt in each],
@@ -138,7 +143,7 @@ class LLM:
         speculation: Speculation | None = None,
         prediction: Prompt | None = None,
     ) -> Iterator[TokenEvent]:
-        """Events as they come. Closing the iterator early aborts the request."""
+        """Yield events as they come. Closing the iterator early aborts the request."""
         tokens = self.encode(prompt)
         [predicted] = self._predictions(prediction, 1)
         request = self._request(tokens, sampling or self.default_sampling, speculation or Speculation(), predicted)
@@ -173,19 +178,20 @@ class LLM:
         speculation: Speculation,
         prediction: tuple[int, ...],
     ) -> Request:
+        speculation.rule.check_device(self._device)
         return Request(
             id=next(self._ids), prompt=tokens, sampling=sampling, speculation=speculation, prediction=prediction
         )
 
     def _predictions(self, given: Prompt | Sequence[Prompt | None] | None, count: int) -> list[tuple[int, ...]]:
-        """The tokens of one for each prompt. A predicted text begins where the answer does: in the middle of things."""
+        """The tokens of a prediction for each prompt. Its text continues the prompt, so it gets no BOS token."""
         one_for_all = given is None or isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
         each = cast(list[Prompt | None], [given] * count if one_for_all else _one_each("predictions", given, count))
         texts = [self.tokenizer.encode(one, add_bos=False) if isinstance(one, str) else one or () for one in each]
         return [tuple(tokens) for tokens in texts]
 
     def _submit(self, requests: Sequence[Request]) -> None:
-        """All or none: a bad request must not leave its predecessors running for nobody."""
+        """Submit all requests or none: if one is refused, those before it are aborted."""
         for i, request in enumerate(requests):
             try:
                 self.engine.submit(request)
@@ -212,7 +218,7 @@ class LLM:
             self._inboxes.pop(request.id, None)
 
     def _read(self, request_id: str) -> list[TokenEvent]:
-        """The events of a request, stepping the engine until there are some."""
+        """Step the engine until there are events of a request, and return them."""
         while not self._inboxes[request_id]:
             for event in self.engine.step():
                 self._inboxes.get(event.request_id, []).append(event)

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out: requests, their parameters, events and statistics.
+"""The nouns of the engine: requests and their parameters go in, events and statistics come out.
 
-All frozen, all validated where they are made: an object of these types is a valid one. Nothing here computes.
+All are frozen and validated where they are made: an object of these types is a valid one. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -22,38 +22,18 @@ from paceline.checks import (
     surrogate_at,
 )
 from paceline.errors import InvalidRequest, UnknownOption
+from paceline.rules import Rule as Rule  # a noun of requests too
+from paceline.rules import with_threshold
 
-MAX_LOGPROBS = 100
-MAX_SAMPLES = 128
-GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}  # most characters of each
-MIN_TEMPERATURE = 1e-6  # below it logits / temperature leaves the range of a float
-
-
-class Rule(StrEnum):
-    """How verification decides. See `paceline.accept`."""
-
-    COUPLED = "coupled"
-    REJECTION = "rejection"
-    BLOCK = "block"
-    THRESHOLD = "threshold"
-    TYPICAL = "typical"
-
-    @property
-    def lossless(self) -> bool:
-        """False: the text may not be the one that the target alone would have written."""
-        return self not in THRESHOLDS
-
-    @property
-    def wants_probs(self) -> bool:
-        """True: a drafter that samples does so with noise of its own, and says from which distributions."""
-        return self in (Rule.REJECTION, Rule.BLOCK)
-
-
-THRESHOLDS = {Rule.THRESHOLD: 0.3, Rule.TYPICAL: 0.09}  # the lossy rules; how likely a token must be, if not said
+MAX_LOGPROBS = 100  # alternatives beside a token
+MAX_SAMPLES = 128  # answers to one prompt
+# Kinds of grammars, with the characters that the text of each may have.
+GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}
+MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
 
 class Finish(StrEnum):
-    """Why a sequence ended."""
+    """The reason that a sequence ended."""
 
     STOP = "stop"  # end-of-sequence token, stop id or stop string
     LENGTH = "length"  # max_tokens, or the context is full
@@ -63,7 +43,7 @@ class Finish(StrEnum):
 
 
 class OffKind(StrEnum):
-    """Why a sequence did not draft, without numbers or names: the label of a metric."""
+    """Kinds of reasons not to draft, without numbers or names: labels of a metric."""
 
     REQUEST = "off by request"
     NO_DRAFTER = "no drafter"
@@ -85,7 +65,7 @@ class OffKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Off:
-    """Why a sequence did not draft: a kind to count by, and a sentence for people."""
+    """The reason that a sequence did not draft: a kind to count by, and a sentence for people."""
 
     kind: OffKind
     detail: str
@@ -95,7 +75,7 @@ class Off:
 
 
 class Origin(StrEnum):
-    """How a token came about."""
+    """The way a token came about."""
 
     ACCEPTED = "accepted"  # drafted, and the target agreed
     BONUS = "bonus"  # the target's own token after a draft
@@ -104,8 +84,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like: any JSON object, JSON of a schema, text that a regular expression matches as a
-    whole, or one of several texts. See `paceline.sampling.grammar`."""
+    """The form of an answer: any JSON object, JSON that follows a schema, a text that a regular expression matches as
+    a whole, or one of several texts. See `paceline.sampling.grammar`."""
 
     kind: str
     text: str = ""  # the schema, the expression, or a JSON list of the choices
@@ -153,7 +133,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What the user asked of sampling. Every field is valid with and without speculation."""
+    """Parameters of sampling, as a request sets them. Each is valid with and without speculation."""
 
     temperature: float = 1.0  # 0: always the most likely token
     top_k: int = 0  # 0: off
@@ -172,13 +152,13 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None  # None: drawn when the request is submitted
     n: int = 1
-    logprobs: int | None = None  # how many alternatives beside the chosen token
-    prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # decides where the answer may end, also before min_tokens
+    logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
+    prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
+    grammar: Grammar | None = None  # may end the answer before min_tokens
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """As the constructor, but a misspelt option says what was probably meant."""
+        """Make one from options; a misspelt option raises an error that says what was probably meant."""
         check_known(cls, options)
         return cls(**options)
 
@@ -262,7 +242,7 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """True when something other than temperature, filters and noise acts on the logits."""
+        """True if anything besides temperature, filters and noise acts on the logits."""
         return bool(
             self.grammar is not None
             or self.logit_bias
@@ -280,17 +260,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What the user asked of speculation. `drafter=None` takes the engine's default drafter."""
+    """Parameters of speculation, as a request sets them."""
 
     enabled: bool = True
-    drafter: str | None = None
+    drafter: str | None = None  # None: the engine's default
     max_draft: int | None = None  # None: the engine's limit
     rule: Rule = Rule.COUPLED
-    threshold: float | None = None  # of a lossy rule; None: the rule's own
-    p_min: float | None = None  # a draft ends where its drafter believes less in it; None: the drafter's own limit
+    threshold: float | None = None  # for rules that take one; None: the rule's default
+    p_min: float | None = None  # confidence below which a draft ends; None: the drafter's own limit
 
     @classmethod
     def of(cls, **options: Any) -> Self:
+        """Make one from options; a misspelt option raises an error that says what was probably meant."""
         check_known(cls, options)
         return cls(**options)
 
@@ -298,8 +279,6 @@ class Speculation:
         check_flag("enabled", self.enabled)
         if self.drafter is not None and not isinstance(self.drafter, str):
             raise InvalidRequest(f"drafter must be a name, not {self.drafter!r}", param="drafter")
-        if self.rule not in list(Rule):
-            raise UnknownOption("rule", str(self.rule), [rule.value for rule in Rule], param="rule")
         object.__setattr__(self, "rule", Rule(self.rule))
         if self.max_draft is not None:
             check_integer("max_draft", self.max_draft, 1, 1024)
@@ -307,8 +286,8 @@ class Speculation:
             check_number("p_min", self.p_min, 0, 1)
         if self.threshold is not None:
             check_number("threshold", self.threshold, 0, 1, open_low=True)
-            if self.rule.lossless:
-                names = " and ".join(THRESHOLDS)
+            if self.rule.threshold is None:
+                names = " and ".join(with_threshold())
                 raise InvalidRequest(
                     f"threshold is for the rules {names}, not for {self.rule}: leave it out", param="threshold"
                 )
@@ -325,9 +304,9 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: Speculation = field(default_factory=Speculation)
-    cache_salt: str = ""  # prefixes are shared only within one salt
+    cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
     deadline: float | None = None  # seconds from submission
-    prediction: tuple[int, ...] = ()  # what the answer may turn out to be: drafted from, never believed
+    prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -347,7 +326,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification decided of one sequence: which rows of the draft live on, and the token after them."""
+    """The outcome of verification for one sequence: the accepted path of its draft, and the token after it."""
 
     path: tuple[int, ...]  # indices into the draft, root first
     token: int
@@ -355,7 +334,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token under the target, before any sampling parameter, with the best alternatives."""
+    """Log-probability of a token under the target, before any sampling parameter, with the likeliest alternatives."""
 
     token: int
     logprob: float
@@ -365,7 +344,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
-    """What speculation did for one sequence. Times are seconds, shared steps counted by share of rows."""
+    """Counts and times of one sequence. Times are in seconds; a step's time is shared by the rows of its sequences."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -374,22 +353,22 @@ class SequenceStats:
     rounds: int = 0  # steps that verified a draft
     drafted: int = 0
     accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # how often the draft was right up to and including position i
-    prediction_accepted: int = 0  # tokens of the answer that were drafted from its prediction
-    prediction_rejected: int = 0  # drafted from it in vain
-    drafter: str | None = None  # who could draft; several are joined by "+"
-    pauses: int = 0  # how often drafting was paused for lack of acceptance
+    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts that were accepted up to and including position i
+    prediction_accepted: int = 0  # accepted tokens that were drafted from the request's prediction
+    prediction_rejected: int = 0  # rejected tokens that were drafted from it
+    drafter: str | None = None  # drafters of this sequence, joined by "+"
+    pauses: int = 0  # times that drafting paused because too little was accepted
     preemptions: int = 0
-    off: Off | None = None  # why the last step that could have drafted did not
-    time_queued: float = 0.0  # until it first ran
-    time_to_first: float = 0.0
+    off: Off | None = None  # reason of the last step that could have drafted and did not
+    time_queued: float = 0.0  # from submission to its first step
+    time_to_first: float = 0.0  # from submission to its first token
     time_total: float = 0.0
     time_draft: float = 0.0
     time_verify: float = 0.0
 
     @property
     def off_reason(self) -> str | None:
-        """The sentence of `off`."""
+        """The sentence of `off`, for people."""
         return None if self.off is None else self.off.detail
 
     @property
@@ -410,19 +389,19 @@ class SequenceStats:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What leaves the engine for one sequence in one step. The one with `finish` set is its last."""
+    """Output of one sequence in one step. The event with `finish` set is the sequence's last."""
 
     request_id: str
     sample: int  # 0 … n-1
     tokens: tuple[int, ...] = ()
     origins: tuple[Origin, ...] = ()
-    drafter: str | None = None  # whose draft was verified; None: there was none, or a grammar forced it
-    drafted: int = 0  # tokens of the draft, and how many of them were right
-    accepted: int = 0
+    drafter: str | None = None  # the drafter whose draft was verified; None: no draft, or one that a grammar forced
+    drafted: int = 0  # tokens of the draft
+    accepted: int = 0  # accepted tokens of the draft
     text: str = ""
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob | None, ...] | None = None  # with the first tokens, and on the last event
     finish: Finish | None = None
-    stop: str | int | None = None  # the stop string or token id that ended it
+    stop: str | int | None = None  # the stop string or token id that ended the sequence
     error: str | None = None
     stats: SequenceStats | None = None  # on the last event

@@ -8,9 +8,10 @@ For a chain whose tokens were drawn from known distributions q. With w the small
     h(i) = r(i) / (r(i) + 1 - w(i))     of the last token: w(i)
 
 and the token after it is drawn from the positive part of w · p - q, or from p if all were accepted. Then a prefix lives
-on with probability w given its tokens, and what is emitted is distributed as the target's own; never fewer tokens than
-`accept_rejection` in the mean (Sun et al. 2024). A coin is looked at even beyond what is accepted: it must be a round's
-own. How long the chain is may depend on its tokens. A draft without distributions is judged by `accept_coupled`.
+on with probability w given its tokens, and the emitted text is distributed as the target's own. In the mean no fewer
+tokens are accepted than by `accept_rejection` (Sun et al. 2024). The rule looks at coins beyond the accepted tokens, so
+each round needs coins of its own. The length of the chain may depend on its tokens. A draft without distributions is
+judged by `accept_coupled`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from paceline.accept.rows import Outcome, Rows
 
 
 def accept_block(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Tensor) -> Outcome:
-    """Chains only; as for `accept_rejection`."""
+    """Judge chains. The arguments are those of `accept_rejection`, with coins of this round alone."""
     index = torch.arange(len(rows.tokens), device=rows.tokens.device)
     after = (index + 1).clamp(max=len(index) - 1)
     goes_on = (rows.owners[after] == rows.owners) & (after != index)  # [rows] a token was drafted after this one
@@ -39,7 +40,7 @@ def accept_block(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Tensor)
 
 
 def _weights(rows: Rows, p: Tensor, q: Tensor) -> Tensor:
-    """w [rows]: 1 at a root, and one row further down the chains with each turn."""
+    """w [rows]: 1 at a root. Each turn carries the products one row further down the chains."""
     token = rows.tokens[:, None]
     ratio = (p[rows.parents].gather(1, token) / q.gather(1, token))[:, 0]
     ratio[rows.roots] = 1

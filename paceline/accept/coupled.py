@@ -1,6 +1,7 @@
-"""The default rule: the target draws its own token at every row, and the draft lives where it guessed it.
+"""The default rule: the target draws its own token at every row, and the draft lives where it guessed that token.
 
-Exact token by token: what is emitted is what the target draws with the noise of (seed, position), whatever was drafted.
+Exact token by token: the emitted token is the one that the target draws with the noise of (seed, position), whatever
+was drafted.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from paceline.types import Verdict
 
 
 def accept_coupled(draft: Draft, drawn: Sequence[int]) -> Verdict:
-    """`drawn`: what the target draws after the last committed token, and after each token of the draft.
+    """Follow the draft for as long as it guessed the target's tokens.
 
-    Parents stand before their children and siblings differ, so that one look at each token finds the path. In plain
-    Python: it is the usual rule, and tensors would cost more than all of it.
+    `drawn` are the target's tokens after the last committed token and after each token of the draft. Parents come
+    before their children and siblings differ, so one look at each token finds the path. This is the usual rule, and
+    plain Python: tensors would take longer.
     """
     path: list[int] = []
     at, wanted = -1, drawn[0]

@@ -15,8 +15,9 @@ from paceline.accept.rows import Outcome, Rows, walk
 
 
 def accept_rejection(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Tensor) -> Outcome:
-    """Chains only. p, q [rows, vocab]: target's distribution after each row, drafter's that each row was drawn from
-    (roots: ignored); coins [rows] uniform; noise [seqs, vocab] Gumbel, for the token after the last accepted one."""
+    """Judge chains. p [rows, vocab]: the target's distribution after each row; q [rows, vocab]: the drafter's
+    distribution that each row was drawn from (ignored at roots); coins [rows]: uniform; noise [seqs, vocab]: Gumbel,
+    for the token after the last accepted one."""
     token = rows.tokens[:, None]
     p_token = p[rows.parents].gather(1, token)[:, 0]
     q_token = q.gather(1, token)[:, 0]
@@ -27,7 +28,7 @@ def accept_rejection(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Ten
 
 
 def _rest(rows: Rows, p_last: Tensor, q: Tensor, last: Tensor) -> Tensor:
-    """What the next token is drawn from [seqs, vocab], up to a factor: in a chain the rejected row follows `last`."""
+    """The weights [seqs, vocab] that the next token is drawn by. In a chain the rejected row follows `last`."""
     rejected = (last + 1).clamp(max=len(rows.tokens) - 1)
     was_rejected = (rows.owners[rejected] == rows.owners[last]) & (rejected != last)
     residual = (p_last - q[rejected]).clamp(min=0)

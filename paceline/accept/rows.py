@@ -1,8 +1,8 @@
 """The rows of one verification and the walk that every rule shares.
 
 A row is a token to be judged by the row it follows; the first row of a sequence, its root, holds the last committed
-token. A row lives on if it is right and the row it follows lives on. Everything is tensors of fixed meaning and there
-is no look at a value on the way: a device can run it without the host.
+token. A row lives on if it is right and the row it follows lives on. All of it is tensor operations, and none reads a
+value back to the host: a device can run it alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Rows:
 
     tokens: Tensor  # int64 [rows]
     parents: Tensor  # int64 [rows] the row it follows; a root follows itself
-    owners: Tensor  # int64 [rows] which sequence
-    roots: Tensor  # int64 [seqs]
-    depth: int  # of the deepest row; a root has 0
+    owners: Tensor  # int64 [rows] the sequence of each row
+    roots: Tensor  # int64 [seqs] the root of each sequence
+    depth: int  # depth of the deepest row; a root has 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rule decided."""
+    """The decision of a rule."""
 
     alive: Tensor  # bool [rows]; roots always are
     last: Tensor  # int64 [seqs] the deepest row alive
@@ -34,10 +34,10 @@ class Outcome:
 
 
 def walk(rows: Rows, right: Tensor) -> tuple[Tensor, Tensor]:
-    """From "this row is right about its parent" to the rows alive and the last one of each sequence.
+    """Find the rows alive, and the last one of each sequence, from "this row is right about its parent".
 
-    Each turn looks twice as far towards the root as the one before. Since siblings differ, the rows alive form a
-    path, and since parents stand before children its end is its highest row.
+    Each turn looks twice as far towards the root as the one before. At most one of several siblings is right, so the
+    rows alive form a path; parents come before children, so its end is its highest row.
     """
     alive, above = right.clone(), rows.parents
     alive[rows.roots] = True

@@ -76,7 +76,7 @@ def _lossy(found: Findings) -> Record | None:
     cases = [case for case in found.cases if not case.group.rule.lossless]
     if not cases:
         return None
-    rules = sorted({case.group.rule.value for case in cases})
+    rules = sorted({str(case.group.rule) for case in cases})
     answers = sum(len(case.judged) for case in cases)
     return {"rules": rules, "answers": answers, "changed": answers - sum(case.same for case in cases)}
 
@@ -85,7 +85,7 @@ def _case(case: Case, tests: Sequence[Tested]) -> Record:
     group = case.group
     return {
         "drafter": group.drafter,
-        "rule": None if group.drafter is None else group.rule.value,
+        "rule": None if group.drafter is None else str(group.rule),
         "at_once": group.at_once,
         "sampling": case.variant,
         "promise": _promise(case),
@@ -123,7 +123,7 @@ def _where(found: Findings, case: Case, judged: Judged) -> Record:
         "prompt": found.prompts[judged.item.prompt].id,
         "prompt_number": judged.item.prompt + 1,
         "drafter": case.group.drafter,
-        "rule": None if case.group.drafter is None else case.group.rule.value,
+        "rule": None if case.group.drafter is None else str(case.group.rule),
         "at_once": case.group.at_once,
         "sampling": case.variant,
         "seed": judged.item.request.sampling.seed,

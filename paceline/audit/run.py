@@ -225,7 +225,7 @@ def _tests(
     bitwise: bool,
 ) -> list[Tested]:
     """Of every rule that keeps the distribution alone, under every variant that samples."""
-    rules = [rule for rule in scope.rules if rule.wants_probs]
+    rules = [rule for rule in scope.rules if rule.lossless and rule is not Rule.COUPLED]
     sampled = [variant for variant in scope.variants if not variant.sampling.greedy]
     grid = [(variant, drafter, rule) for variant in sampled for drafter in scope.drafters for rule in rules]
     places = {

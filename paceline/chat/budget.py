@@ -1,8 +1,8 @@
-"""What a chat template may spend, and the operations by which it could spend too much at once.
+"""The budget of a chat template, and safe versions of the operations that could spend too much at once.
 
-One `Budget` stands for one rendering: steps for loop turns, calls and filters, size for the strings and lists that are
+Each rendering has one `Budget`: steps for loop turns, calls and filters, and size for the strings and lists that are
 made. The functions below replace Jinja's own where a small expression can make something large; each asks the budget
-before it makes anything. Which of them a template meets under which name is decided in chat_sandbox.py.
+before it makes anything. chat/sandbox.py gives them the names that templates use.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from jinja2 import Environment, Undefined, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.filters import do_indent, do_round, make_attrgetter
 
-MAX_STEPS = 500_000
-MAX_SECONDS = 0.5  # of this thread's own time, so that a busy machine fails nobody
-MAX_SIZE = 16_000_000  # characters and list entries made, on top of MAX_GROWTH for each of the input
-MAX_GROWTH = 64
-ENTRY = 16  # what an entry of a list weighs in characters; looking at it takes that long
-_MAX_BITS = 256  # of an integer
-_MAX_INDENT = 16
+MAX_STEPS = 500_000  # loop turns, calls and filters of a rendering
+MAX_SECONDS = 0.5  # CPU time of this thread, so that a rendering does not fail because the machine is busy
+MAX_SIZE = 16_000_000  # characters and list entries that a rendering makes, beside MAX_GROWTH
+MAX_GROWTH = 64  # characters and list entries that it makes for each character of the input
+ENTRY = 16  # price of a list's entry in characters: looking at it takes that long
+_MAX_BITS = 256  # bits of an integer
+_MAX_INDENT = 16  # characters
 
 
 class TooExpensive(Exception):
@@ -50,7 +50,7 @@ class Budget:
             raise TooExpensive(f"it runs longer than {MAX_SECONDS:g} seconds")
 
     def afford(self, size: int) -> None:
-        """Asks before something is made whose size is known beforehand."""
+        """Raise TooExpensive if something of this size would exceed the budget; nothing is spent yet."""
         if size > self.size:
             raise TooExpensive("it makes too much text")
 
@@ -62,9 +62,9 @@ budget: ContextVar[Budget] = ContextVar("template_budget")
 
 
 def weigh(value: object, *, indent: int = 0) -> int:
-    """Price of a value's text: its characters, and ENTRY for each entry and entry of entries."""
+    """The price of a value's text: its characters, and ENTRY for each entry at any depth."""
     afford = budget.get().afford
-    entry = ENTRY + 8 * indent  # indented eight levels deep, say
+    entry = ENTRY + 8 * indent  # allows for an indentation of eight levels
     total, todo = 0, [value]
     while todo:
         item = todo.pop()
@@ -79,7 +79,7 @@ def weigh(value: object, *, indent: int = 0) -> int:
 
 
 def bounded_text(value: object) -> str:
-    """str(value), for values whose text cannot explode."""
+    """str(value), for types whose text has a bounded size."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | dict):
@@ -91,7 +91,7 @@ def bounded_text(value: object) -> str:
 
 
 def made(value: Any) -> Any:
-    """Charges for a value that was just made."""
+    """Charge for a value that was just made, and return it."""
     budget.get().spend(len(value) if isinstance(value, str | list | tuple | dict | range) else 0)
     return value
 
@@ -104,7 +104,7 @@ class Paced:
         self._size = size
 
     def __len__(self) -> int:
-        return len(self._iterable)  # type: ignore[arg-type]  # where it has none, the template gets its TypeError
+        return len(self._iterable)  # type: ignore[arg-type]  # the template gets the TypeError of one without
 
     def __iter__(self) -> Iterator[Any]:
         spend, size = budget.get().spend, self._size
@@ -158,13 +158,13 @@ def to_json(
 
 
 def _escape(character: re.Match[str]) -> str:
-    """JSON's escape, but for the last private characters, by which chat.py marks what users wrote."""
+    """JSON's escape of a character, except for the private ones by which chat/shield.py marks users' text."""
     return character[0] if character[0] >= "\U0010ff00" else json.dumps(character[0])[1:-1]
 
 
 @pass_environment
 def total(environment: Environment, items: Iterable[Any], attribute: Any = None, start: float = 0) -> float:
-    """Of numbers only: summing lists takes quadratic time."""
+    """Sum numbers only: summing lists takes quadratic time."""
     values = items if attribute is None else map(make_attrgetter(environment, attribute), items)
     return sum((+value for value in values), +start)
 
@@ -200,7 +200,7 @@ def remainder(left: Any, right: Any) -> Any:
 
 
 def format_text(text: str, *args: Any, **kwargs: Any) -> str:
-    """str.format with plain fields: widths, attributes and conversions are refused."""
+    """str.format with plain fields; widths, attributes and conversions raise SecurityError."""
     if re.search(r"\{(?![A-Za-z0-9_]*\}|\{)", text.replace("{{", "")):
         raise SecurityError(f"chat templates may format by plain {{fields}} only, not by {text!r:.60}")
     texts = [bounded_text(value) for value in (*args, *kwargs.values())]

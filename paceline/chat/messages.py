@@ -1,7 +1,7 @@
-"""What a chat may consist of: checked, and brought into the one shape that chat templates know.
+"""Messages of a chat: checked, and brought into the one shape that chat templates know.
 
-Nothing here knows of templates or tokens. What comes back is JSON-like and owned by the caller: text parts joined to
-one string, arguments of tool calls as objects rather than as JSON text.
+Nothing here knows of templates or tokens. The result is JSON-like and owned by the caller: text parts are joined to one
+string, and arguments of tool calls are objects rather than JSON text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.checks import check_text
 from paceline.errors import InvalidRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_DEPTH = 64  # of values inside values
+MAX_DEPTH = 64  # levels of values inside values
 
 Message = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
 
 
 def check_json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy of a JSON-like value; anything else in it is refused."""
+    """Copy a JSON-like value. Raises InvalidRequest for anything else in it."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{where} is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
@@ -116,7 +116,7 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Clients send JSON text; templates write JSON themselves, so they want the object."""
+    """The object that a client sent as JSON text: templates write JSON themselves."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

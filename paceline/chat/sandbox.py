@@ -1,4 +1,4 @@
-"""Runs a chat template that nobody has read: no access to Python, and bounded work.
+"""Runs an untrusted chat template: without access to Python, and with bounded work.
 
 Jinja's sandbox keeps templates away from attributes and files, but not from time and memory: nested loops, doubling a
 string forty times, or lists that hold lists that hold lists. So every way to do work goes through one `Budget`: loop
@@ -9,8 +9,7 @@ rewritten for that before it is compiled:
     a ~ b                →  a | string + b | string        (`+` is intercepted)
     [a, b], {a: b}       →  [a, b] | _weighed
 
-What always holds: rendering ends, with the text or an exception, after MAX_STEPS steps or MAX_SECONDS, whatever the
-template says.
+Rendering always ends, with the text or an exception, after at most MAX_STEPS steps or MAX_SECONDS.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class Refused(TemplateError):
-    """The template called `raise_exception`: these messages are not what it can write down."""
+    """The template called `raise_exception`: it does not take these messages."""
 
 
 # ── what a template may call, by name ──
@@ -102,9 +101,9 @@ _LIST_FILTERS = frozenset(
 
 
 def _metered(function: Callable[..., Any], *, of_text: bool) -> Callable[..., Any]:
-    @wraps(function)  # also carries the marks by which Jinja knows what to pass
+    @wraps(function)  # also copies the attributes by which Jinja knows which arguments to pass
     def metered(*args: Any, **kwargs: Any) -> Any:
-        if of_text:  # the text is the first argument that Jinja itself does not put in front
+        if of_text:  # the text is the first argument behind the one that Jinja may pass itself
             at = 1 if hasattr(function, "jinja_pass_arg") else 0
             args = (*args[:at], bounded_text(args[at]), *args[at + 1 :])
         return made(function(*args, **kwargs))
@@ -149,7 +148,7 @@ class _Instrument(NodeTransformer):
 
 
 def _text_size(node: nodes.Node) -> int:
-    """Characters a loop's body holds itself; loops in it and macros pay when they run."""
+    """Characters of text in a loop's body; loops inside it and macros are charged when they run."""
     if isinstance(node, nodes.For | nodes.Macro):
         return 0
     own = len(node.data) if isinstance(node, nodes.TemplateData) else 0
@@ -161,7 +160,7 @@ def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} marks what an assistant wrote, for training; here it only stands around its text."""
+    """{% generation %} marks an assistant's text for training; here its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -180,7 +179,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            optimized=False,  # nothing is computed before a budget exists
+            optimized=False,  # so that nothing is computed before there is a budget
             finalize=_finalize,
             extensions=[LoopControlExtension, _GenerationTag],
         )
@@ -192,7 +191,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.binop_table |= {"*": bounded.multiply, "**": bounded.power, "%": bounded.remainder}
 
     def compiled(self, source: str) -> Callable[[Mapping[str, Any], int], str]:
-        """A function from the template's variables and their size to its text."""
+        """Compile a template to a function from its variables and their size to its text."""
         token = budget.set(Budget(len(source)))
         try:
             tree = _Instrument().visit(self.parse(source))
@@ -211,7 +210,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def literals(self, source: str) -> frozenset[str]:
-        """Every string that the template writes between quotes."""
+        """All string constants of a template."""
         constants = self.parse(source).find_all(nodes.Const)
         return frozenset(constant.value for constant in constants if isinstance(constant.value, str))
 

@@ -1,8 +1,8 @@
 """Keeps control tokens out of messages.
 
-Before a chat template is rendered, the characters in messages by which control tokens begin or end ("<", ">") are
-swapped for private marks, one for one, so that lengths and positions stay. Afterwards every control token in the
-rendered text is the template's own; then the marks are swapped back.
+Before a chat template is rendered, the characters in messages that begin or end control tokens ("<", ">") are swapped
+for private marks, one for one, so that lengths and positions stay. Afterwards every control token in the rendered text
+is the template's own; then the marks are swapped back.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class Shield:
-    """Swaps characters of users' strings so that no control token can be read out of them, whatever a template makes of
-    them: joins two, trims one, cuts a piece out of the middle.
+    """Swaps characters of users' strings so that no control token can be read out of them, even if a template joins
+    two, trims one, or cuts a piece out of the middle.
 
-    Left alone are words that the template itself names ("</think>"), as it may look for them; but for those that could
-    be part of a control token.
+    Words that the template itself names ("</think>") stay as they are, since the template may look for them, unless
+    they could be part of a control token.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, literals: Iterable[str]) -> None:
         texts = tokenizer.control_texts
         edges = {character for text in texts for character in (text[0], text[-1]) if _markable(character)}
-        wordlike = {text[0] for text in texts if edges.isdisjoint(text)}  # these have no better character to swap
+        wordlike = {text[0] for text in texts if edges.isdisjoint(text)}  # control tokens of letters: swap the first
         self._find = tokenizer.find_control
         self._source = source
         self._marked = sorted(edges | wordlike)
@@ -42,7 +42,7 @@ class Shield:
         self._named = re.compile(f"({'|'.join(map(re.escape, named))})") if named else None
 
     def hide(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
-        """The inputs with marks in them, and what swaps the marks back."""
+        """Put marks into the inputs. Returns them with a table for `str.translate` that swaps the marks back."""
         if self._everywhere and all(map(self._edges.isdisjoint, strings(inputs))):
             return inputs, {}
         taken = set(self._source).union(*strings(inputs))
@@ -57,7 +57,7 @@ class Shield:
         if text in ROLES:
             return text
         swap = {ord(character): marks[character] for character in self._edges}
-        parts = self._named.split(text) if self._named else [text]  # every other part is a word the template names
+        parts = self._named.split(text) if self._named else [text]  # odd parts are words that the template names
         text = "".join(part if at % 2 else part.translate(swap) for at, part in enumerate(parts))
         if self._everywhere and self._edges.isdisjoint(text):
             return text
@@ -69,7 +69,7 @@ class Shield:
 
 
 def _markable(character: str) -> bool:
-    """Words must stay words, space must stay space, and JSON must not write a character in another way."""
+    """True for a character that a mark can replace: no letter, digit or space, and none that JSON escapes."""
     return character.isprintable() and not character.isalnum() and character not in ' "\\'
 
 

@@ -1,15 +1,12 @@
-"""Messages to the prompt a model was trained on, through the chat template that comes with it.
+"""Chat templates, from messages to the prompt that a model was trained on. The template comes with the model.
 
-Control tokens that the template writes become control tokens; the same characters in a message stay text (how, stands
-in chat_shield.py).
-
-The template is the model's, never a request's. How it is kept harmless stands in chat_sandbox.py.
+Control tokens that the template writes become control tokens; the same characters in a message stay text (see
+chat/shield.py). The template is the model's, never a request's; chat/sandbox.py keeps it harmless.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateError
@@ -21,7 +18,7 @@ from paceline.chat.shield import Shield, strings
 from paceline.errors import InvalidRequest, ModelFileError
 from paceline.text.tokenizer import Tokenizer
 
-# What evaluating an expression can raise, template bugs and unexpected messages alike.
+# Errors that evaluating an expression can raise, for template bugs and unexpected messages alike.
 _RUN_ERRORS = (
     TemplateError,
     ArithmeticError,
@@ -48,10 +45,9 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text."""
-        inputs = self._inputs(messages, tools, variables)
+        """Render the prompt as text."""
+        inputs = _inputs(messages, tools)
         return self._run(inputs, add_generation_prompt)
 
     def encode(
@@ -60,25 +56,12 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt as token ids."""
-        inputs = self._inputs(messages, tools, variables)
+        """Render the prompt as token ids."""
+        inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         text = self._run(hidden, add_generation_prompt)
         return self._tokenizer.encode_spans(text.translate(back), self._tokenizer.find_control(text))
-
-    def _inputs(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
-    ) -> dict[str, Any]:
-        reserved = {"messages", "tools", "documents", "add_generation_prompt", *self._tokenizer.token_names}
-        if clash := sorted(reserved.intersection(variables or {})):
-            raise InvalidRequest(f"chat template variables cannot be named {', '.join(clash)}; these names are taken")
-        inputs = {**(variables or {}), "messages": check_messages(messages), "tools": check_tools(tools)}
-        return {name: check_json(value, name) for name, value in inputs.items()}
 
     def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:
         names = {"documents": None, **self._tokenizer.token_names}
@@ -95,27 +78,14 @@ class ChatTemplate:
             ) from error
 
 
-def encode_chat(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The messages as a prompt of the tokenizer's model, by its own template."""
-    return _template_of(tokenizer).encode(
-        messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
-    )
-
-
-@lru_cache(maxsize=4)  # compiling takes milliseconds, rendering a fraction of one
-def _template_of(tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate(tokenizer)
+def _inputs(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Messages and tools as a template gets them: checked, and copies of the caller's."""
+    inputs = {"messages": check_messages(messages), "tools": check_tools(tools)}
+    return {name: check_json(value, name) for name, value in inputs.items()}
 
 
 def _compile(source: str) -> tuple[Callable[[Mapping[str, Any], int], str], frozenset[str]]:
-    """What renders the template, and the strings it names."""
+    """Compile a template: a function that renders it, and the strings that it names."""
     if len(source) > MAX_SOURCE:
         raise ModelFileError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed")
     try:

@@ -1,13 +1,13 @@
-"""Calls of tools out of the text of an answer, as it comes. Knows nothing of HTTP, tokens or templates.
+"""Finds tool calls in the text of an answer while it comes. Knows nothing of HTTP, tokens or templates.
 
 Models write calls in a few ways:
 
     Hermes, Qwen    <tool_call>{"name": …, "arguments": {…}}</tool_call>, among other text, any number of times
     Llama, Mistral  {"name": …, "parameters": {…}} or a list of such, as the whole answer, several with ; between them
-    forced          as Llama; a grammar sees to it that nothing else can be said
+    forced          as Llama; a grammar allows nothing else
 
-What always holds: text and calls do not depend on how the answer was cut into pieces; a marker, or what may become one,
-never shows as text; whatever turns out to be no call is text, to the last character.
+These always hold. Text and calls do not depend on how the answer was cut into pieces. A marker, or text that may become
+one, is never shown as text. Text that turns out to be no call is shown to the last character.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-BARE = ('{"name":"', '[{"name":"', '{"type":"function","name":"')  # how a bare call begins, without white space
+BARE = ('{"name":"', '[{"name":"', '{"type":"function","name":"')  # beginnings of a bare call, without white space
 _SPACE = " \t\r\n"
 _PARTIAL = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
 
@@ -42,36 +42,36 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is sure of the text so far, beyond what was said before."""
+    """New text and calls of an answer: those that are decided since the last time."""
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
 
     @property
     def content_or_none(self) -> str | None:
-        """None where calls stand in its place."""
+        """The text; None if there are calls and no text."""
         return self.content or (None if self.calls else "")
 
 
 class ToolCallParser:
-    """`push` text as it comes, `flush` at the end.
+    """Splits an answer into text and tool calls: `push` text as it comes, `flush` at the end.
 
-    `names`: the tools there are, by which a bare call is told from other JSON. `forced`: the answer is a bare call and
-    nothing else, though it may break off."""
+    `names` are the tools, by which a bare call is told from other JSON. `forced`: the answer is nothing but a bare
+    call, which may break off."""
 
     def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
-        self.calls = 0  # found so far
+        self.calls = 0  # calls found so far
         self._names = frozenset(names)
         self._forced = forced
-        self._held = ""  # not yet decided
-        self._said = False  # any text since the beginning or the last call
+        self._held = ""  # text that may be part of a call
+        self._said = False  # True: there was text since the beginning or the last call
         self._state = self._at_beginning
         self._scan = _Scan()
         self._content: list[str] = []
         self._found: list[ToolCall] = []
 
     def read(self, text: str, *, ends: bool) -> Said:
-        """`push`, and `flush` where this is the end."""
+        """`push` text, and `flush` if the answer ends with it."""
         first = self.push(text)
         if not ends:
             return first
@@ -85,7 +85,7 @@ class ToolCallParser:
         return self._take()
 
     def flush(self) -> Said:
-        """Nothing follows: what could still have become a call is none, except that a forced one may be cut short."""
+        """End the answer. Text that could still have become a call is none, but a forced call may be cut short."""
         if self._state not in (self._after_call, self._between):
             partial = _PARTIAL.search(self._held) if self._forced and not self.calls else None
             if partial is not None:
@@ -100,10 +100,10 @@ class ToolCallParser:
         self._content, self._found = [], []
         return parsed
 
-    # Each state looks at what is held and returns True if there may be more to do with it.
+    # Each state is a method that looks at the held text, and returns True if the next state may have more to do.
 
     def _at_beginning(self) -> bool:
-        """Of the answer, or after a bare call: another one may follow."""
+        """State: at the beginning of the answer, or after a bare call, where another one may follow."""
         start = "".join(self._held.split())
         fitting = [form for form in BARE if form.startswith(start) or start.startswith(form)]
         if self._forced or any(start.startswith(form) for form in fitting):
@@ -127,7 +127,7 @@ class ToolCallParser:
         return True
 
     def _in_marked_call(self) -> bool:
-        """What is held begins with OPEN."""
+        """State: the held text begins with OPEN."""
         end = self._scan.end(self._held, len(OPEN))
         if end is None:
             return False
@@ -143,14 +143,14 @@ class ToolCallParser:
 
     def _after_call(self) -> bool:
         rest = self._held.lstrip(_SPACE)
-        if CLOSE.startswith(rest) and rest != CLOSE:  # it may be on its way
+        if CLOSE.startswith(rest) and rest != CLOSE:  # CLOSE may still be coming
             return False
         self._held = rest.removeprefix(CLOSE)
         self._state = self._between
         return True
 
     def _between(self) -> bool:
-        """White space after a call is no text."""
+        """State: after a call, whose white space is no text."""
         self._held = self._held.lstrip(_SPACE)
         if self._held:
             self._state = self._in_text
@@ -170,7 +170,7 @@ class ToolCallParser:
         return True
 
     def _after_bare_call(self) -> bool:
-        """One more may follow, with or without a semicolon."""
+        """State: after a bare call; another one may follow, with or without a semicolon."""
         rest = self._held.lstrip(_SPACE + ";")
         self._held = rest
         if rest:
@@ -198,7 +198,7 @@ class _Scan:
         self._escaped = False
 
     def end(self, text: str, start: int) -> int | None:
-        """Where the value that begins at `start`, after white space, is over; None: not yet; -1: there is none."""
+        """The end of the value that begins at `start`, after white space. None: not yet there; -1: no value begins."""
         at = start if self._at is None else self._at
         while at < len(text):
             character = text[at]
@@ -221,7 +221,7 @@ class _Scan:
 
 
 def _calls(text: str) -> list[ToolCall] | None:
-    """The calls that a JSON text stands for; None: none, or something else."""
+    """The calls in a JSON text; None: it is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -248,5 +248,5 @@ def _unquoted(text: str) -> str:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How much of the end of `text` may be the beginning of `marker`."""
+    """Characters at the end of `text` that may be the beginning of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)

@@ -1,7 +1,7 @@
-"""Tools that a client offers: checked, put before the model, and, where a call is demanded, made sure of by a grammar.
+"""Tools that a client offers: checked, and put before the model. Where a call is demanded, a grammar ensures it.
 
-What the model says is read by `chat.tool_calls`. A template that knows nothing of tools gets them spelt out in the
-system message, in the way most models have seen (Hermes): a client's tools are never dropped silently.
+`chat.tool_calls` reads the calls in an answer. A template that knows nothing of tools gets them spelt out in the system
+message, in the way most models have seen (Hermes): a client's tools are never dropped silently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.chat.tool_calls import CLOSE, OPEN, ToolCallParser
 from paceline.errors import InvalidRequest
 from paceline.types import Grammar
 
-MAX_TOOLS = 128  # in one request
+MAX_TOOLS = 128  # tools of one request
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -35,7 +35,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`choice`: auto, required, or the name of the one tool to be called."""
+    """Tools of a request. `choice` is auto, required, or the name of the one tool to be called."""
 
     functions: Mapping[str, Mapping[str, Any]]  # by name
     choice: str = "auto"
@@ -46,7 +46,7 @@ class Tools:
 
     @property
     def grammar(self) -> Grammar | None:
-        """Of an answer that must be a call: {"name": …, "arguments": …}."""
+        """The grammar of an answer that must be a call, {"name": …, "arguments": …}; None: it need not be one."""
         if not self.forced:
             return None
         names = list(self.functions) if self.choice == "required" else [self.choice]
@@ -56,11 +56,11 @@ class Tools:
         return Grammar.json_schema({**({"anyOf": calls} if len(calls) > 1 else calls[0]), "$defs": parameters})
 
     def parser(self) -> ToolCallParser:
-        """One for each answer."""
+        """A new parser, for one answer."""
         return ToolCallParser(self.functions, forced=self.forced)
 
     def place(self, messages: Sequence[Message], template: str) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages and tools to render: all in the messages where the template's source does not speak of tools."""
+        """The messages and tools to render; the tools are in the messages if the template's source has no `tools`."""
         listed = [{"type": "function", "function": dict(function)} for function in self.functions.values()]
         if re.search(r"\btools\b", template):
             return list(messages), listed
@@ -69,7 +69,7 @@ class Tools:
 
 
 def read_tools(tools: Any, choice: Any = None) -> Tools | None:
-    """What `tools` and `tool_choice` of a request mean; None: the answer is plain text."""
+    """Read `tools` and `tool_choice` of a request; None: the answer is plain text."""
     if tools is None or tools == []:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice demands a call, and there are no tools: send some", param="tool_choice")
@@ -91,7 +91,7 @@ def read_tools(tools: Any, choice: Any = None) -> Tools | None:
 
 
 def spelt_out(messages: Sequence[Message]) -> list[Message]:
-    """Calls and their results as text, for templates that would leave them out."""
+    """Write calls and their results as text, for templates that would leave them out."""
     return [_spelt_out(message) for message in messages]
 
 
@@ -114,7 +114,7 @@ def _as_json(call: Any) -> str:
         )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON stays a text
+        with contextlib.suppress(ValueError, RecursionError):  # arguments that are no JSON stay a text
             arguments = json.loads(arguments)
     return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
 
@@ -135,7 +135,7 @@ def _with_instructions(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _function(tool: Any, where: str) -> Mapping[str, Any]:
-    """The function of a tool, as the chat API wraps it or as the responses API does not."""
+    """The function of a tool: wrapped, as in the chat API, or bare, as in the responses API."""
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
     if kind != "function":
         raise InvalidRequest(f"{where} must be an object of type 'function', not {kind!r:.60}", param="tools")
@@ -186,7 +186,7 @@ def _call_schema(name: str, parameters: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that was a whole document, at home in a larger one: its references to itself follow it."""
+    """Move a schema into a larger document, to `place`: references to itself follow."""
     if isinstance(schema, Mapping):
         return {key: _reference(key, value, place) or _moved(value, place) for key, value in schema.items()}
     return [_moved(item, place) for item in schema] if isinstance(schema, list) else schema

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.files import add_data, data_of, write
-from paceline.cli.options import add_model_options, count, counts, load, temperatures, whole
+from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, whole
 from paceline.cli.progress import CLEAR_LINE
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
-from paceline.types import Rule
+from paceline.rules import BUILT_IN
 
 if TYPE_CHECKING:
     from paceline.audit.run import Scope
     from paceline.llm import LLM
     from paceline.prompts.files import Prompt
 
-LOSSLESS = tuple(rule for rule in Rule if rule.lossless)
+LOSSLESS = tuple(known for known in BUILT_IN if known.lossless)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -55,7 +55,11 @@ def _add_grid(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("over what")
     rules = ", ".join(LOSSLESS)
     group.add_argument(
-        "--rule", action="append", choices=list(Rule), help=f"may be given several times (default: {rules})"
+        "--rule",
+        type=rule,
+        action="append",
+        metavar="RULE",
+        help=f"may be given several times (default: {rules})",
     )
     group.add_argument(
         "--at-once", type=counts, default=(1, 8), metavar="N,N,…", help="requests that run side by side (default: 1,8)"
@@ -148,7 +152,7 @@ def _scope(args: Namespace, llm: LLM) -> Scope:
 
     return Scope(
         drafters=list(llm.parts.drafters),
-        rules=[Rule(rule) for rule in args.rule or LOSSLESS],
+        rules=args.rule or LOSSLESS,
         at_once=args.at_once,
         variants=variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens),
         seed=args.seed,

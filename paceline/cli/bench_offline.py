@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.bench_shared import add_prompts, add_results, check_places, say, write_results
 from paceline.cli.files import data_of
-from paceline.cli.options import add_model_options, count, counts, load, temperatures
+from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
-from paceline.types import Rule
+from paceline.rules import Rule
 
 if TYPE_CHECKING:
     from paceline.bench.offline import Cell, Grid
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--draft", type=counts, metavar="K,K,…", help="longest drafts (default: the governor's choice)")
     group.add_argument("--batch", type=counts, default=(1,), metavar="N,N,…", help="prompts at once (default: 1)")
     group.add_argument("--temperature", type=temperatures, default=(0.0,), metavar="X,X,…", help="(default: 0)")
-    group.add_argument("--rule", choices=list(Rule), default=Rule.COUPLED, help="(default: coupled)")
+    group.add_argument("--rule", type=rule, default=Rule.COUPLED, metavar="RULE", help="(default: coupled)")
     group.add_argument(
         "--rounds",
         type=count,
@@ -105,7 +105,7 @@ def _grid(args: Namespace, llm: LLM) -> Grid:
         drafts=args.draft or [None],
         batches=args.batch,
         temperatures=args.temperature,
-        rule=Rule(args.rule),
+        rule=args.rule,
         rounds=args.rounds,
         ignore_eos=args.ignore_eos,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -15,8 +15,9 @@ from paceline.checks import check_number
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
-from paceline.types import THRESHOLDS, Grammar, Rule, SamplingParams, Speculation
+from paceline.types import Grammar, SamplingParams, Speculation
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -95,15 +96,16 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
     """What is asked of speculation and of sampling."""
     group = parser.add_argument_group("speculation")
     group.add_argument("--no-speculation", action="store_true", help="plain decoding")
-    rules = [rule.value for rule in Rule]
     group.add_argument(
         "--rule",
-        choices=rules,
-        default=Rule.COUPLED.value,
-        help="how drafts are accepted; threshold and typical change the text (default: coupled)",
+        type=rule,
+        default=Rule.COUPLED,
+        metavar="RULE",
+        help=f"how drafts are accepted: {', '.join(BUILT_IN)}, or a rule of an installed package; threshold and "
+        "typical change the text (default: coupled)",
     )
     group.add_argument(
-        "--threshold", type=float, metavar="X", help=f"how likely a token must be, of {' and '.join(THRESHOLDS)}"
+        "--threshold", type=float, metavar="X", help="how likely a token must be, of threshold and typical"
     )
     group.add_argument("--p-min", type=float, metavar="X", help="a draft ends once its drafter believes less in it")
     _add_fields(
@@ -130,6 +132,7 @@ def load(args: Namespace, *, drafters: bool = True) -> LLM:
     """The model as the shared options ask for it."""
     from paceline.llm import LLM
 
+    check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
     with progress_bar(f"loading {args.target}") as progress:
@@ -149,9 +152,22 @@ def sampling_of(args: Namespace, default: SamplingParams) -> SamplingParams:
 
 
 def speculation_of(args: Namespace) -> Speculation:
-    return Speculation(
-        enabled=not args.no_speculation, rule=Rule(args.rule), threshold=args.threshold, p_min=args.p_min
-    )
+    return Speculation(enabled=not args.no_speculation, rule=args.rule, threshold=args.threshold, p_min=args.p_min)
+
+
+def check_rules(rules: Iterable[Rule], *, device: str) -> None:
+    """Raise InvalidRequest for a rule that cannot run on the device, before any weights are read."""
+    from paceline.runner.loading.models import choose_device
+
+    chosen = choose_device(device)
+    for each in rules:
+        each.check_device(chosen)
+
+
+def _rules(args: Namespace) -> list[Rule]:
+    """The rules that a command was given: one, several, or none."""
+    given = getattr(args, "rule", None) or []
+    return [given] if isinstance(given, Rule) else given
 
 
 def _given(args: Namespace, cls: type[Any]) -> dict[str, Any]:
@@ -177,6 +193,13 @@ def _described(field: Field[Any], text: str, *, on_gpu: Any = None) -> str:
         return text
     default = {True: "on", False: "off"}.get(field.default) if isinstance(field.default, bool) else field.default
     return f"{text} (default: {default}{'' if on_gpu is None else f', on a GPU {on_gpu}'})"
+
+
+def rule(text: str) -> Rule:
+    try:
+        return Rule(text)
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:

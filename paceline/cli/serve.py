@@ -17,9 +17,10 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from paceline.checks import check_integer
-from paceline.cli.options import add_model_options, load
+from paceline.cli.options import add_model_options, check_rules, load
 from paceline.config import EngineConfig
 from paceline.errors import MissingExtra
+from paceline.rules import Rule
 from paceline.server.gather import gather, is_size
 from paceline.server.settings import HELP, HINTS, Settings
 
@@ -78,7 +79,10 @@ def options_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:
-    return Settings.of(**{name: value for name, value in given.items() if name in HINTS})
+    """Make the server's settings. Raises InvalidRequest for a rule that the device cannot run."""
+    settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
+    check_rules(map(Rule, settings.allowed_rules), device=given["device"])
+    return settings
 
 
 def _for_loading(args: Namespace, given: Mapping[str, Any]) -> Namespace:

@@ -1,30 +1,33 @@
-"""From the logits of a verification to a verdict for each sequence: draw the target's tokens, apply the rules."""
+"""The verdict on each sequence, from the logits of its verification: draw the target's tokens, apply the rules.
+
+Coupled drafts are judged here, in plain Python. A rule gets works of its own as `VerifiedWorks`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
-from paceline.accept.lossy import accept_likely, typical_floors
-from paceline.accept.rejection import accept_rejection
+from paceline.accept.registry import judged_by
 from paceline.accept.rows import Outcome, Rows
 from paceline.draft import Draft
 from paceline.engine.scheduler import Work
 from paceline.kernels.base import Output
 from paceline.kernels.noise import gumbel_noise
+from paceline.rules import Rule
 from paceline.sampling.sampler import Pick, RowGroup, Stream, noise_keys, sample, uniforms
-from paceline.types import THRESHOLDS, Rule, Verdict
+from paceline.types import Verdict
 
-COUPLED = Rule.COUPLED  # to look a member up costs more than to compare it
+COUPLED = Rule.COUPLED  # a local name: looked up for every work
 
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
-    """Verdicts by sequence key. A work without a draft gets the target's token: plain decoding."""
+    """Judge all works. Returns verdicts by sequence key; without a draft it is the target's token: plain decoding."""
     drawn = _drawn(works, output, pick)
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
@@ -36,12 +39,16 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
         else:
             others.setdefault(rule, []).append(work)
     for rule, mine in others.items():
-        verdicts.update(_verdicts(mine, JUDGES[rule](mine, output, torch.tensor(drawn))))
+        outcome = judged_by(rule, VerifiedWorks(mine, output, drawn))
+        if outcome is None:
+            verdicts |= {work.sequence.key: accept_coupled(work.draft, drawn[_outs(work)]) for work in mine}
+        else:
+            verdicts |= _verdicts(mine, outcome)
     return verdicts
 
 
 def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
-    """What the target draws after each row with logits: in the pass where it can, else here."""
+    """The target's own token after each row with logits: drawn in the pass where that was possible, else here."""
     if output.drawn is None:
         drawn = output.argmax.tolist()
         left = [work for work in works if not work.sequence.sampler.is_argmax]
@@ -57,69 +64,79 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
 
 
 def rule_of(work: Work) -> Rule:
-    """The request's; but without a draft, or without distributions where it asks for them, it is the coupled one."""
+    """The rule that judges a work: the request's, or coupled without a draft or without the distributions it wants."""
     wanted, draft = work.sequence.request.speculation.rule, work.draft
     if wanted is COUPLED or not draft.tokens or (draft.probs is None and wanted.wants_probs):
         return COUPLED
     return wanted
 
 
-def _judge_rejection(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
-    # Row r holds the token at positions[r] - 1, whose coin is keyed by its own position: none beyond the first
-    # rejection is looked at, and those before it are of tokens that are never judged again.
-    coins = torch.cat([uniforms(w.sequence.sampler.seed, _positions(w) - 1, Stream.ACCEPT) for w in works])
-    return accept_rejection(_rows(works), *_distributions(works, output), coins, _noise(works, output))
+class VerifiedWorks:
+    """Drafts of some works as their rule sees them: the `Verification` of `paceline.accept`."""
 
+    def __init__(self, works: Sequence[Work], output: Output, drawn: Sequence[int]) -> None:
+        self.vocab_size = output.logits.shape[-1]
+        self._works = works
+        self._output = output
+        self._drawn = drawn
 
-def _judge_block(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
-    # All coins are looked at, so each belongs to a round, which is known by the length it begins with.
-    places = [(len(work.sequence.tokens) << 32) + _positions(work) for work in works]
-    seeds = [work.sequence.sampler.seed for work in works]
-    coins = [uniforms(seed, place, Stream.ACCEPT) for seed, place in zip(seeds, places, strict=True)]
-    return accept_block(_rows(works), *_distributions(works, output), torch.cat(coins), _noise(works, output))
+    @cached_property
+    def rows(self) -> Rows:
+        return _rows(self._works)
 
+    @cached_property
+    def targets(self) -> Tensor:
+        return torch.tensor([token for work in self._works for token in self._drawn[_outs(work)]])
 
-def _judge_lossy(works: Sequence[Work], output: Output, targets: Tensor) -> Outcome:
-    p, floors = [], []
-    for work in works:
-        sampler, speculation = work.sequence.sampler, work.sequence.request.speculation
-        edited = sampler.edit(_logits(work, output), _ancestors(work.draft))
+    @cached_property
+    def p(self) -> Tensor:
+        edited = zip(self._works, self._edited, strict=True)
+        return torch.cat([work.sequence.sampler.probs(logits) for work, logits in edited])
+
+    @cached_property
+    def likelihood(self) -> Tensor:
         # At temperature 0 nothing but the best token would be likely: there it is the temperature 1 that counts.
-        p.append(torch.softmax(edited, dim=-1) if sampler.greedy else sampler.probs(edited))
-        threshold = speculation.threshold or THRESHOLDS[speculation.rule]
-        typical = speculation.rule is Rule.TYPICAL
-        floors.append(typical_floors(p[-1], threshold) if typical else torch.full((len(edited),), threshold))
-    return accept_likely(_rows(works), targets[_outs(works)], torch.cat(p), torch.cat(floors))
+        samplers = [work.sequence.sampler for work in self._works]
+        edited = zip(samplers, self._edited, strict=True)
+        return torch.cat([torch.softmax(each, dim=-1) if s.greedy else s.probs(each) for s, each in edited])
 
+    @cached_property
+    def q(self) -> Tensor:
+        parts = []
+        for work in self._works:
+            assert work.draft.probs is not None, "only a rule with wants_probs has distributions to ask for"
+            parts.append(torch.nn.functional.pad(work.draft.probs, (0, 0, 1, 0)))  # nothing for the root
+        return torch.cat(parts)
 
-JUDGES: Mapping[Rule, Callable[[Sequence[Work], Output, Tensor], Outcome]] = {
-    Rule.REJECTION: _judge_rejection,
-    Rule.BLOCK: _judge_block,
-    Rule.THRESHOLD: _judge_lossy,
-    Rule.TYPICAL: _judge_lossy,
-}
+    @cached_property
+    def coins(self) -> Tensor:
+        # Row r holds the token at positions[r] - 1, whose coin is keyed by its own position: none beyond the first
+        # rejection is looked at, and those before it are of tokens that are never judged again.
+        return torch.cat([uniforms(w.sequence.sampler.seed, _positions(w) - 1, Stream.ACCEPT) for w in self._works])
 
+    @cached_property
+    def round_coins(self) -> Tensor:
+        # Each belongs to a round, which is known by the length it begins with.
+        places = [(len(work.sequence.tokens) << 32) + _positions(work) for work in self._works]
+        seeds = [work.sequence.sampler.seed for work in self._works]
+        return torch.cat([uniforms(seed, place, Stream.ACCEPT) for seed, place in zip(seeds, places, strict=True)])
 
-def _distributions(works: Sequence[Work], output: Output) -> tuple[Tensor, Tensor]:
-    """p [rows, vocab]: the target's after each row; q: the drafter's that each row was drawn from."""
-    p, q = [], []
-    for work in works:
-        sampler = work.sequence.sampler
-        assert work.draft.probs is not None
-        p.append(sampler.probs(sampler.edit(_logits(work, output), _ancestors(work.draft))))
-        q.append(torch.nn.functional.pad(work.draft.probs, (0, 0, 1, 0)))  # nothing for the root
-    return torch.cat(p), torch.cat(q)
+    @cached_property
+    def noise(self) -> Tensor:
+        # One noise serves whichever row is the last one accepted, because only one token is drawn.
+        keys = [noise_keys(w.sequence.sampler.seed, _positions(w)[:1], Stream.RESIDUAL) for w in self._works]
+        return gumbel_noise(torch.from_numpy(np.concatenate(keys)), self.vocab_size)
 
+    @property
+    def thresholds(self) -> list[float]:
+        asked = [work.sequence.request.speculation for work in self._works]
+        return [each.threshold or each.rule.threshold or 0.0 for each in asked]
 
-def _noise(works: Sequence[Work], output: Output) -> Tensor:
-    """[seqs, vocab] for the token after the last accepted one: one noise serves whichever row that is, because only one
-    token is drawn."""
-    keys = [noise_keys(w.sequence.sampler.seed, _positions(w)[:1], Stream.RESIDUAL) for w in works]
-    return gumbel_noise(torch.from_numpy(np.concatenate(keys)), output.logits.shape[-1])
-
-
-def _logits(work: Work, output: Output) -> Tensor:
-    return output.logits[work.root : work.root + 1 + len(work.draft)]
+    @cached_property
+    def _edited(self) -> list[Tensor]:
+        """Logits [rows, vocab] of each work, with penalties, bias and masks."""
+        logits = self._output.logits
+        return [work.sequence.sampler.edit(logits[_outs(work)], _ancestors(work.draft)) for work in self._works]
 
 
 def _verdicts(works: Sequence[Work], outcome: Outcome) -> dict[int, Verdict]:
@@ -153,17 +170,19 @@ def _rows(works: Sequence[Work]) -> Rows:
     )
 
 
-def _outs(works: Sequence[Work]) -> Tensor:
-    return torch.tensor([work.root + row for work in works for row in range(1 + len(work.draft))])
+def _outs(work: Work) -> slice:
+    """The rows of a work's root and draft among those with logits."""
+    return slice(work.root, work.root + 1 + len(work.draft.tokens))
 
 
 def _row_group(work: Work) -> RowGroup:
-    rows, sampler = slice(work.root, work.root + 1 + len(work.draft)), work.sequence.sampler
-    return RowGroup(sampler, rows, _positions(work), _ancestors(work.draft) if sampler.params.edits_logits else ())
+    sampler = work.sequence.sampler
+    ancestors = _ancestors(work.draft) if sampler.params.edits_logits else ()
+    return RowGroup(sampler, _outs(work), _positions(work), ancestors)
 
 
 def _positions(work: Work) -> np.ndarray:
-    """Of the tokens that follow the root and each drafted token."""
+    """Positions of the tokens that follow the root and each drafted token."""
     positions = [len(work.sequence.tokens)]
     for parent in work.draft.parents or range(-1, len(work.draft) - 1):
         positions.append(positions[parent + 1] + 1)
@@ -171,7 +190,7 @@ def _positions(work: Work) -> np.ndarray:
 
 
 def _ancestors(draft: Draft) -> list[tuple[int, ...]]:
-    """The drafted tokens up to and including each row; none for the root."""
+    """Drafted tokens up to and including each row; none for the root."""
     paths: list[tuple[int, ...]] = [()]
     for parent, token in zip(draft.parents or range(-1, len(draft) - 1), draft.tokens, strict=True):
         paths.append((*paths[parent + 1], token))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.sampling.filters import LN2_HIGH as LN2_HIGH
+from paceline.sampling.filters import LN2_LOW as LN2_LOW
+
 MASK = 0xFFFFFFFF
 SQRT_HALF = 0x3F3504F3  # the bits of √½
 MANTISSA = 0x7FFFFF
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum; the first times an exponent is exact
 POLYNOMIAL = (  # (log(1 + t) - t + t²/2) / t³ for 1 + t in [√½, √2)
     0.07149753719568253,
     -0.115712009370327,

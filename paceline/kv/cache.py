@@ -47,10 +47,10 @@ class KVCache:
     def open(
         self, tokens: np.ndarray, *, salt: str, reuse: bool = True, wanted: Callable[[int], bool] = lambda page: True
     ) -> Span:
-        """A span for a sequence of these tokens, starting with the pages of the longest known prefix, as far as they
-        are `wanted`: the others are computed again, and remembered instead.
+        """Open a span for a sequence of these tokens. It starts with the pages of the longest known prefix.
 
-        At least one token is left to be computed: without a row there would be no logits.
+        The prefix ends before the first page that is not `wanted`: that content is computed again, and the new page
+        takes the place of the old one. At least one token is left to compute, since logits need a row.
         """
         span = Span(salt=salt)
         if reuse and self._share_prefixes:
@@ -77,7 +77,7 @@ class KVCache:
     def commit(self, span: Span, tokens: np.ndarray | memoryview, path: Sequence[int]) -> None:
         """Make the rows `path`, written at committed + path[i], final as positions committed, committed + 1, …
 
-        `tokens` are those of the sequence, at least up to the new end.
+        `tokens` are the sequence's, at least up to the new end.
         """
         first = span.committed
         if path and path[-1] != len(path) - 1:
@@ -110,14 +110,14 @@ class KVCache:
         return -(-slots // PAGE_SIZE) - len(span.pages)
 
     def _move(self, span: Span, first: int, path: Sequence[int]) -> None:
-        """Rows that already are where they belong stay."""
+        """Copy accepted rows to the positions they now have; rows that are there already stay."""
         slots, fixed = self.slots(span, first, first + path[-1] + 1), 0
         while path[fixed] == fixed:
             fixed += 1
         self._memory.move([slots[row] for row in path[fixed:]], slots[fixed : len(path)])
 
     def _digests(self, span: Span, tokens: np.ndarray | memoryview, full: int) -> Iterator[bytes]:
-        """Digests of pages len(span.digests) … full-1, each over everything before it."""
+        """Yield the digests of pages len(span.digests) … full-1, each over all tokens up to the page's end."""
         previous = span.digests[-1] if span.digests else hashlib.blake2b(span.salt.encode(), person=b"salt").digest()
         for page in range(len(span.digests), full):
             chunk = np.ascontiguousarray(tokens[page * PAGE_SIZE : (page + 1) * PAGE_SIZE], dtype=np.int32)

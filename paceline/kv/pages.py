@@ -1,4 +1,4 @@
-"""Pages of KV memory: who holds how many references, and which unused pages still remember a prefix.
+"""Pages of KV memory: how many holders each has, and which unused pages still hold a known prefix.
 
 A page is in exactly one of three states:
 
@@ -7,7 +7,7 @@ A page is in exactly one of three states:
     free      no references, no content
 
 `take` prefers free pages and then evicts the page that was cached longest ago. Every `take` starts a new epoch of the
-page, so that whoever remembers something about its content can see that it is gone. Nothing here touches tensors.
+page: a note about the page's content (`PageMarks`) is valid within its epoch only. Nothing here touches tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PagePool:
         return self._page_of.get(digest)
 
     def share(self, page: int) -> None:
-        """One more holder of a page that is held or cached."""
+        """Add a holder of a page that is held or cached."""
         if self._references[page] == 0:
             del self._cached[page]
         self._references[page] += 1
@@ -66,8 +66,8 @@ class PagePool:
                 self._retire(page)
 
     def remember(self, page: int, digest: bytes) -> None:
-        """The content of a held page is final and known as `digest`, from now on by this page: whoever computed again
-        what another page holds had a reason."""
+        """Note that the content of a held page is final and known as `digest`. If another page has the same content,
+        the digest now leads to this one: a caller computes content again only if it cannot use the other page."""
         if page in self._digest_of:
             return
         if digest in self._page_of:
@@ -110,7 +110,7 @@ class PagePool:
 
 
 class PageMarks:
-    """What somebody remembers of pages: each mark is gone when its page begins a new epoch."""
+    """A set of pages, each for as long as its epoch lasts: a page that is taken anew is no longer in the set."""
 
     def __init__(self, pool: PagePool) -> None:
         self._epochs = pool.epochs
@@ -127,5 +127,5 @@ class PageMarks:
         self._marked[page] = -1
 
     def leading(self, pages: Iterable[int]) -> int:
-        """How many of these are marked before the first that is not; -1 is no page."""
+        """Count the marked pages before the first one that is not marked; -1 stands for no page."""
         return sum(1 for _ in takewhile(lambda page: page >= 0 and page in self, pages))

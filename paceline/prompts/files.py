@@ -1,10 +1,10 @@
-"""Prompt files as one list of prompts, whatever they look like, for everything that measures, replays or trains.
+"""Reads prompt files of many forms into one list of prompts, for everything that measures, replays or trains.
 
 A source is a set by name (`humaneval`: its file is looked up under a data directory), or a path: JSON lines (`.jsonl`,
-also `.gz`), a JSON list, or plain text with one prompt a line. A line's prompt stands under `turns` (the first counts),
-`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`; a line with `prompt_tokens` is a recorded
-request with the sampling parameters it had. What a user says after the first answer is kept, but is no prompt. Nothing
-is downloaded, and nothing is skipped in silence: a line that cannot be used is an error that names file and line.
+also `.gz`), a JSON list, or plain text with one prompt a line. A line has its prompt under `turns` (the first counts),
+`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`. A line with `prompt_tokens` is a recorded
+request with the sampling parameters it had. Messages of a user after the first answer are kept, but are no prompts.
+Nothing is downloaded, and nothing is skipped silently: a line that cannot be used is an error that names file and line.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ SETS: Mapping[str, str] = {
 ID_FIELDS = ("id", "task_id", "question_id", "name")
 CATEGORY_FIELDS = ("category", "edit", "split")
 TEXT_FIELDS = ("prompt", "question", "text", "instruction")
-ROLES = {"human": "user", "gpt": "assistant"}  # of conversations as ShareGPT has them
+ROLES = {"human": "user", "gpt": "assistant"}  # roles in ShareGPT's conversations → ours
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked: messages that end with a user's, or the tokens of a recorded request."""
+    """A prompt: messages that end with a user's, or the tokens of a recorded request."""
 
     id: str
     category: str
     messages: tuple[Mapping[str, str], ...] = ()
     tokens: tuple[int, ...] = ()
-    sampling: SamplingParams | None = None  # as recorded; None: the reader chooses
-    later: tuple[str, ...] = ()  # what the user says after the answer
-    source: str = "unknown"  # as the line says; otherwise the name of the file
+    sampling: SamplingParams | None = None  # of a recorded request; None: the reader chooses
+    later: tuple[str, ...] = ()  # the user's messages after the answer
+    source: str = "unknown"  # origin that the line names, else the name of the file
     license: str = "unknown"
     where: str = field(default="", compare=False)  # file and line
 
@@ -59,13 +59,13 @@ class Prompt:
 
 
 def read_prompts(source: str, *, data: Path | None = None, count: int | None = None) -> list[Prompt]:
-    """All prompts of a set or file; with `count` at most so many, evenly spread over it so that every part is met."""
+    """Read the prompts of a set or file. `count` limits their number; they are then spread evenly over the file."""
     prompts = read_file(find(source, data=data), name=source if source in SETS else None)
     return prompts if count is None else spread(prompts, count=count)
 
 
 def read_file(path: Path, *, name: str | None = None) -> list[Prompt]:
-    """All prompts of a file. `name`: what those are called that have no id or category of their own."""
+    """Read all prompts of a file. `name` takes the place of a missing id or category."""
     prompts = list(_read(path, name=name or path.name.split(".")[0]))
     if not prompts:
         raise InvalidRequest(f"{path}: holds no prompts; give one JSON object or one text a line")
@@ -85,7 +85,7 @@ def find(source: str, *, data: Path | None) -> Path:
 
 
 def spread(given: Sequence[T], *, count: int) -> list[T]:
-    """`count` of them, evenly over all; all where there are fewer."""
+    """Choose `count` items, evenly spread; all items if there are fewer."""
     count = min(count, len(given))
     return [given[i * len(given) // count] for i in range(count)]
 
@@ -100,7 +100,7 @@ def _read(path: Path, *, name: str) -> Iterator[Prompt]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Line numbers and what stands there; of a JSON list its places."""
+    """Yield the records of a file with their line numbers; those of a JSON list with their places in it."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8-sig") as lines:
         if ".json" in path.suffixes:
@@ -157,7 +157,7 @@ def _said(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _turns(record: Mapping[str, Any]) -> Sequence[Any]:
-    """Messages, wherever they stand and whoever says them."""
+    """The messages of a record, from whichever field holds them."""
     turns = record.get("turns")
     if isinstance(turns, list) and turns:
         return [_user(text) for text in turns]
@@ -177,7 +177,7 @@ def _user(text: Any) -> Mapping[str, Any]:
 
 
 def _up_to_user(said: Sequence[Any]) -> tuple[Mapping[str, str], ...]:
-    """Messages up to the first of a user: what came after it was somebody's answer."""
+    """The messages up to the first one of a user; an answer follows it."""
     messages: list[Mapping[str, str]] = []
     for each in said:
         role, content = _role_and_text(each)

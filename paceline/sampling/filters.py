@@ -1,9 +1,9 @@
-"""min-p, top-k and top-p as one *floor*: the smallest scaled logit that they leave, of each row. Ties stay in.
+"""min-p, top-k and top-p as one *floor*: the smallest scaled logit of each row that they leave. Ties stay in.
 
-Host and device must agree on it to the last bit, for a sequence may move between the two, and no machine's own exp or
-order of addition may decide which tokens stay. So probabilities are *masses*: integers, made by single operations that
-all machines round alike. This is the host's side, where sorting a vocabulary is slow; kernels/round_reference.py says
-the same in the plainest way, and kernels/cuda/sample.py is the device's.
+Host and device must agree on the floor to the last bit, since a sequence may move between the two. No machine's own exp
+and no order of addition may decide which tokens stay. So probabilities are *masses*: integers, made by single
+operations that all machines round alike. This is the host's side, where sorting a vocabulary is slow;
+kernels/round_reference.py computes the same in the plainest way, and kernels/cuda/sample.py does on a device.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LN2_HIGH, LN2_LOW, LOG2_E = 0.693359375, -2.12194440e-4, 1.44269504
-EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor's, for arguments up to ln(2) / 2
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln(2) is their sum; LN2_HIGH times an exponent is exact
+LOG2_E = 1.44269504
+EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor coefficients, for arguments up to ln(2) / 2
 MASS_BITS = 40  # a mass of 1 is 2**40 units: 2**18 tokens of mass up to 1 stay below 2**63
-FAINT = -27.0  # e**-27 < 2**-38: what is further below the largest logit has no mass
-NOTHING = -30.0  # whose mass is rounded down to none
-ROUGHLY = 4e-6  # three times how far rough masses can be off, of up to 2**18 tokens
-CANDIDATES = 256  # nearly always the nucleus is among so many: sorting the whole vocabulary is 20 times slower
+FAINT = -27.0  # distance below the largest logit from which a token has no mass: e**-27 < 2**-38
+NOTHING = -30.0  # a distance whose mass is rounded down to 0
+ROUGH_ERROR = 4e-6  # relative; three times the largest error of rough masses, of up to 2**18 tokens
+CANDIDATES = 256  # likeliest tokens that nearly always contain the nucleus; sorting the whole vocabulary is 20 x slower
 
 
 def filter_floor(scaled: Tensor, *, min_p: float, top_k: int, top_p: float) -> np.ndarray:
-    """The smallest value [rows, 1] of scaled logits float32 [rows, vocab] that the filters leave, in this order."""
+    """The smallest value [rows, 1] of scaled logits float32 [rows, vocab] that min-p, then top-k, then top-p leave."""
     best = scaled.amax(-1, keepdim=True).numpy()  # [rows, 1]
-    least, share = np.float32(min_p), np.float32(top_p)  # as a device has them
+    least, share = np.float32(min_p), np.float32(top_p)  # in the precision that a device has
     floor = best + np.log(least, dtype=np.float64).astype(np.float32) if least > 0 else np.full_like(best, -np.inf)
     if 0 < top_k < scaled.shape[-1]:
         floor = np.maximum(floor, torch.topk(scaled, top_k, dim=-1).values[:, -1:].numpy())
@@ -35,9 +36,9 @@ def filter_floor(scaled: Tensor, *, min_p: float, top_k: int, top_p: float) -> n
 
 
 def mass(below: np.ndarray) -> np.ndarray:
-    """exp of float32 numbers <= 0 in units of 2**-MASS_BITS, int64; single operations that all machines round alike."""
-    rest = np.where(below > FAINT, below, np.float32(NOTHING))  # NaN too: what is infinite has no mass
-    power = np.trunc(rest * LOG2_E - 0.5)  # towards 0, so that this rounds to the nearest
+    """exp of float32 numbers <= 0, int64 in units of 2**-MASS_BITS, by operations that all machines round alike."""
+    rest = np.where(below > FAINT, below, np.float32(NOTHING))  # also for NaN, which infinite logits make
+    power = np.trunc(rest * LOG2_E - 0.5)  # rounds to the nearest, since trunc goes towards 0
     rest -= power * LN2_HIGH
     rest -= power * LN2_LOW
     p = rest * EXPONENTIAL[0]
@@ -53,22 +54,22 @@ def mass(below: np.ndarray) -> np.ndarray:
 
 
 def _nucleus_floor(scaled: Tensor, best: np.ndarray, floor: np.ndarray, top_p: float) -> np.ndarray:
-    """The smallest value of the smallest set of largest ones whose mass reaches `top_p` of all from `floor` on.
+    """The smallest value in the nucleus: the fewest largest values whose mass reaches `top_p` of all values >= `floor`.
 
-    That mass is needed to the last unit only where a rough one leaves it open which set it is."""
-    vocab, width, roughly = scaled.shape[-1], CANDIDATES, None
+    A rough total is enough for most rows. The exact one is computed where the rough one leaves the nucleus open."""
+    vocab, width, total = scaled.shape[-1], CANDIDATES, None
     while True:
         ordered = torch.topk(scaled, min(width, vocab), dim=-1).values.numpy()  # [rows, width]
         masses = np.where(ordered >= floor, mass(ordered - best), 0)
         before = masses.cumsum(-1) - masses
-        if width >= vocab or bool((ordered[:, -1:] < floor).all()):  # there is nothing else
+        if width >= vocab or bool((ordered[:, -1:] < floor).all()):  # all values from the floor on are there
             wanted = _share(top_p, masses.sum(-1, keepdims=True))
             break
-        if roughly is None:
-            roughly = _rough_mass_from(scaled, best, floor)
-        wanted = _share(top_p, roughly * (1 + ROUGHLY))
+        if total is None:
+            total = _rough_mass_from(scaled, best, floor)
+        wanted = _share(top_p, total * (1 + ROUGH_ERROR))
         if bool((before[:, -1:] >= wanted).all()):
-            least = _share(top_p, roughly * (1 - ROUGHLY))
+            least = _share(top_p, total * (1 - ROUGH_ERROR))
             for row in np.flatnonzero(((before >= least) & (before < wanted)).any(-1)):
                 wanted[row] = _share(top_p, _mass_from(scaled[row], best[row], floor[row]))
             break
@@ -78,17 +79,18 @@ def _nucleus_floor(scaled: Tensor, best: np.ndarray, floor: np.ndarray, top_p: f
 
 
 def _share(top_p: float, total: np.ndarray) -> np.ndarray:
+    """`top_p` of a total mass, in whole units."""
     return (top_p * total.astype(np.float64)).astype(np.int64)
 
 
 def _mass_from(scaled: Tensor, best: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """The mass of all values of a row [vocab] from the floor on."""
+    """The exact mass of all values of a row [vocab] from the floor on."""
     values = scaled.numpy()
     return np.asarray(mass(values[values >= floor] - best).sum())
 
 
 def _rough_mass_from(scaled: Tensor, best: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """The same of all rows [rows, 1], to within ROUGHLY, in a third of the time."""
+    """The mass [rows, 1] of each row's values from the floor on, to within ROUGH_ERROR, in a third of the time."""
     masses = (scaled - torch.from_numpy(best)).exp_()
     if (floor > -np.inf).any():
         masses *= scaled >= torch.from_numpy(floor)

@@ -1,12 +1,12 @@
 """Grammars at work: which tokens may follow, for the target and for drafters alike. llguidance does the parsing.
 
-`Grammars` compiles what a request describes (`types.Grammar`) for one vocabulary and keeps what was compiled lately.
-`GrammarState` is where one sequence stands: at its committed tokens, from where it looks along drafts and comes back.
+`Grammars` compiles a request's `types.Grammar` for one vocabulary, and keeps the grammars that were used last.
+`GrammarState` is the position of one sequence in its grammar: at its committed tokens, from where it looks along drafts
+and comes back.
 
-What always holds: control tokens are in no grammar; an end-of-sequence token is allowed exactly where the text so far
-is complete; what is allowed after some tokens depends on them alone, not on what was looked at before. Compiling and
-every look are bounded, by llguidance's limits and ours: a grammar beyond them is refused, or its answer ends with an
-error.
+These always hold. Control tokens are in no grammar. An end-of-sequence token is allowed exactly where the text so far
+is complete. The tokens allowed after a text depend on that text alone, not on earlier looks. Compiling and every look
+are bounded, by llguidance's limits and ours: a grammar beyond them is refused, or its answer ends with an error.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammar", "GrammarState", "Grammars"]
 
-CACHED = 64  # compiled grammars that are kept
-RENEWALS = 4  # of a sequence: how often it may start over because its grammar ran into a limit
-MAX_GRAMMAR_SIZE = 12_000  # symbols: less than half a second of compiling
-MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON: a small model would go on for ever
+MAX_CACHED_GRAMMARS = 64  # compiled grammars that are kept
+MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
+MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
+MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON; without a limit a small model goes on for ever
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
 Path = tuple[int, ...]
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Any thread may compile; a GrammarState belongs to its sequence."""
+    """Compiles grammars for one vocabulary. Any thread may compile; a `GrammarState` belongs to its sequence."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Grammars:
         eos_ids: Iterable[int],
         vocab_size: int,
         encode: Callable[[str], Sequence[int]],
-        cached: int = CACHED,
+        cached: int = MAX_CACHED_GRAMMARS,
     ) -> None:
-        """`tokens`: the bytes of each, of which the model knows `vocab_size`. `encode`: text in the middle of an answer
-        to ids, to guess how forced text will be spelt."""
+        """`tokens` are the bytes of each token; the model knows the first `vocab_size`. `encode` maps text in the
+        middle of an answer to ids, to guess how forced text will be spelt."""
         known = list(tokens[:vocab_size])
-        self.eos_ids = frozenset(eos_ids) or frozenset({vocab_size})  # the latter is never drawn
+        self.eos_ids = frozenset(eos_ids) or frozenset({vocab_size})  # llguidance wants one; this one is never drawn
         self.vocab_size = vocab_size
         self._tokens = [*known, *[b""] * (vocab_size + 1 - len(known))]
         self._special = sorted({*(token for token in special if token < vocab_size), *self.eos_ids})
@@ -72,7 +72,7 @@ class Grammars:
         return len(self._compiled)
 
     def compile(self, grammar: Grammar) -> None:
-        """Have it ready for `start`; raises InvalidRequest if it cannot be used. May take half a second."""
+        """Compile a grammar for `start`. Raises InvalidRequest if it cannot be used. May take half a second."""
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
@@ -87,15 +87,15 @@ class Grammars:
         return GrammarState(self, grammar)
 
     def fresh(self, grammar: Grammar, *, anew: bool = False) -> LLMatcher:
-        """At the beginning of the text. Copies share what they learn of the grammar, also that it ran into a limit:
-        with `anew` it is compiled once more."""
+        """A matcher at the beginning of the text. Copies of a compiled grammar share what they learn of it, including
+        that it ran into a limit: `anew` compiles the grammar once more."""
         if anew:
             with self._lock:
                 self._compiled.pop(grammar, None)
         while True:
             self.compile(grammar)
             with self._lock:
-                if grammar in self._compiled:  # others may compile so much at once that it is gone again
+                if grammar in self._compiled:  # other threads may have pushed it out again
                     return self._compiled[grammar].deep_copy()
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
@@ -119,7 +119,7 @@ class Grammars:
         return matcher
 
     def _tokenizer(self) -> LLTokenizer:
-        """Building it takes a tenth of a second, so it waits for the first grammar."""
+        """llguidance's view of the vocabulary, made for the first grammar: that takes a tenth of a second."""
         with self._lock:
             if self._vocabulary is None:
                 from llguidance import LLTokenizer, TokenizerWrapper
@@ -129,7 +129,7 @@ class Grammars:
 
     def spell(self, text: bytes) -> list[int]:
         """Token ids of exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens that fit.
-        Where text is forced, no other spelling of it is allowed."""
+        llguidance allows no other spelling of forced text."""
         ids = list(self._encode(text.decode(errors="replace")))
         if max(ids, default=0) < self.vocab_size and b"".join(self._tokens[i] for i in ids) == text:
             return ids
@@ -137,7 +137,7 @@ class Grammars:
         while start < len(text):
             ends = range(min(len(text), start + self._longest), start, -1)
             end = next((end for end in ends if text[start:end] in self._ids), None)
-            if end is None:  # no token has this byte: the grammar leads nowhere
+            if end is None:  # no token spells this byte, so the grammar cannot be followed
                 return []
             ids.append(self._ids[text[start:end]])
             start = end
@@ -154,7 +154,7 @@ class Grammars:
 
 
 class _Spelling:
-    """A vocabulary as llguidance wants it."""
+    """A vocabulary with the attributes that llguidance reads."""
 
     bos_token_id = None
 
@@ -169,7 +169,7 @@ class _Spelling:
 
 
 class GrammarState:
-    """Where a sequence stands in its grammar. A path is a list of tokens that may follow the committed ones.
+    """Position of a sequence in its grammar. A path is a list of tokens that may follow the committed ones.
 
     committed   0 ........ n-1 │
     path                       │ drafted tokens: the matcher is led along them, and back to where two paths part
@@ -180,21 +180,21 @@ class GrammarState:
         self._grammar = grammar
         self._matcher = grammars.fresh(grammar)
         self._committed: list[int] = []
-        self._path: Path = ()  # where the matcher is
-        self._masks: dict[Path, np.ndarray | None] = {}  # what was found since the last commit
+        self._path: Path = ()  # the matcher's position behind the committed tokens
+        self._masks: dict[Path, np.ndarray | None] = {}  # masks computed since the last commit
         self._renewals = 0
-        self._lost = False  # for good: the matcher could not be led to the committed tokens again
-        self._lock = threading.Lock()  # a drafter that hangs may still be looking, on a thread of its own
+        self._lost = False  # True for good: the matcher could not be led to the committed tokens again
+        self._lock = threading.Lock()  # a drafter that timed out may still look, on a thread of its own
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """Which tokens may follow `path`: bool [vocab]. None: nothing can, or `path` itself does not fit."""
+        """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
         with self._lock:
             mask = self._look(tuple(path))
         return None if mask is None else torch.from_numpy(mask)
 
     def fits(self, tokens: Sequence[int]) -> tuple[int, Finish | None]:
-        """How many of `tokens` belong to the text, and why it ends there, if it does: it is complete, or the grammar
-        cannot be followed."""
+        """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
+        grammar cannot be followed; None: it goes on."""
         with self._lock:
             for count in range(1, len(tokens) + 1):
                 mask = self._look(tuple(tokens[:count]))
@@ -205,7 +205,7 @@ class GrammarState:
         return len(tokens), None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
+        """Follow tokens that were committed."""
         path = tuple(tokens)
         with self._lock:
             if self._matcher.is_error():
@@ -216,8 +216,8 @@ class GrammarState:
             self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
     def forced(self, limit: int) -> Path:
-        """The tokens that must come next, at most `limit`: a free draft. How the last one is spelt may depend on what
-        follows, so that the target can still choose another."""
+        """The tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last one may
+        depend on the text behind it, so the target can still choose another."""
         path: Path = ()
         with self._lock:
             while len(path) < limit:
@@ -242,7 +242,7 @@ class GrammarState:
         return self._masks[path]
 
     def _mask(self, path: Path) -> np.ndarray | None:
-        """An error may come of all that was looked at before: only one from a fresh start counts."""
+        """Compute a mask. An error may come from earlier looks, so only one after a fresh start counts."""
         for _ in range(2):
             if self._matcher.is_error():
                 self._renew()
@@ -254,7 +254,7 @@ class GrammarState:
         return None
 
     def _walk(self, path: Path) -> bool:
-        """Lead the matcher to `path`, as far as it fits."""
+        """Lead the matcher along `path`. False: it got only as far as the path fits."""
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
@@ -265,10 +265,10 @@ class GrammarState:
         return len(self._path) == len(path)
 
     def _renew(self) -> None:
-        """Begin anew, with a grammar that has not run into a limit yet."""
+        """Start over with a freshly compiled grammar, which has not run into a limit yet."""
         self._renewals += 1
         self._path = ()
-        if self._renewals > RENEWALS:
+        if self._renewals > MAX_RENEWALS:
             self._lost = True
             return
         self._matcher = self._grammars.fresh(self._grammar, anew=True)
@@ -276,7 +276,7 @@ class GrammarState:
 
 
 def _mask_of(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
-    """What may come next, bool [vocab]."""
+    """Tokens that may come next, bool [vocab]."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
 
@@ -308,5 +308,5 @@ def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:
 
 
 def _first_lines(error: object) -> str:
-    """llguidance draws where the error is over several lines."""
+    """An error of llguidance on one line; it draws the place of the error over several."""
     return " ".join(str(error).removesuffix("<non-verbose/>").split())[:400]

@@ -1,4 +1,4 @@
-"""From logits to a token: the one place that knows what sampling parameters mean, for target and drafter alike.
+"""Samplers, from logits to a token: the one place that knows what sampling parameters mean, for target and drafter.
 
 The token at position i of a sequence is a pure function of the logits there, the parameters, and noise keyed by
 (seed, i):
@@ -6,7 +6,7 @@ The token at position i of a sequence is a pure function of the logits there, th
     argmax(shaped logits + gumbel(seed, i))          temperature 0: argmax(edited logits)
 
 where *edited* logits have penalties, bias and masks applied, and *shaped* ones are also divided by the temperature
-and filtered by min-p, top-k and top-p, in this order. Penalties, min_tokens and a grammar depend on what came before: a
+and filtered by min-p, top-k and top-p, in this order. Penalties, min_tokens and a grammar depend on earlier tokens: a
 row of a draft gets them as if its ancestors in the draft had been committed.
 """
 
@@ -31,14 +31,14 @@ Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Stream(IntEnum):
     """Independent noises of one (seed, position)."""
 
-    TOKEN = 0  # what the target draws; a coupled drafter draws with it too
-    DRAFT = 1  # what a drafter draws under the rejection rule
-    ACCEPT = 2  # the rejection rule's coin
-    RESIDUAL = 3  # its correction
+    TOKEN = 0  # for the target's tokens, and for a drafter under the coupled rule
+    DRAFT = 1  # for a drafter under a rule that wants distributions
+    ACCEPT = 2  # for the coins of such a rule
+    RESIDUAL = 3  # for the token that such a rule draws itself
 
 
 def mix(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
-    """64 well-mixed bits for each position: two rounds of a multiply-xorshift finaliser over a counter."""
+    """Hash (seed, position, stream) to 64 bits: two rounds of a multiply-xorshift finaliser over a counter."""
     counter = positions.astype(np.uint64) * np.uint64(len(Stream)) + np.uint64(stream)
     bits = np.uint64(seed) ^ _finalise(counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0xD1B54A32D192ED03))
     return _finalise(bits)
@@ -51,13 +51,13 @@ def noise_keys(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
 
 
 def uniforms(seed: int, positions: np.ndarray, stream: Stream) -> Tensor:
-    """Float64 in (0, 1), one a position."""
+    """Uniform numbers in (0, 1), float64, one for each position."""
     bits = mix(seed, positions, stream) >> np.uint64(11)
     return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53)
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of the sample-th of n answers; the first keeps the request's own."""
+    """The seed of one of a request's n samples; the first keeps the request's own."""
     return seed if sample == 0 else int(mix(seed, np.array([2**61 + sample]), Stream.TOKEN)[0])
 
 
@@ -68,7 +68,7 @@ def _finalise(bits: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """The sampling state of one sequence: its parameters, its seed, and what has been said so far."""
+    """Sampling state of one sequence: its parameters, its seed, and counts of its tokens so far."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Sampler:
         eos_ids: Iterable[int],
         grammar: GrammarState | None = None,
     ) -> None:
-        """`grammar`: at the beginning of the answer, where the parameters have one."""
+        """`grammar` is the state of the parameters' grammar at the beginning of the answer; None: they have none."""
         self.params = params
         self.grammar = grammar
         self.seed = seed
         self.greedy = params.greedy
-        self.is_argmax = params.greedy and not params.edits_logits  # the forward pass has done all the work
-        # Nothing but noise between logits and token: a forward pass can do it, with this inverse temperature.
+        self.is_argmax = params.greedy and not params.edits_logits  # the token is the argmax of a forward pass
+        # True: a forward pass can draw the token itself, with `inverse_temperature` and noise alone.
         self.is_simple = not params.edits_logits and (params.greedy or not params.filters)
         self.output_tokens = 0
         self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
@@ -103,7 +103,7 @@ class Sampler:
             self._seen[list(prompt)] = True
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These tokens were committed."""
+        """Count tokens that were committed."""
         self.output_tokens += len(tokens)
         if self.grammar is not None:
             self.grammar.advance(tokens)
@@ -115,7 +115,7 @@ class Sampler:
                 self._seen[token] = True
 
     def edit(self, logits: Tensor, ancestors: Sequence[Sequence[int]]) -> Tensor:
-        """Penalties, bias and masks on logits [rows, vocab], where row r comes after `ancestors[r]` of the draft."""
+        """Apply penalties, bias and masks to logits [rows, vocab]; row r comes after `ancestors[r]` of the draft."""
         if not self.params.edits_logits:
             return logits
         logits = logits.clone()
@@ -125,17 +125,17 @@ class Sampler:
         return logits if self._additive is None else logits + self._additive
 
     def shape(self, logits: Tensor) -> Tensor:
-        """Edited logits → scaled and filtered ones, whose softmax is what is drawn from (temperature > 0)."""
+        """Scale and filter edited logits; their softmax is the distribution drawn from (temperature > 0)."""
         return _filter(logits * self.inverse_temperature, self.params)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """The distribution drawn from, for edited logits [rows, vocab]."""
+        """The distribution that a token is drawn from, for edited logits [rows, vocab]."""
         if self.greedy:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(torch.float32)
         return torch.softmax(self.shape(logits), dim=-1)
 
     def draw(self, logits: Tensor, positions: np.ndarray, pick: Pick, *, stream: Stream = Stream.TOKEN) -> Tensor:
-        """Tokens [rows] at `positions` from edited logits [rows, vocab]."""
+        """Draw tokens [rows] at `positions` from edited logits [rows, vocab]."""
         if self.greedy:
             return logits.argmax(-1)
         keys = torch.from_numpy(noise_keys(self.seed, positions, stream))
@@ -145,8 +145,8 @@ class Sampler:
         return pick(logits, torch.full((len(logits),), scale), keys)
 
     def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
-        """Stops before min_tokens, and what the grammar does not allow: it has the last word where only a stop is left.
-        What comes after tokens that do not fit the grammar is never heard."""
+        """Mask stop tokens before min_tokens, and tokens that the grammar forbids. Where the grammar leaves only stops,
+        it wins over min_tokens. Rows behind a token that the grammar forbids are never used."""
         early = self.output_tokens + len(before) < self.params.min_tokens
         allowed = None if self.grammar is None else self.grammar.allowed(before)
         if early and (allowed is None or _any_beside(allowed, self._stops)):
@@ -155,7 +155,7 @@ class Sampler:
             row.masked_fill_(~allowed, -torch.inf)
 
     def _penalise(self, row: Tensor, before: list[int]) -> None:
-        """Repetition, presence and frequency penalties on one row [vocab], in place."""
+        """Apply repetition, presence and frequency penalties to one row [vocab], in place."""
         params = self.params
         if self._seen is not None:
             seen = self._seen.clone()
@@ -175,12 +175,12 @@ class RowGroup:
 
     sampler: Sampler
     rows: slice
-    positions: np.ndarray  # of the tokens to be chosen, one a row
-    ancestors: Sequence[Sequence[int]]  # drafted tokens before each row, for a sampler that edits logits
+    positions: np.ndarray  # positions of the tokens to draw, one for each row
+    ancestors: Sequence[Sequence[int]]  # drafted tokens up to each row; empty for a sampler that edits no logits
 
 
 def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pick) -> Tensor:
-    """The target's tokens [outs], for the rows of all groups at once."""
+    """Draw the target's tokens [outs] for the rows of all groups; rows of no group get their argmax."""
     groups = [group for group in groups if not group.sampler.is_argmax]
     if not groups:
         return argmax
@@ -192,7 +192,7 @@ def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pic
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """What the target thought of `tokens`, one a row of logits [rows, vocab], before any sampling parameter."""
+    """Score `tokens`, one for each row of logits [rows, vocab], before any sampling parameter."""
     values = torch.log_softmax(logits, dim=-1)
     chosen = values.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])  # [rows, 1]
     ranks = (values > chosen).sum(-1).tolist()
@@ -210,7 +210,7 @@ def _any_beside(allowed: Tensor, tokens: Sequence[int]) -> bool:
 
 
 def _additive(params: SamplingParams, vocab_size: int) -> Tensor | None:
-    """Bias and allowed tokens as one vector to be added."""
+    """Bias and allowed tokens as one vector [vocab] to add to logits; None: there are none."""
     if not params.logit_bias and params.allowed_tokens is None:
         return None
     vector = torch.zeros(vocab_size)
@@ -223,7 +223,7 @@ def _additive(params: SamplingParams, vocab_size: int) -> Tensor | None:
 
 
 def _filter(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """min-p, top-k, top-p on scaled logits [rows, vocab]: what is filtered out becomes -inf. Ties stay in."""
+    """Apply min-p, top-k and top-p to scaled logits [rows, vocab]: filtered ones become -inf. Ties stay in."""
     if not params.filters:
         return scaled
     values = scaled.numpy()

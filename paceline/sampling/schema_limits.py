@@ -1,7 +1,7 @@
-"""What a JSON schema may ask of the compiler of grammars. Its own limits do not hold everywhere: regular expressions
+"""Limits of JSON schemas, beyond those of the grammar compiler. Its own do not hold everywhere: regular expressions
 that must match at once, multiples of large numbers and long texts can take it minutes. Such schemas are refused here.
 
-Not a validator of schemas: the compiler says what is wrong with one.
+This is no validator of schemas: the compiler says what is wrong with one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-MAX_TEXT = 1 << 13  # characters of a pattern, or of a text that is given to the letter
-MAX_PATTERNS = 1 << 15  # characters of all patterns
-MAX_JOINED = 8  # patterns, where some may have to match at once
-MAX_MULTIPLE = 10_000  # states that the sum of all multiples, or their product, stands for
-OPTIONS = {"whitespace_flexible", "coerce_one_of", "lenient"}  # of the compiler, under "x-guidance"
+MAX_TEXT = 1 << 13  # characters of a pattern, or of a text that must be matched to the letter
+MAX_PATTERNS = 1 << 15  # characters of all patterns together
+MAX_JOINED = 8  # patterns of a schema in which some may have to match at once
+MAX_MULTIPLE = 10_000  # states: the sum of all multiples, or their product where they may have to hold at once
+OPTIONS = {"whitespace_flexible", "coerce_one_of", "lenient"}  # options of the compiler, under "x-guidance"
 _JOINS = {"pattern", "patternProperties", "multipleOf", "format", "minLength", "maxLength"}
 
 
 def checked_schema(text: str) -> dict[str, Any]:
-    """The schema, if it is an object and within the limits; ValueError says what it is not."""
+    """Parse a schema and check its limits. Raises ValueError, which says what is wrong."""
     schema = _parsed(text)
     parts = list(_objects(schema))
     patterns = [pattern for part in parts for pattern in _patterns(part)]
@@ -85,7 +85,7 @@ def _joins(part: Mapping[str, Any]) -> bool:
 
 def _numerator(multiple: Any) -> int:
     if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < 1e12:
-        return 1  # not for us to say
+        return 1  # the compiler says what is wrong with it
     return Decimal(str(multiple)).as_integer_ratio()[0]
 
 

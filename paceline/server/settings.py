@@ -13,7 +13,7 @@ from typing import Any, Self, get_type_hints
 
 from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, UnknownOption
-from paceline.types import Rule
+from paceline.rules import BUILT_IN, Rule
 
 MAX_TIMEOUT = 1e6  # seconds
 
@@ -84,10 +84,10 @@ class Settings:
     read_timeout: float = 30.0
     write_timeout: float = 60.0
     drain_timeout: float = 30.0
-    default_rule: str = Rule.COUPLED.value
+    default_rule: str = str(Rule.COUPLED)
     default_threshold: float | None = None
     allowed_max_draft: int | None = None
-    allowed_rules: tuple[str, ...] = tuple(rule.value for rule in Rule)
+    allowed_rules: tuple[str, ...] = tuple(map(str, BUILT_IN))
     allowed_threshold: float = 0.0
     allowed_p_min: float = 0.0
     allowed_drafters: tuple[str, ...] = ()
@@ -128,14 +128,13 @@ class Settings:
 
     def _check_speculation(self) -> None:
         for rule in (*self.allowed_rules, self.default_rule):
-            if rule not in list(Rule):
-                raise UnknownOption("rule", rule, [known.value for known in Rule])
+            Rule(rule)  # raises UnknownOption
         if self.default_rule not in self.allowed_rules:
             raise InvalidRequest(f"default_rule {self.default_rule!r} is not among allowed_rules: allow it")
         check_number("allowed_threshold", self.allowed_threshold, 0, 1)
         check_number("allowed_p_min", self.allowed_p_min, 0, 1)
         if self.default_threshold is not None:
-            if Rule(self.default_rule).lossless:
+            if Rule(self.default_rule).threshold is None:
                 raise InvalidRequest(f"default_threshold is for a lossy default_rule, not for {self.default_rule!r}")
             check_number("default_threshold", self.default_threshold, self.allowed_threshold, 1, open_low=True)
 

@@ -1,9 +1,9 @@
-"""Token ids to text as they come: characters never cut in half, stop strings found across token borders.
+"""The text of a growing answer: characters are never cut in half, and stop strings are found across tokens.
 
     ids ─▶ IncrementalDecoder ─▶ text ─▶ StopChecker ─▶ text that is safe to show
 
-What `IncrementalDecoder` returns, put together, is what `Tokenizer.decode` gives for all ids at once. What
-`StopChecker` finds does not depend on how the text was cut into pieces. `TextStream` is the two in a row.
+The pieces that `IncrementalDecoder` returns add up to the text that `Tokenizer.decode` gives for all ids at once.
+`StopChecker` finds the same however the text was cut into pieces. `TextStream` is the two in a row.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from paceline.text.tokenizer import Tokenizer
 
 
 class IncrementalDecoder:
-    """`push` gives the text that is complete with this token; broken bytes become U+FFFD once they cannot be mended.
+    """Decodes tokens one by one. `push` returns the text that is complete with a token; bytes that cannot become a
+    character any more are U+FFFD.
 
-    With `continuation` the tokens follow other text, and the space a SentencePiece model begins with is kept.
+    With `continuation` the tokens follow other text, and the space that a SentencePiece model begins with is kept.
     """
 
     __slots__ = ("_at_start", "_decoder", "_size", "_table")
@@ -39,18 +40,18 @@ class IncrementalDecoder:
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
-        if not self._decoder.buffer and data.isascii():  # nearly always, and three times as fast
+        if not self._decoder.buffer and data.isascii():  # the usual case, three times as fast
             return data.decode("ascii")
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left when no token follows: U+FFFD for a character that was never completed, or nothing."""
+        """End the text: U+FFFD for a character that was never completed, or nothing."""
         return self._decoder.decode(b"", True)
 
 
 @dataclass(frozen=True)
 class StopMatch:
-    """text[start:end] is the stop string, counted in characters from the beginning of the text."""
+    """A stop string that was found: text[start:end], counted in characters from the beginning of the text."""
 
     stop: str
     start: int
@@ -58,7 +59,7 @@ class StopMatch:
 
 
 class StopChecker:
-    """Holds back only text that may be the beginning of a stop string.
+    """Finds stop strings in a growing text. It holds back only text that may be the beginning of one.
 
     The stop string that is complete first wins; of several that end at the same character the longest. Once one has
     matched, nothing follows.
@@ -87,17 +88,17 @@ class StopChecker:
         return self._release(text)
 
     def skip(self, text: str) -> str:
-        """Text at the beginning in which no stop string is looked for."""
+        """Pass text at the beginning through, without looking for stop strings in it."""
         self._seen += len(text)
         return text
 
     def flush(self) -> str:
-        """The text still held back, when no more follows."""
+        """Return the text that is still held back, once no more follows."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, character: str) -> str | None:
-        """Knuth, Morris and Pratt's step for each stop string; the longest that `character` completes."""
+        """Take the Knuth-Morris-Pratt step for each stop string; return the longest one that `character` completes."""
         self._seen += 1
         for i, stop in enumerate(self._stops):
             matched, borders = self._matched[i], self._borders[i]
@@ -106,7 +107,7 @@ class StopChecker:
             matched += stop[matched] == character
             self._matched[i] = matched
             if matched == len(stop):
-                return stop  # longest first; the states of the others no longer matter
+                return stop  # the stops are sorted, longest first; the states of the others no longer matter
         return None
 
     def _cut(self, pending: str, stop: str) -> str:
@@ -123,7 +124,7 @@ class StopChecker:
 
 
 class TextStream:
-    """Tokens of one answer in, text to show out."""
+    """Turns the tokens of one answer into text to show, up to its first stop string."""
 
     def __init__(
         self,
@@ -135,8 +136,8 @@ class TextStream:
         skip_special: bool = True,
         continuation: bool = False,
     ) -> None:
-        """No stop string is looked for in the text of the first `stops_from` tokens."""
-        self.tokens = 0  # taken so far; the last one completed the stop string, if `match` is set
+        """Stop strings are looked for behind the first `stops_from` tokens."""
+        self.tokens = 0  # tokens taken so far; the last one completed the stop string, if `match` is set
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
         self._checker = StopChecker(stops, include_stop=include_stop)
         self._stops_from = stops_from
@@ -147,7 +148,7 @@ class TextStream:
         return self._checker.match
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes tokens until a stop string is complete; those after it are not taken."""
+        """Take tokens until a stop string is complete, and return their text; later tokens are not taken."""
         if not self._stops:
             self.tokens += len(token_ids)
             return self._decoder.push_all(token_ids)
@@ -161,14 +162,14 @@ class TextStream:
         return "".join(text)
 
     def flush(self) -> str:
-        """What remains when the answer is over; a broken last character can still complete a stop string."""
+        """Return the rest of the text, once the answer is over. A broken last character can complete a stop string."""
         if self.match:
             return ""
         return self._checker.push(self._decoder.flush()) + self._checker.flush()
 
 
 def _borders(stop: str) -> list[int]:
-    """borders[n]: length of the longest proper prefix of stop[:n] that is also its suffix."""
+    """borders[n] is the length of the longest proper prefix of stop[:n] that is also its suffix."""
     borders = [0, 0]
     for character in stop[1:]:
         length = borders[-1]

@@ -1,8 +1,8 @@
 """A tokenizer from the `tokenizer.*` metadata of a GGUF file.
 
 Two kinds are built: "gpt2" (byte-level BPE with stored merges) and "llama" (SentencePiece BPE, whose merges follow from
-the scores). Control tokens are left out of the encoder's vocabulary, so that no text can ever become one. Whatever the
-metadata claims is checked before it is used: what comes back is complete, or a ModelFileError says what is wrong.
+the scores). Control tokens are left out of the encoder's vocabulary, so that no text can ever become one. Metadata is
+checked before it is used: the result is complete, or a ModelFileError says what is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Metadata = Mapping[str, Any]
 
 
 class Kind(IntEnum):
-    """tokenizer.ggml.token_type"""
+    """Kinds of tokens, by their numbers in tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -148,7 +148,7 @@ def _sentencepiece(
 
 
 def _scored_merges(metadata: Metadata, tokens: list[str], kinds: list[int]) -> list[tuple[str, str]]:
-    """Every way to split a token into two tokens is a merge; the better the score of the whole, the earlier."""
+    """Merges by score: every way to split a token into two tokens is a merge, tokens of a better score first."""
     scores = _numbers(metadata, "scores", len(tokens))
     normal = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == Kind.NORMAL}
     order = sorted(normal.values(), key=lambda i: -scores[i])
@@ -165,7 +165,7 @@ def _splits(token: str, normal: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _encodable(tokens: list[str], kinds: list[int]) -> dict[str, int]:
-    """Text -> id of every token that text may become; of two equal ones the first."""
+    """Ids by text of all tokens that text may become; of two with the same text the first counts."""
     vocab: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind not in SPECIAL:

@@ -1,9 +1,11 @@
-"""A tokenizer from a model directory, as Hugging Face publishes them.
+"""A tokenizer from a model directory, as Hugging Face publishes them. These files are read:
 
-Read are tokenizer.json (the tokens and how text is cut), tokenizer_config.json (which token is bos or eos, whether bos
-is added), generation_config.json or config.json (what else ends an answer) and the chat template, from
-chat_template.jinja, chat_template.json or tokenizer_config.json. Nothing is downloaded, and no code of the directory
-is run.
+    tokenizer.json                          the tokens, and how text is cut
+    tokenizer_config.json                   which token is bos or eos, whether bos is added
+    generation_config.json or config.json   further tokens that end an answer
+    chat_template.jinja, chat_template.json or tokenizer_config.json   the chat template
+
+Nothing is downloaded, and no code of the directory is run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from paceline.errors import ModelFileError, UnsupportedModel
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
-MAX_ID = 10_000_000  # far above any vocabulary; a larger one is a lie that would only eat memory
+MAX_ID = 10_000_000  # far above any vocabulary; a larger id is an error that would cost much memory
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 Json = dict[str, Any]
@@ -29,7 +31,7 @@ def read_parts(path: Path) -> TokenizerParts:
     config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
     encoder = _read_encoder(path / "tokenizer.json")
     frame = _post_processor_frame(encoder)
-    encoder.post_processor = None  # from here on framing is ours
+    encoder.post_processor = None  # Tokenizer.encode frames the text instead
     _add_missing_tokens(encoder, config)
     names = {name: text for name in _NAMES if (text := _content(config.get(name), name)) is not None}
     ids = {name: encoder.token_to_id(text) for name, text in names.items()}
@@ -65,7 +67,7 @@ def _read_encoder(file: Path) -> tokenizers.Tokenizer:
         encoder = tokenizers.Tokenizer.from_str(_read_text(file))
     except ModelFileError:
         raise
-    except Exception as error:  # the only kind that the tokenizers package raises
+    except Exception as error:  # the tokenizers package raises no narrower one
         raise ModelFileError(f"{file} cannot be read as a tokenizer: {error}") from error
     if not isinstance(encoder.model, models.BPE):
         kind = type(encoder.model).__name__
@@ -77,7 +79,7 @@ def _read_encoder(file: Path) -> tokenizers.Tokenizer:
 
 
 def _add_missing_tokens(encoder: tokenizers.Tokenizer, config: Json) -> None:
-    """Some directories name tokens only in tokenizer_config.json; their ids must come out as written there."""
+    """Add tokens that only tokenizer_config.json names. Their ids must come out as written there."""
     listed = config.get("added_tokens_decoder", {})
     if not isinstance(listed, dict):
         raise ModelFileError("added_tokens_decoder in tokenizer_config.json must map ids to tokens")
@@ -136,7 +138,7 @@ def _takes_leading_space(decoder: Json) -> bool:
 
 
 def _components(part: Any, key: str) -> Iterator[Json]:
-    """The steps of a decoder or pre-tokenizer, sequences laid out flat."""
+    """The steps of a decoder or pre-tokenizer, with nested sequences laid out flat."""
     if part is None:
         return
     todo = [json.loads(part.__getstate__())]
@@ -149,7 +151,7 @@ def _components(part: Any, key: str) -> Iterator[Json]:
 
 
 def _inner_encoder(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Some models put a space before the text only where it begins, not after control tokens."""
+    """The encoder for text after a control token: some models put a space only before the first text."""
     steps = list(_components(encoder.pre_tokenizer, "pretokenizers"))
     if not any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps):
         return encoder
@@ -169,7 +171,7 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
-    """What tokenizer.json itself puts before and after a text."""
+    """The ids that tokenizer.json puts before and after a text."""
     for step in _components(encoder.post_processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return (step["cls"][1],), (step["sep"][1],)
@@ -179,7 +181,7 @@ def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
 
 
 def _template_frame(pieces: list[Json], tokens: Json) -> Frame:
-    """`pieces` are special tokens by name, and somewhere among them the text."""
+    """The ids before and after the text, from `pieces`: special tokens by name, and among them the text."""
     sides: list[list[int]] = [[]]
     for piece in pieces:
         if "Sequence" in piece:
@@ -192,7 +194,7 @@ def _template_frame(pieces: list[Json], tokens: Json) -> Frame:
 
 
 def _frame(config: Json, frame: Frame, ids: Mapping[str, int | None]) -> Frame:
-    """tokenizer.json decides where it frames a text; where it does not, tokenizer_config.json may ask for it."""
+    """The ids around a text: as tokenizer.json says, or as tokenizer_config.json says where that has no frame."""
     if frame != ((), ()):
         return frame
     prefix = _known(ids.get("bos_token")) if config.get("add_bos_token") is True else ()
@@ -254,7 +256,7 @@ def _read_json(file: Path) -> Json:
 
 
 def _content(token: object, name: str) -> str | None:
-    """A token is written as its text, or as an object with its text and flags."""
+    """The text of a token, which is written as a text, or as an object with its text and flags."""
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not isinstance(text, str):
         raise ModelFileError(f"{name} in tokenizer_config.json must be a string, not {type(text).__name__}")

@@ -1,7 +1,7 @@
-"""How byte-level BPE models cut text into words before merging, by the name GGUF files give (`tokenizer.ggml.pre`).
+"""Pre-tokenizers: how byte-level BPE models cut text into words before merging, by their names in GGUF files.
 
-Each entry is a list of patterns applied one after the other, every pattern cutting the pieces the previous ones left.
-A name that is not here is not guessed: a wrong cut gives plausible tokens that the model was never trained on.
+Each entry is a list of patterns, applied one after the other: each pattern cuts the pieces that the previous ones left.
+An unknown name (`tokenizer.ggml.pre`) is an error: a wrong cut gives plausible tokens that the model never saw.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 class PreTokenizer:
     patterns: tuple[str, ...]
     nfc: bool = False  # the model was trained on composed characters
-    whole_words: bool = False  # a word that is a token stays whole, whatever the merges would make of it
-    adds_bos: bool = False  # where the file does not say
+    whole_words: bool = False  # a word that is a token stays whole, whatever the merges say
+    adds_bos: bool = False  # default for files that do not say
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]

@@ -1,8 +1,8 @@
-"""Text to token ids and back, for a model directory (tokenizer.json) or a GGUF file.
+"""Tokenizers, from text to token ids and back, for a model directory (tokenizer.json) or a GGUF file.
 
-Text is only ever text: `encode` turns the words "<|im_end|>" in it into the control token only where the caller says
-`special=True`. Decoding goes through one table of bytes, so that it is the same whether ids arrive one by one
-(`IncrementalDecoder` in detokenizer.py) or all at once. Chat templates are rendered in chat.py.
+Text is only ever text: `encode` turns the characters "<|im_end|>" in it into the control token only where the caller
+says `special=True`. Decoding goes through one table of bytes, so that it is the same whether ids arrive one by one
+(`IncrementalDecoder` in detokenizer.py) or all at once. Chat templates are rendered in chat/template.py.
 
 Decoding differs from Hugging Face's on purpose in three places: spaces are never "cleaned up"; broken UTF-8 in byte
 tokens of a SentencePiece vocabulary gives one U+FFFD for each maximal broken part, as in byte-level ones; and at most
@@ -23,8 +23,8 @@ from paceline.checks import check_text
 from paceline.text import gguf, hf
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
-# One control token in a text: text[start:end] is the token (and white space that belongs to it).
-Span = tuple[int, int, int]  # start, end, id
+Span = tuple[int, int, int]
+"""(start, end, id) of a control token in a text: text[start:end] is the token and white space that belongs to it."""
 
 
 class Tokenizer:
@@ -48,18 +48,18 @@ class Tokenizer:
     # ── text -> ids ──
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Ids of `text`; `add_bos` frames it as the model's own configuration asks, usually by one token or none."""
+        """Encode `text`. `add_bos` frames it as the model's own configuration asks, usually by one token or none."""
         check_text(text)
         ids = self.encode_spans(text, self.find_control(text) if special else ())
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_bos else ids
 
     def find_control(self, text: str) -> list[Span]:
-        """Where the text of control tokens stands in `text`; of two that overlap the first, then the longest."""
+        """Find the texts of control tokens in `text`; of two that overlap the first one counts, then the longest."""
         found = self._finder.encode(text, add_special_tokens=False)
         return [(start, end, self._found_ids[i]) for i, (start, end) in zip(found.ids, found.offsets, strict=True)]
 
     def encode_spans(self, text: str, spans: Iterable[Span]) -> list[int]:
-        """Ids of `text`, where exactly `spans` are control tokens and all the rest is plain text."""
+        """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text."""
         ids: list[int] = []
         done = 0
         for start, end, token_id in spans:
@@ -77,7 +77,7 @@ class Tokenizer:
     # ── ids -> text ──
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False) -> str:
-        """Text of `ids`; as a `continuation` of other text it keeps the space a SentencePiece model begins with."""
+        """Decode `ids`; a `continuation` of other text keeps the space that a SentencePiece model begins with."""
         table = self.vocabulary.text_bytes if skip_special else self.vocabulary.token_bytes
         size = len(table)
         data = b"".join([table[i] if 0 <= i < size else b"" for i in ids])
@@ -86,12 +86,12 @@ class Tokenizer:
         return data.decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; none for ids that the model's embedding is padded with."""
+        """The bytes of one token; no bytes for ids that the model's embedding is padded with."""
         table = self.vocabulary.token_bytes
         return table[token_id] if 0 <= token_id < len(table) else b""
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the model's file writes it ("Ġthe", "▁the"), None where the id stands for nothing."""
+        """The token as the model's file writes it ("Ġthe", "▁the"); None for an id without a token."""
         tokens = self.vocabulary.tokens
         return (tokens[token_id] or None) if 0 <= token_id < len(tokens) else None
 
@@ -101,24 +101,21 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.vocabulary.special
-
     @property
     def control_texts(self) -> frozenset[str]:
-        """What a text must not spell unless it means the control token."""
+        """The texts of all control tokens, which a user's text must not be able to spell."""
         return frozenset(token.content for token in self._parts.control.values())
 
     def vocabulary_fingerprint(self) -> str:
         return self.vocabulary.fingerprint
 
     def same_vocabulary(self, other: Tokenizer) -> str | None:
-        """None where every id both know has the same bytes; otherwise the first difference, in words."""
+        """Compare vocabularies. None: each id that both know has the same bytes; else the first difference in words."""
         return self.vocabulary.difference(other.vocabulary)
 
 
 def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[tokenizers.Tokenizer, Sequence[int]]:
-    """A tokenizer that knows nothing but the control tokens, and the id of each it finds."""
+    """A tokenizer that finds nothing but control tokens, and the model's id of each that it can find."""
     finder = tokenizers.Tokenizer(models.BPE())
     by_text = {token.content: (token_id, token) for token_id, token in sorted(control.items(), reverse=True)}
     finder.add_special_tokens([token for _, token in by_text.values()])

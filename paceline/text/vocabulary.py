@@ -1,7 +1,7 @@
-"""What the tokens of a model are: their text, their bytes, which of them are control tokens.
+"""The tokens of a model: their text, their bytes, and which of them are control tokens.
 
-A Vocabulary knows nothing of encoding. It always holds one entry an id, from 0 to the largest known id; an id that a
-model pads its embedding with, or that no file names, stands for no bytes.
+A Vocabulary knows nothing of encoding. It holds one entry for each id, from 0 to the largest known id. An id that a
+model pads its embedding with, or that no file names, has no bytes.
 
 Two styles of writing a token down exist, and `token_bytes` undoes both:
 
@@ -26,7 +26,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class _ByteLevelMap(dict[int, str]):
-    """Printable character -> the latin-1 character of the byte it stands for, as `str.translate` wants it."""
+    """Maps a printable character to the latin-1 character of its byte, for `str.translate`."""
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -35,7 +35,7 @@ class _ByteLevelMap(dict[int, str]):
         self.update({256 + rank: chr(byte) for rank, byte in enumerate(hidden)})
 
     def __missing__(self, _: int) -> str:
-        return "\uffff"  # does not fit latin-1, so that the encoding of such a token fails and it is taken as text
+        return "\uffff"  # has no latin-1 encoding, so `_byte_level_bytes` takes such a token as plain text
 
 
 BYTE_LEVEL = _ByteLevelMap()
@@ -44,10 +44,10 @@ BYTE_LEVEL = _ByteLevelMap()
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     tokens: tuple[str, ...]  # as the file writes them; "" where no token has this id
-    special: frozenset[int]  # control tokens: never part of the text
-    literal: frozenset[int]  # written as plain text in the file, in either style (control and added tokens)
+    special: frozenset[int]  # control tokens, never part of the text
+    literal: frozenset[int]  # tokens that files of either style write as plain text: control and added tokens
     style: Style
-    leading_space: bool = False  # encoding puts a space before the text, so decoding takes it away again
+    leading_space: bool = False  # encoding puts a space before the text, and decoding takes it away
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,7 +62,7 @@ class Vocabulary:
 
     @cached_property
     def text_bytes(self) -> list[bytes]:
-        """As `token_bytes`, with nothing for control tokens."""
+        """The bytes that each token adds to a text: `token_bytes`, but none for control tokens."""
         table = list(self.token_bytes)
         for token_id in self.special:
             table[token_id] = b""
@@ -76,7 +76,7 @@ class Vocabulary:
         return digest.hexdigest()
 
     def difference(self, other: Vocabulary) -> str | None:
-        """Why tokens of `other` cannot stand for tokens of this one; None where all shared ids mean the same."""
+        """Say which token differs from the one of the same id in `other`; None: all shared ids mean the same."""
         shared = min(len(self), len(other))
         if self.token_bytes[:shared] == other.token_bytes[:shared]:
             return None
@@ -103,15 +103,15 @@ def _spm_bytes(token: str) -> bytes:
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """All that a tokenizer is made of, wherever it was read from."""
+    """Everything that a tokenizer is made of, from whichever files it was read."""
 
     vocabulary: Vocabulary
-    encoder: tokenizers.Tokenizer  # text -> ids, blind to control tokens
-    inner_encoder: tokenizers.Tokenizer  # the same for text that follows a control token
-    control: dict[int, tokenizers.AddedToken]  # what encoding with `special=True` looks for
+    encoder: tokenizers.Tokenizer  # text -> ids, never a control token
+    inner_encoder: tokenizers.Tokenizer  # as `encoder`, for text that follows a control token
+    control: dict[int, tokenizers.AddedToken]  # control tokens, which encoding with `special=True` looks for
     prefix: tuple[int, ...]  # ids that the model expects before any text
-    suffix: tuple[int, ...]
+    suffix: tuple[int, ...]  # ids that the model expects after it
     bos_id: int | None
-    eos_ids: tuple[int, ...]  # the one named as eos first, then all others that end an answer
+    eos_ids: tuple[int, ...]  # the token that files name as eos, then all others that end an answer
     chat_template: str | None
     names: dict[str, str]  # "bos_token" -> its text, as chat templates want it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,11 +16,13 @@ class Code(Protocol):
     """The parts of paceline.accept, original or mutated."""
 
     Rows: Any
+    Outcome: Any
     walk: Any
     accept_coupled: Any
     accept_rejection: Any
     accept_block: Any
     accept_likely: Any
+    problem_of: Any
 
 
 RULES = {"accept_rejection": by_hand.rejection, "accept_block": by_hand.block}  # those that need distributions
@@ -102,4 +105,30 @@ def check_likely(code: Code, *, rounds: int = 60) -> None:
             row += 1 + len(draft)
 
 
-CHECKS = (check_coupled, check_with_distributions, check_distributions_at_the_edges, check_likely)
+def check_outcomes(code: Code) -> None:
+    """An outcome that can be committed is let through, and no other one is. Two drafts: a tree, and a chain of one."""
+    layout = by_hand.lay_out([Draft(tokens=(1, 2, 3), parents=(-1, -1, 0)), Draft(tokens=(0,))])
+    given = SimpleNamespace(rows=code.Rows(**layout.tensors(), depth=layout.depth), vocab_size=4)
+
+    def problem(alive: list[Any], tokens: list[Any], **types: Any) -> str | None:
+        made = torch.tensor(alive, **types), torch.tensor([0, 4]), torch.tensor(tokens)
+        said: str | None = code.problem_of(code.Outcome(*made), given)
+        return said
+
+    nothing, all_of_it = [True, False, False, False, True, False], [True, True, False, True, True, True]
+    assert problem(nothing, [0, 3]) is None
+    assert problem(all_of_it, [3, 0]) is None
+    for tokens in ([0, 4], [-1, 0], [0], [0.0, 1.0]):
+        assert "Outcome.tokens" in (problem(nothing, tokens) or "")
+    assert "Outcome.alive" in (problem(nothing[:-1], [0, 0]) or "")
+    assert "Outcome.alive" in (problem(nothing, [0, 0], dtype=torch.int64) or "")
+    for alive in (
+        [False, False, False, False, True, False],  # no root
+        [True, False, False, True, True, False],  # a row whose parent is dead
+        [True, True, True, False, True, False],  # two children of one row
+    ):
+        assert "one path" in (problem(alive, [0, 0]) or "")
+    assert "no Outcome" in (code.problem_of(None, given) or "")
+
+
+CHECKS = (check_coupled, check_with_distributions, check_distributions_at_the_edges, check_likely, check_outcomes)

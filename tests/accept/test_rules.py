@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
 from paceline.accept.lossy import accept_likely, typical_floors
+from paceline.accept.outside import problem_of
 from paceline.accept.rejection import accept_rejection
 from paceline.accept.rows import Outcome, Rows, walk
 from paceline.draft import Draft
@@ -22,11 +23,13 @@ from tests.accept.checks import CHECKS, Code
 
 CODE = SimpleNamespace(
     Rows=Rows,
+    Outcome=Outcome,
     walk=walk,
     accept_coupled=accept_coupled,
     accept_rejection=accept_rejection,
     accept_block=accept_block,
     accept_likely=accept_likely,
+    problem_of=problem_of,
 )
 
 

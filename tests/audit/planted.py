@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from paceline.accept import registry
 from paceline.accept.rows import Outcome, Rows
 from paceline.draft import Draft
 from paceline.engine import judge
@@ -86,7 +87,7 @@ def block_never_corrects(patch: pytest.MonkeyPatch) -> None:
         outcome = accept(rows, p, q, coins, noise)
         return Outcome(alive=outcome.alive, last=outcome.last, tokens=(p[outcome.last].log() + noise).argmax(-1))
 
-    patch.setattr(judge, "accept_block", careless)
+    patch.setattr(registry, "accept_block", careless)
 
 
 TOKENS: Mapping[str, Plant] = {  # found by comparing tokens

@@ -88,7 +88,7 @@ def test_float_weights_have_a_bound(auditor: Auditor) -> None:
         (["--temperature", "1,0,1.0"], "a number stands twice in '1,0,1.0'"),
         (["--at-once", "0"], "a whole number from 1 on"),
         (["--samples", "-3"], "a whole number from 0 on"),
-        (["--rule", "strict"], "invalid choice"),
+        (["--rule", "strict"], "unknown rule 'strict'"),
         (["--drafter", "ngram:nonsense=1"], "nonsense"),
     ],
 )

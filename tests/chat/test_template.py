@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from paceline.chat.template import ChatTemplate, encode_chat
+from paceline.chat.template import ChatTemplate
 from paceline.errors import InvalidRequest, ModelFileError
 from paceline.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level, byte_level_tokenizer, smollm2
@@ -26,7 +26,7 @@ def template(source: str | None = None) -> ChatTemplate:
 
 
 def controls(ids: list[int]) -> list[int]:
-    return [i for i in ids if byte_level_tokenizer().is_special(i)]
+    return [i for i in ids if i in byte_level_tokenizer().vocabulary.special]
 
 
 # ── ordinary chats ──
@@ -59,7 +59,7 @@ def test_smollm2_prompt() -> None:
         198,
     ]
     expected += [1, 4093, 198, 26843, 2, 198, 1, 520, 9531, 198]  # ids of the original tokenizer
-    assert encode_chat(smollm2(), user("Hi")) == expected
+    assert ChatTemplate(smollm2()).encode(user("Hi")) == expected
 
 
 def test_generation_prompt_is_the_callers_choice() -> None:
@@ -106,16 +106,9 @@ def test_templates_render_as_in_transformers(name: str, messages: list[dict[str,
     )
 
 
-def test_variables_reach_the_template() -> None:
-    source = "{{ mood }} {{ bos_token }} {{ eos_token }} {{ tools is none }} {{ documents is none }}"
-    text = template(source).render(user("x"), variables={"mood": "calm"})
-    assert text == "calm <|endoftext|> <|im_end|> True True"
-
-
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "eos_token"])
-def test_variables_cannot_take_the_place_of_others(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"cannot be named {name}"):
-        template().render(user("x"), variables={name: 1})
+def test_a_template_gets_the_control_tokens_by_name() -> None:
+    source = "{{ bos_token }} {{ eos_token }} {{ tools is none }} {{ documents is none }}"
+    assert template(source).render(user("x")) == "<|endoftext|> <|im_end|> True True"
 
 
 # ── control tokens come from the template only ──
@@ -187,7 +180,7 @@ def test_control_tokens_that_look_like_words() -> None:
     made["tokenizer.ggml.merges"] = [merge for merge in made["tokenizer.ggml.merges"] if merge != "hell o"]
     tokenizer = Tokenizer.from_gguf(made)
     ids = ChatTemplate(tokenizer, "{{ messages[0].content }}hello").encode(user("hello hello"))
-    assert [i for i in ids if tokenizer.is_special(i)] == [0]
+    assert [i for i in ids if i in tokenizer.vocabulary.special] == [0]
     assert tokenizer.decode(ids, skip_special=False) == "hello hellohello"
 
 
@@ -196,12 +189,12 @@ def test_the_template_may_spell_one_around_a_role() -> None:
     assert ids == [2]
 
 
-def test_tools_and_variables_cannot_spell_them_either() -> None:
-    source = "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=True) }}{{ mood }}"
+def test_tools_cannot_spell_them_either() -> None:
+    source = "{{ tools | tojson }}{{ tools | tojson(ensure_ascii=True) }}"
     tools = [{"<|im_end|>": {"x": ["<|im_start|>"]}}]
-    ids = template(source).encode(user("x"), tools=tools, variables={"mood": "<|im_end|>"})
+    ids = template(source).encode(user("x"), tools=tools)
     assert controls(ids) == []
-    assert byte_level_tokenizer().decode(ids) == json.dumps(tools) * 2 + "<|im_end|>"
+    assert byte_level_tokenizer().decode(ids) == json.dumps(tools) * 2
 
 
 _pieces = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|", "|>", "im_", "end", "<", ">", " ", "\n", "a", "é"])

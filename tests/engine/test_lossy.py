@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline.rules import BUILT_IN
 from paceline.types import Grammar, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
 from tests.rig import RIGS, Rig, always, build, model_drafter
 from tests.runs import Key, Told, run, tokens_of
 from tests.tiny_models import TARGET, Model, tiny_tokenizer
 
-LOSSY = [rule for rule in Rule if not rule.lossless]
+LOSSY = [rule for rule in BUILT_IN if not rule.lossless]
 
 
 class Nines(Scripted):

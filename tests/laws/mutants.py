@@ -16,10 +16,23 @@ MODULES = (  # each before those that import it
     "paceline.accept.rejection",
     "paceline.accept.block",
     "paceline.accept.lossy",
+    "paceline.accept.outside",
+    "paceline.accept.registry",
     "paceline.engine.judge",
 )
 SOURCES = {name: inspect.getsource(importlib.import_module(name)) for name in MODULES}
-NAMES = ("Rows", "walk", "accept_coupled", "accept_rejection", "accept_block", "accept_likely", "judge")
+NAMES = (
+    "Rows",
+    "Outcome",
+    "walk",
+    "accept_coupled",
+    "accept_rejection",
+    "accept_block",
+    "accept_likely",
+    "problem_of",
+    "register",
+    "judge",
+)
 PATIENCE = 100_000  # turns of all loops of a module
 
 NEGATED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {

@@ -231,7 +231,7 @@ def noise_of_the_draft(seed: int, positions: np.ndarray, stream: Stream) -> np.n
 def test_a_bug_planted_in_the_engine_is_seen(rule: Rule, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if (rule, bug) in BUGS:
         accept = f"accept_{rule}"
-        monkeypatch.setattr(f"paceline.engine.judge.{accept}", getattr(planted(rule, bug), accept))
+        monkeypatch.setattr(f"paceline.accept.registry.{accept}", getattr(planted(rule, bug), accept))
     else:
         monkeypatch.setattr("paceline.engine.judge.noise_keys", noise_of_the_draft)
     texts = engine_texts(PARAMS["plain"], rule, DRAFTERS["bad"], requests=REQUESTS)

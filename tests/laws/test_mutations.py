@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from paceline.accept import AcceptRule, Outcome, Verification
+from paceline.accept.rule import Judge
 from paceline.draft import Draft
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.accept.checks import CHECKS
 from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
+from tests.outside import registered
 from tests.rig import RIGS, always, build
 from tests.runs import Key, plain, prompt, run, tokens_of
 
@@ -78,6 +82,35 @@ def check_engine(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None
         rig = build("toy", {"noisy": RIGS["model"]["noisy"]})
         run(rig, strict_requests(threshold=1e-30))
         assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+        check_rules_from_outside(code, scripts)
+
+
+def check_rules_from_outside(code: SimpleNamespace, scripts: list[list[int]]) -> None:
+    """A sound one is asked in every round, a broken one once, and neither changes the text."""
+    rounds = asked_from_outside(code, scripts, lambda given: judge_as_coupled(code, given))
+    assert asked_from_outside(code, scripts, lambda given: None) == 1 < rounds
+
+
+def asked_from_outside(code: SimpleNamespace, scripts: list[list[int]], judge: Judge) -> int:
+    """How often the engine asks a rule, in a run that must give the plain text."""
+    calls = []
+
+    def watched(given: Verification) -> Outcome:
+        calls.append(given)
+        return judge(given)
+
+    with registered(AcceptRule(name="theirs", judge=watched, lossless=True), by=code.register) as rule:
+        rig = build("toy", {"scripted": always(Scripted(scripts, tree=True, seed=3))})
+        asked = [replace(each, speculation=replace(each.speculation, rule=rule)) for each in requests()]
+        assert tokens_of(run(rig, asked)) == expected()
+        assert rig.engine.stats.accepted > 10
+    return len(calls)
+
+
+def judge_as_coupled(code: SimpleNamespace, given: Verification) -> Outcome:
+    alive, last = code.walk(given.rows, given.rows.tokens == given.targets[given.rows.parents])
+    outcome: Outcome = code.Outcome(alive=alive, last=last, tokens=given.targets[last])
+    return outcome
 
 
 def noticed(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import REGISTRY
+from paceline.rules import BUILT_IN
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.odd_drafters import Scripted
 from tests.rig import RIGS, Made, always, build
@@ -26,7 +27,7 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "bushy-tree": {"wrong": 0.7, "tree": True},
 }
 NAMES = (*REGISTERED, *SCRIPTED)
-LOSSLESS = tuple(rule for rule in Rule if rule.lossless)
+LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.kernels import round_reference
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling import filters
-from paceline.sampling.filters import CANDIDATES, MASS_BITS, ROUGHLY, filter_floor, mass
+from paceline.sampling.filters import CANDIDATES, MASS_BITS, ROUGH_ERROR, filter_floor, mass
 
 SPREADS = (1e-4, 0.3, 1.0, 2.5, 8.0, 40.0)
 
@@ -82,7 +82,7 @@ def test_rough_masses_decide_only_where_they_can(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(filters, "_mass_from", lambda *row: exact.append(row) or measure(*row))
     assert np.array_equal(filter_floor(scaled, min_p=0, top_k=0, top_p=0.8), narrow)
     assert not exact
-    monkeypatch.setattr(filters, "ROUGHLY", 0.1)
+    monkeypatch.setattr(filters, "ROUGH_ERROR", 0.1)
     assert np.array_equal(filter_floor(scaled, min_p=0, top_k=0, top_p=0.8), narrow)
     assert len(exact) >= 3
 
@@ -95,7 +95,7 @@ def test_rough_masses_are_near_enough(spread: float, vocab: int) -> None:
     best = scaled.amax(-1, keepdim=True).numpy()
     for floor in (np.full_like(best, -np.inf), best - np.float32(3.0)):
         exact = float(filters._mass_from(scaled[0], best[0], floor[0]))
-        assert float(filters._rough_mass_from(scaled, best, floor)[0, 0]) == pytest.approx(exact, rel=ROUGHLY / 3)
+        assert float(filters._rough_mass_from(scaled, best, floor)[0, 0]) == pytest.approx(exact, rel=ROUGH_ERROR / 3)
 
 
 def test_wide_nuclei_are_found_in_the_whole_vocabulary() -> None:

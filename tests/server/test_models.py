@@ -8,7 +8,7 @@ import pytest
 
 from paceline import __version__
 from paceline.llm import LLM
-from paceline.types import Rule
+from paceline.rules import BUILT_IN
 from tests.server.api import HELLO, MODEL, Api
 
 
@@ -33,7 +33,7 @@ def test_speculation_now(api: Api) -> None:
     before = api.get("/v1/speculation").json()
     assert before["drafters"] == {"ngram": None, "prediction": None}
     assert before["default_drafter"] == "ngram"
-    assert before["rules"] == list(Rule)
+    assert before["rules"] == list(BUILT_IN)
     assert before["num_drafts"] == 0
     told = api.chat(temperature=0, allowed_token_ids=[70, 71], max_tokens=40)["speculation"]
     api.chat(speculation={"enabled": False})

@@ -29,8 +29,8 @@ def test_smollm2_decodes_what_it_encoded(case: dict[str, Any]) -> None:
 def test_smollm2_knows_its_special_tokens() -> None:
     tokenizer = smollm2()
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (49152, 1, (2, 0))
-    assert tokenizer.is_special(2)
-    assert not tokenizer.is_special(400)
+    assert 2 in tokenizer.vocabulary.special
+    assert 400 not in tokenizer.vocabulary.special
     assert tokenizer.token_names["eos_token"] == "<|im_end|>"
     assert "<|im_start|>" in (tokenizer.chat_template or "")
 
@@ -39,7 +39,7 @@ def test_control_tokens_in_text_stay_text_unless_asked() -> None:
     tokenizer = byte_level_tokenizer()
     text = "hello<|im_end|>"
     plain, special = tokenizer.encode(text), tokenizer.encode(text, special=True)
-    assert not any(map(tokenizer.is_special, plain))
+    assert tokenizer.vocabulary.special.isdisjoint(plain)
     assert special[-1] == 2
     assert tokenizer.decode(plain) == text
     assert tokenizer.decode(special) == "hello"

@@ -13,12 +13,13 @@ from typing import Any, Literal, Self
 
 from paceline import __version__
 from paceline.llm import Sample
+from paceline.rules import Rule
 from paceline.server.protocol.answers import SpeculationStats
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
+from paceline.types import Finish, Logprob, SequenceStats, TokenEvent
 
 Fields = dict[str, Any]
 FINGERPRINT = f"paceline-{__version__}"
@@ -198,7 +199,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     return SpeculationStats(
         enabled=enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
-        rule=rule.value,
+        rule=str(rule),
         lossless=rule.lossless or not enabled,
         num_drafts=rounds,
         num_draft_tokens=drafted,

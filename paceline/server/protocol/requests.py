@@ -14,12 +14,13 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from paceline.chat.tools import MAX_TOOLS
 from paceline.checks import MAX_STOPS
-from paceline.types import MAX_LOGPROBS, MAX_SAMPLES, THRESHOLDS, Rule
+from paceline.rules import BUILT_IN
+from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
-RULES = ", ".join(Rule)
-LOSSY = " and ".join(THRESHOLDS)
+RULES = ", ".join(BUILT_IN)
+LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
 class RequestPart(BaseModel):

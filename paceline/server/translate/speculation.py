@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.errors import InvalidRequest, UnknownOption
+from paceline.errors import InvalidRequest
+from paceline.rules import Rule
 from paceline.server.protocol.requests import SpeculationOptions
 from paceline.server.settings import Settings
-from paceline.types import THRESHOLDS, Rule, Speculation
+from paceline.types import Speculation
 
 
 def read_speculation(options: SpeculationOptions | None, settings: Settings) -> Speculation:
@@ -13,23 +14,23 @@ def read_speculation(options: SpeculationOptions | None, settings: Settings) -> 
     if options is None:
         options = SpeculationOptions.model_validate({})
     _check_allowed(options, settings)
-    rule = _rule(options.rule or settings.default_rule)
+    rule = Rule((options.rule or settings.default_rule)[:60])
     return Speculation(
         enabled=options.enabled is not False,
         drafter=options.drafter,
         max_draft=options.max_draft,
         rule=rule,
-        threshold=options.threshold if rule.lossless else _threshold(options, rule, settings),
+        threshold=_threshold(options, rule, settings),
         p_min=options.p_min,
     )
 
 
-def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float:
-    """Find the threshold of a lossy rule: the request's, else the server's for its default rule, else the rule's."""
-    if options.threshold is not None:
+def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float | None:
+    """Find the threshold: the request's, else the server's for its default rule, else the rule's. None: it has none."""
+    if options.threshold is not None or rule.threshold is None:
         return options.threshold
     own = settings.default_threshold if rule == settings.default_rule else None
-    return max(own or THRESHOLDS[rule], settings.allowed_threshold)
+    return max(own or rule.threshold, settings.allowed_threshold)
 
 
 def _check_allowed(options: SpeculationOptions, settings: Settings) -> None:
@@ -53,9 +54,3 @@ def _check_allowed(options: SpeculationOptions, settings: Settings) -> None:
             raise InvalidRequest(
                 f"the {name} {given[:60]!r} is not allowed here; allowed: {names}", param=f"speculation.{name}"
             )
-
-
-def _rule(name: str) -> Rule:
-    if name not in list(Rule):
-        raise UnknownOption("rule", name[:60], [rule.value for rule in Rule], param="rule")
-    return Rule(name)

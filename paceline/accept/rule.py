@@ -1,0 +1,81 @@
+"""An acceptance rule as an object, for rules of other packages too: `AcceptRule`, and the `Verification` it judges.
+
+A rule knows nothing of requests, queues or engines. It gets the rows of some drafts and what the target computed of
+them, and returns which rows live on and the token after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.accept.rows import Outcome, Rows
+
+
+class Verification(Protocol):
+    """Drafts of some sequences, and what the target says of them. An item is computed when a rule first asks for it."""
+
+    @property
+    def rows(self) -> Rows:
+        """The drafted tokens, with the row that each follows."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def targets(self) -> Tensor:
+        """int64 [rows]: the token that the target itself draws after each row, with the noise of (seed, position)."""
+
+    @property
+    def p(self) -> Tensor:
+        """[rows, vocab]: the distribution that the target draws from after each row; one token at temperature 0."""
+
+    @property
+    def likelihood(self) -> Tensor:
+        """[rows, vocab]: as `p`, but at temperature 1 for a request of temperature 0."""
+
+    @property
+    def q(self) -> Tensor:
+        """[rows, vocab]: the distribution that the drafter drew each row's token from; 0 at roots.
+
+        Only for rules with `wants_probs`; their drafts are chains."""
+
+    @property
+    def coins(self) -> Tensor:
+        """float64 [rows]: uniform in (0, 1), keyed by the position of each row's token. A rule must look at no coin
+        behind the first token that it rejects: the next round throws those again."""
+
+    @property
+    def round_coins(self) -> Tensor:
+        """float64 [rows]: uniform in (0, 1), of this round alone, for a rule that looks at all of them."""
+
+    @property
+    def noise(self) -> Tensor:
+        """float32 [seqs, vocab]: Gumbel noise for the one token that follows the last accepted row."""
+
+    @property
+    def thresholds(self) -> Sequence[float]:
+        """The threshold of each sequence: the request's, or the rule's own. Only for rules that have one."""
+
+
+Judge = Callable[[Verification], Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptRule:
+    """An acceptance rule: how it judges, and what others must know of it.
+
+    A package offers one by an entry point of the group `paceline.rules`, under the rule's name; within one program
+    `register` does.
+    """
+
+    name: str
+    judge: Judge
+    lossless: bool  # True: what is emitted is distributed as the target's own text
+    wants_probs: bool = False  # judge drafts by `Verification.q`; a draft without distributions is judged as coupled
+    threshold: float | None = None  # in (0, 1], where a request does not set its own; None: the rule takes none
+    # Where an engine may use it. On "cuda" every rule but the coupled one takes the sequence's steps to the host.
+    devices: tuple[str, ...] = ("cpu",)
