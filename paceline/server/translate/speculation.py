@@ -26,7 +26,7 @@ def read_speculation(options: SpeculationOptions | None, settings: Settings) -> 
 
 
 def _threshold(options: SpeculationOptions, rule: Rule, settings: Settings) -> float | None:
-    """Find the threshold: the request's, else the server's for its default rule, else the rule's. None: it has none."""
+    """Find the threshold of a rule: the request's, else the server's for its default rule, else the rule's own."""
     if options.threshold is not None or rule.threshold is None:
         return options.threshold
     own = settings.default_threshold if rule == settings.default_rule else None
