@@ -79,7 +79,7 @@ def options_of(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:
-    """The server's settings. Raises InvalidRequest for a rule that the device cannot run."""
+    """Make the server's settings. Raises InvalidRequest for a rule that the device cannot run."""
     settings = Settings.of(**{name: value for name, value in given.items() if name in HINTS})
     check_rules(map(Rule, settings.allowed_rules), device=given["device"])
     return settings

@@ -13,12 +13,13 @@ from typing import Any, Literal, Self
 
 from paceline import __version__
 from paceline.llm import Sample
+from paceline.rules import Rule
 from paceline.server.protocol.answers import SpeculationStats
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import Finish, Logprob, Rule, SequenceStats, TokenEvent
+from paceline.types import Finish, Logprob, SequenceStats, TokenEvent
 
 Fields = dict[str, Any]
 FINGERPRINT = f"paceline-{__version__}"

@@ -1,5 +1,5 @@
 // The playground: chat, race and live charts over the server's public API. No framework, no build step, no other server.
-// What is exported is free of the page, and tested outside of a browser.
+// Exported functions do not need the page, and are tested outside of a browser.
 
 const POLL_MS = 1000; // while charts are in view
 const REST_MS = 15000; // else
@@ -7,7 +7,7 @@ const HISTORY = 60; // points of a chart
 
 // ── Streams ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** Server-sent events out of text that is cut anywhere: push(text) gives the data of the events it completes. */
+/** Reads server-sent events from text that is cut anywhere: push(text) gives the data of the events it completes. */
 export class EventParser {
   #rest = "";
   push(text) {
@@ -22,7 +22,7 @@ function dataOf(event) {
   return lines.map((line) => line.slice(5).replace(/^ /, "")).join("\n");
 }
 
-/** The chunks of a streamed answer. Throws what the server says where it refuses, or fails half-way. */
+/** Yields the chunks of a streamed answer. Throws the server's message if it refuses, or fails half-way. */
 async function* chunksOf(body, { key, signal }) {
   const response = await call("/v1/chat/completions", { key, signal, body });
   const parser = new EventParser();
@@ -49,7 +49,7 @@ async function call(path, { key, signal, body } = {}) {
 
 // ── Requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** Controls (as texts) to the body of a request. What is left empty is left to the server. */
+/** Makes the body of a request from the controls, as texts. An empty control is left to the server. */
 export function requestOf(messages, controls, { model, plain = false } = {}) {
   const number = (name) => (controls[name] === "" || controls[name] == null ? {} : { [name]: Number(controls[name]) });
   return {
@@ -70,7 +70,7 @@ function speculationOf(controls, number) {
   return { enabled: true, rule: controls.rule, ...(controls.drafter && { drafter: controls.drafter }), ...number("max_draft") };
 }
 
-/** The tokens of a chunk: text, origin, probability, round, and when it came. */
+/** Lists the tokens of a chunk: text, origin, probability, round, and time of arrival. */
 export function tokensOf(chunk, at) {
   const choice = chunk.choices?.[0];
   const told = chunk.paceline;
@@ -101,7 +101,7 @@ export class Answer {
     this.usage = chunk.usage ?? this.usage;
     return tokens;
   }
-  /** What no token shows: half a character at the very end. */
+  /** Text that no token shows: half a character at the very end. */
   get rest() {
     const shown = this.tokens.map((token) => token.text).join("");
     return this.text.startsWith(shown) ? this.text.slice(shown.length) : "";
@@ -116,14 +116,14 @@ export class Answer {
   }
 }
 
-/** Index of the first character in which two texts differ; -1: they are identical. */
+/** Finds the first character in which two texts differ. -1: they are identical. */
 export function firstDifference(one, other) {
   const length = Math.max(one.length, other.length);
   for (let i = 0; i < length; i++) if (one[i] !== other[i]) return i;
   return -1;
 }
 
-/** Columns of the timeline: one a round, from when the round before it ended to when it ended itself. */
+/** Makes the columns of the timeline: one a round, from the end of the round before it to its own end. */
 export function roundsOf(tokens, began) {
   const rounds = [];
   for (const token of tokens) {
@@ -143,7 +143,7 @@ export function describe(token, drafter) {
   return lines.join("\n");
 }
 
-/** What /v1/speculation says, in one form: unknown things are null, so that a chart can say that it has nothing. */
+/** Reads /v1/speculation into one form. Unknown values are null, so that a chart can say that it has nothing. */
 export function stateOf(told) {
   const drafters = told.drafters ?? {};
   const named = Array.isArray(drafters) ? drafters.map((one) => one.name ?? one) : Object.keys(drafters);
@@ -187,7 +187,7 @@ function controls() {
   return { ...Object.fromEntries(names.map((name) => [name, $(name).value])), logprobs: $("logprobs").checked };
 }
 
-/** Run one answer into `box`, token by token. What was said before it was stopped stays. */
+/** Runs one answer into `box`, token by token. Tokens that came before a stop stay. */
 async function answerInto(box, body, { signal, began, onToken = () => {} }) {
   const answer = new Answer();
   box.setAttribute("aria-busy", "true");
@@ -252,7 +252,7 @@ function summary(answer) {
   return parts.join(" · ");
 }
 
-/** One thing at a time; `stop` ends it early. */
+/** Runs one task at a time; `stop` ends it early. */
 async function whileRunning(start, stop, work) {
   const abort = new AbortController();
   page.running = abort;
@@ -298,7 +298,7 @@ function hover(event) {
   else $("tip").hidden = true;
 }
 
-/** Arrow keys inside an answer go from token to token; what there is to say of one goes to the tip and is read out. */
+/** Moves from token to token by arrow keys. The tip shows the facts of a token, and is read out. */
 function walk(event) {
   const box = event.target.closest?.(".answer");
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -355,7 +355,7 @@ async function runner(name, body, signal) {
   }
 }
 
-// Why the texts may differ; empty: they may not.
+// Says why the texts may differ. Empty: they may not.
 function excuseOf({ rule, temperature }) {
   if (["threshold", "typical"].includes(rule)) return ` (the rule ${rule} is lossy)`;
   return rule === "coupled" || temperature === "0" ? "" : ` (the rule ${rule} keeps the distribution, not the text)`;
@@ -375,7 +375,7 @@ function declare(plain, fast, excuse) {
 
 // ── Drawings ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/** The latest of many wishes to draw. */
+/** Draws once for many wishes: the latest one. */
 function onceAFrame(drawing) {
   if (!page.drawing) requestAnimationFrame(drawLatest);
   page.drawing = drawing;
@@ -461,7 +461,7 @@ function showState(state, now) {
   offer(state);
 }
 
-/** The controls hold what the server allows. */
+/** Limits the controls to what the server allows. */
 function offer({ drafters, rules, longest, remarks }) {
   const known = new Set([...$("drafter").options].map((option) => option.value));
   $("drafter").append(...drafters.filter((name) => !known.has(name)).map((name) => make("option", { value: name, textContent: name })));
