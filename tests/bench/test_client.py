@@ -16,7 +16,7 @@ ASK = Ask("a", "chat", messages=({"role": "user", "content": "hello"},), max_tok
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 
 
-def ask(answer: Answer, *, timeout: float = 5.0) -> Outcome:
+def ask(answer: Answer, *, timeout: float = 100.0) -> Outcome:
     async def once(url: str) -> Outcome:
         client = Client(url, timeout=timeout)
         try:
