@@ -122,7 +122,7 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(timeout=100)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(timeout=10)
+        thread.join(timeout=100)
         loop.close()

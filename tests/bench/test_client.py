@@ -16,7 +16,7 @@ PROMPT = BenchPrompt("a", "chat", messages=({"role": "user", "content": "hello"}
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 
 
-def ask(answer: Answer, *, timeout: float = 5.0) -> RequestOutcome:
+def ask(answer: Answer, *, timeout: float = 100.0) -> RequestOutcome:
     async def once(url: str) -> RequestOutcome:
         client = Client(url, timeout=timeout)
         try:

@@ -41,7 +41,7 @@ class Bench:
         self.out = self.err = ""
 
     def __call__(self, url: str, *words: object) -> tuple[int, dict[str, Any]]:
-        argv = ["bench", "serve", "--url", url, "--timeout", "5", "--json", *map(str, words)]
+        argv = ["bench", "serve", "--url", url, "--timeout", "100", "--json", *map(str, words)]
         status = main(argv if "--prompts" in words else [*argv, "--prompts", self._prompts])
         self.out, self.err = self._capsys.readouterr()
         return status, json.loads(self.out.splitlines()[-1]) if self.out else {}
@@ -204,8 +204,10 @@ def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatc
         return await ask(self, *args)
 
     monkeypatch.setattr(serve.Client, "send", asked)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     with serving(FakeServer(good())) as server:
         status, found = bench(server.url)
+    signal.signal(signal.SIGINT, before)
     assert status == 130
     assert found["interrupted"]
     assert found["completed"] == 4

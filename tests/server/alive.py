@@ -18,13 +18,15 @@ from paceline.server.bridge import Bridge
 from paceline.server.process import ServerProcess, bind
 from paceline.server.settings import Settings
 
+PATIENCE = 200  # seconds: a guard against hanging, not a promise of speed
+
 
 class Alive:
     """A running server, and a client of it."""
 
     def __init__(self, process: ServerProcess, port: int) -> None:
         self.process, self.port = process, port
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20)
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE)
 
     async def raw(self, data: bytes) -> bytes:
         """What is answered to these bytes, up to the end of the connection."""
@@ -44,7 +46,7 @@ class Alive:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -73,7 +75,7 @@ async def alive(llm: LLM, **options: Any) -> AsyncIterator[Alive]:
 
 def scenario(llm: LLM, play: Callable[[Alive], Awaitable[None]], **options: Any) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), alive(llm, **options) as server:
+        async with asyncio.timeout(PATIENCE), alive(llm, **options) as server:
             await play(server)
 
     asyncio.run(whole())

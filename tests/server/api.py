@@ -36,7 +36,7 @@ class Api:
         )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(work, timeout=30))
+        return self._runner.run(asyncio.wait_for(work, timeout=200))
 
     def get(self, path: str) -> httpx.Response:
         return self.run(self.http.get(path))

@@ -22,7 +22,7 @@ LONG = SamplingParams(temperature=0, max_tokens=120)
 
 
 def aio(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, timeout=30))
+    asyncio.run(asyncio.wait_for(coroutine, timeout=200))
 
 
 def rig_of(**options: Any) -> Rig:
@@ -64,7 +64,7 @@ class Gate:
         step = rig.engine.step
 
         def gated() -> list[TokenEvent]:
-            assert self.opened.wait(timeout=30)
+            assert self.opened.wait(timeout=200)
             return step()
 
         rig.engine.step = gated

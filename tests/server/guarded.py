@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 
 
 def aio(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(coroutine, timeout=20))
+    return asyncio.run(asyncio.wait_for(coroutine, timeout=200))
 
 
 def an_app(**options: Any) -> FastAPI:

@@ -213,6 +213,6 @@ def test_a_step_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None
 
     bridge = asyncio.run(scenario())
     gate.opened.set()  # the thread goes by itself, without a loop to tell
-    bridge._thread.join(timeout=10)
+    bridge._thread.join(timeout=200)
     assert not bridge._thread.is_alive()
     rig.engine.check()

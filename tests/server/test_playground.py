@@ -180,7 +180,7 @@ def run(code: str, tmp_path: Path) -> Any:
     names = ", ".join(re.findall(r"^export (?:function\*?|class|const) (\w+)", SCRIPT, flags=re.MULTILINE))
     main = f'import {{ {names} }} from "./app.mjs";\nconsole.log(JSON.stringify((() => {{ {code} }})()));'
     (tmp_path / "main.mjs").write_text(main, encoding="utf-8")
-    told = subprocess.run([node, str(tmp_path / "main.mjs")], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([node, str(tmp_path / "main.mjs")], capture_output=True, text=True, timeout=200)
     assert told.returncode == 0, told.stderr
     return json.loads(told.stdout)
 

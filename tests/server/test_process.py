@@ -82,9 +82,12 @@ def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monke
         assert int(head.split()[1]) == status, head
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
         await until(lambda: server.connections == 0)
-        assert (await server.http.get("/health")).status_code == 200
+        while (health := await server.http.get("/health")).status_code == 408:  # this process slept while it asked
+            assert status == 408
+        assert health.status_code == 200
 
-    scenario(llm, play, header_timeout=0.1, read_timeout=0.1)
+    patience = 0.1 if status == 408 else 60.0
+    scenario(llm, play, header_timeout=patience, read_timeout=patience)
 
 
 def test_whoever_connects_and_says_nothing_is_cut_off(llm: LLM) -> None:
@@ -94,7 +97,7 @@ def test_whoever_connects_and_says_nothing_is_cut_off(llm: LLM) -> None:
         assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 408") == 1
         await until(lambda: server.connections == 0)
 
-    scenario(llm, play, header_timeout=0.05)
+    scenario(llm, play, header_timeout=0.3)
 
 
 def test_a_large_body_finds_its_answer(llm: LLM) -> None:
@@ -356,4 +359,4 @@ def test_the_command(tmp_path: Path) -> None:
         [served] = httpx.get(f"{url}/models").json()["data"]
         assert served["id"] == "tiny"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, process.stderr.read()
+        assert process.wait(timeout=200) == 0, process.stderr.read()
