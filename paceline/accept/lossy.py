@@ -1,9 +1,9 @@
 """The lossy rules: a drafted token will do if the target finds it likely enough, whatever it would have drawn.
 
 The text is no longer the target's, and depends on the drafts: neither is used unless a request asks for it by name. The
-target's own token is always accepted, so both accept at least as much as `accept_coupled`. `threshold` asks for a fixed
-probability. `typical` asks for less where the target itself is in doubt (Cai et al. 2024): the smaller of ε and
-√ε · exp(-entropy). A token that sampling parameters rule out has probability 0, and neither accepts it.
+target's own token is always accepted, so both accept at least as much as `accept_coupled`. The rule `threshold` asks
+for a fixed probability. The rule "typical" asks for less where the target itself is in doubt (Cai et al. 2024): the
+smaller of ε and √ε · exp(-entropy). A token that sampling parameters rule out has probability 0 and is never accepted.
 """
 
 from __future__ import annotations

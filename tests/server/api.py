@@ -47,10 +47,10 @@ class Api:
         return self.run(self.http.post(path, content=text, headers={"content-type": "application/json"}))
 
     def chat(self, **fields: Any) -> dict[str, Any]:
-        return self._good("/v1/chat/completions", {"messages": HELLO, "max_tokens": 12} | fields)
+        return self._good("/v1/chat/completions", {"messages": HELLO, "max_tokens": 12, "seed": 1} | fields)
 
     def complete(self, **fields: Any) -> dict[str, Any]:
-        return self._good("/v1/completions", {"prompt": "abcabcabc", "max_tokens": 12} | fields)
+        return self._good("/v1/completions", {"prompt": "abcabcabc", "max_tokens": 12, "seed": 1} | fields)
 
     def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The chunks of a stream that ends well, without [DONE]."""
@@ -62,10 +62,10 @@ class Api:
         return [json.loads(chunk) for chunk in chunks]
 
     def chat_stream(self, **fields: Any) -> list[dict[str, Any]]:
-        return self.stream("/v1/chat/completions", {"messages": HELLO, "max_tokens": 12} | fields)
+        return self.stream("/v1/chat/completions", {"messages": HELLO, "max_tokens": 12, "seed": 1} | fields)
 
     def complete_stream(self, **fields: Any) -> list[dict[str, Any]]:
-        return self.stream("/v1/completions", {"prompt": "abcabcabc", "max_tokens": 12} | fields)
+        return self.stream("/v1/completions", {"prompt": "abcabcabc", "max_tokens": 12, "seed": 1} | fields)
 
     def refused(self, path: str, body: Any = None, *, content: bytes | None = None) -> dict[str, Any]:
         """The error of a request that is refused, which says nothing of the server's insides."""

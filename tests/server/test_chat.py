@@ -130,7 +130,7 @@ def test_ignored_fields_are_named(api: Api) -> None:
 
 
 def test_a_stream_begins_with_the_role_and_ends_with_the_reason(api: Api) -> None:
-    chunks = api.chat_stream()
+    chunks = api.chat_stream(temperature=0)
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert chunks[-1]["speculation"]["drafter"] == "ngram"

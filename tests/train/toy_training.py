@@ -63,8 +63,10 @@ def write_prompts(path: Path, *, count: int, seed: int = 0) -> Path:
     return path
 
 
-def toy_options(target: Path, prompts: Path, out: Path, *, max_length: int = 128, **changes: object) -> TrainOptions:
-    there = TargetOptions(str(target), max_length=max_length, max_new=40, answer_batch=16, threads=1)
+def toy_options(
+    target: Path, prompts: Path, out: Path, *, max_length: int = 128, max_new: int = 40, **changes: object
+) -> TrainOptions:
+    there = TargetOptions(str(target), max_length=max_length, max_new=max_new, answer_batch=16, threads=1)
     settings: dict[str, object] = {
         "kind": "eagle",
         "held_out": 12,
