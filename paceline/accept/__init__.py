@@ -1,6 +1,6 @@
-"""Acceptance rules: what verification does with a draft.
+"""Acceptance rules decide how many tokens of a draft are accepted, and which token follows.
 
-A package that brings a rule of its own needs these names alone; see docs/rules.md.
+A package with a rule of its own needs only these names; see docs/rules.md.
 """
 
 from paceline.accept.lossy import accept_likely

@@ -1,4 +1,4 @@
-"""The default rule: the target draws its own token at every row, and the draft lives where it guessed that token.
+"""The default rule: the target draws its own token after every row, and drafted tokens equal to it are accepted.
 
 Exact token by token: the emitted token is the one that the target draws with the noise of (seed, position), whatever
 was drafted.
@@ -16,8 +16,8 @@ def accept_coupled(draft: Draft, drawn: Sequence[int]) -> Verdict:
     """Follow the draft for as long as it guessed the target's tokens.
 
     `drawn` are the target's tokens after the last committed token and after each token of the draft. Parents come
-    before their children and siblings differ, so one look at each token finds the path. This is the usual rule, and
-    plain Python: tensors would take longer.
+    before their children and siblings differ, so one loop over the draft finds the path. Most drafts are judged
+    here, in plain Python, because tensors would take longer.
     """
     path: list[int] = []
     at, wanted = -1, drawn[0]

@@ -1,9 +1,10 @@
-"""The lossy rules: a drafted token will do if the target finds it likely enough, whatever it would have drawn.
+"""The lossy rules: accept a drafted token if the target finds it likely enough, even if it would draw another one.
 
-The text is no longer the target's, and depends on the drafts: neither is used unless a request asks for it by name. The
-target's own token is always accepted, so both accept at least as much as `accept_coupled`. The rule `threshold` asks
-for a fixed probability. The rule "typical" asks for less where the target itself is in doubt (Cai et al. 2024): the
-smaller of ε and √ε · exp(-entropy). A token that sampling parameters rule out has probability 0 and is never accepted.
+The text is no longer distributed as the target's, and depends on the drafts, so a request must ask for these rules by
+name. The target's own token is always accepted, so both rules accept at least as much as `accept_coupled`. The rule
+"threshold" requires a fixed probability. The rule "typical" requires less if the target itself is uncertain (Cai et al.
+2024): the smaller of ε and √ε · exp(-entropy). A token that sampling parameters exclude has probability 0 and is never
+accepted.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def accept_likely(rows: Rows, targets: Tensor, p: Tensor, floors: Tensor) -> Out
 
 
 def typical_floors(p: Tensor, epsilon: float) -> Tensor:
-    """The probability [rows] that a token after each row needs, by the target's distributions p [rows, vocab]."""
+    """Return the probability [rows] that a token after each row needs, given the target's p [rows, vocab]."""
     entropy = torch.special.entr(p).sum(-1)
     return (math.sqrt(epsilon) * torch.exp(-entropy)).clamp(max=epsilon)
 
 
 def _best_of_siblings(rows: Rows, score: Tensor) -> Tensor:
-    """bool [rows]: True for the row with the highest score among its siblings; the first one among equals."""
+    """bool [rows]: True for the row with the highest score among its siblings; the first of equals."""
     score = score.clone()
     score[rows.roots] = -1  # a root follows itself, and must not count among its children
     best = torch.full_like(score, -1).scatter_reduce(0, rows.parents, score, "amax")

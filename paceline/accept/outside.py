@@ -1,4 +1,4 @@
-"""A look at what a rule from outside decided, before the engine acts on it. A wrong path would corrupt the KV cache."""
+"""Check the outcome of another package's rule before the engine uses it: a wrong path would corrupt the KV cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.accept.rule import Verification
 
 
 def problem_of(outcome: object, given: Verification) -> str | None:
-    """Say why the outcome cannot be committed; None: it can."""
+    """Return why the outcome cannot be committed; None: it can."""
     rows, vocab = given.rows, given.vocab_size
     if not isinstance(outcome, Outcome):
         return f"it returned a {type(outcome).__name__} and no Outcome"
@@ -28,7 +28,7 @@ def _is(value: object, dtype: torch.dtype, length: int) -> bool:
 
 
 def _are_paths(rows: Rows, alive: Tensor) -> bool:
-    """True if all roots are alive, each row alive follows one that is, and no two follow the same."""
+    """Return True if all roots are alive, the parent of each living row is alive, and no two have the same parent."""
     follows = alive.clone()
     follows[rows.roots] = False
     children = torch.zeros(len(alive), dtype=torch.int64).index_add_(0, rows.parents, follows.to(torch.int64))

@@ -1,7 +1,7 @@
 """The judges of all rules by name: Paceline's own rules, registered ones, and those of plug-ins.
 
-The coupled rule is not among them: `accept_coupled` judges it in plain Python. A rule from outside is not trusted. One
-that raises, or returns what cannot be committed, is out of use from then on; coupled acceptance takes its place.
+The coupled rule is not among them: `accept_coupled` judges it in plain Python. Rules of other packages are not
+trusted: one that raises, or returns an invalid outcome, is out of use from then on, and replaced by the coupled rule.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def judge_threshold(given: Verification) -> Outcome:
 
 
 def judge_typical(given: Verification) -> Outcome:
-    parts = torch.split(given.likelihood, torch.bincount(given.rows.owners).tolist())  # one a sequence
+    parts = torch.split(given.likelihood, torch.bincount(given.rows.owners).tolist())  # one part for each sequence
     floors = [typical_floors(part, epsilon) for part, epsilon in zip(parts, given.thresholds, strict=True)]
     return accept_likely(given.rows, given.targets, given.likelihood, torch.cat(floors))
 
@@ -50,7 +50,7 @@ JUDGES: Mapping[Rule, Judge] = {
     Rule.TYPICAL: judge_typical,
 }
 _registered: dict[str, AcceptRule] = {}
-_out_of_use: set[str] = set()  # rules from outside that failed
+_out_of_use: set[str] = set()  # rules of other packages that failed
 
 
 def register(rule: AcceptRule) -> Rule:
@@ -67,7 +67,7 @@ def register(rule: AcceptRule) -> Rule:
 
 
 def judged_by(rule: Rule, given: Verification) -> Outcome | None:
-    """Judge by a rule. None: it is one from outside that failed, and its drafts are to be judged as coupled."""
+    """Judge by a rule. None: a rule of another package failed, and its drafts must be judged as coupled."""
     own = JUDGES.get(rule)
     return own(given) if own is not None else _judged_outside(rule, given)
 

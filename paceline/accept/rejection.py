@@ -1,9 +1,9 @@
 """The classical rule: accept a drafted token with probability min(1, p/q), correct the first rejection.
 
-For a chain whose tokens were drawn from known distributions q. The token after the last accepted one is drawn from the
-positive part of p - q if a draft was rejected there, from p otherwise; so each emitted token is distributed as the
-target's own (Leviathan et al. 2023, Chen et al. 2023). A draft without distributions needs no coin: for q certain of
-one token the rule is the same as drawing from p and comparing, which is what `accept_coupled` does.
+It is for chains whose tokens were drawn from known distributions q. The token after the last accepted one is drawn from
+the positive part of p - q if a token was rejected there, from p otherwise. Each emitted token is then distributed as
+the target's own (Leviathan et al. 2023, Chen et al. 2023). A draft without distributions needs no coin: if q gives one
+token probability 1, the rule is equivalent to drawing from p and comparing, as `accept_coupled` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def accept_rejection(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Ten
 
 
 def _rest(rows: Rows, p_last: Tensor, q: Tensor, last: Tensor) -> Tensor:
-    """The weights [seqs, vocab] that the next token is drawn by. In a chain the rejected row follows `last`."""
+    """Return the weights [seqs, vocab] to draw the next token by. In a chain the rejected row is `last` + 1."""
     rejected = (last + 1).clamp(max=len(rows.tokens) - 1)
     was_rejected = (rows.owners[rejected] == rows.owners[last]) & (rejected != last)
     residual = (p_last - q[rejected]).clamp(min=0)

@@ -1,8 +1,8 @@
 """The rows of one verification and the walk that every rule shares.
 
-A row is a token to be judged by the row it follows; the first row of a sequence, its root, holds the last committed
-token. A row lives on if it is right and the row it follows lives on. All of it is tensor operations, and none reads a
-value back to the host: a device can run it alone.
+A row is a drafted token, judged by the target's output after its parent row. The first row of a sequence, its root, is
+the last committed token. A row is alive (accepted) if it is right and its parent is alive. Only tensor operations are
+used, and none reads a value back to the host, so that a device can run them alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Rows:
     """Rows of several sequences, each root first, parents before children. Siblings differ in their token."""
 
     tokens: Tensor  # int64 [rows]
-    parents: Tensor  # int64 [rows] the row it follows; a root follows itself
+    parents: Tensor  # int64 [rows] parent row of each row; a root is its own parent
     owners: Tensor  # int64 [rows] the sequence of each row
     roots: Tensor  # int64 [seqs] the root of each sequence
     depth: int  # depth of the deepest row; a root has 0
@@ -28,16 +28,16 @@ class Rows:
 class Outcome:
     """The decision of a rule."""
 
-    alive: Tensor  # bool [rows]; roots always are
+    alive: Tensor  # bool [rows] accepted rows; roots are always alive
     last: Tensor  # int64 [seqs] the deepest row alive
-    tokens: Tensor  # int64 [seqs] the token that follows it
+    tokens: Tensor  # int64 [seqs] the token that follows `last`
 
 
 def walk(rows: Rows, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the rows alive, and the last one of each sequence, from "this row is right about its parent".
+    """Return the rows alive, and the last one of each sequence. `right` bool [rows]: correct if its parent is alive.
 
-    Each turn looks twice as far towards the root as the one before. At most one of several siblings is right, so the
-    rows alive form a path; parents come before children, so its end is its highest row.
+    Each iteration looks twice as far towards the root as the one before. At most one of several siblings is right, so
+    the rows alive form a path. Parents come before children, so its end is the row with the highest index.
     """
     alive, above = right.clone(), rows.parents
     alive[rows.roots] = True

@@ -1,7 +1,7 @@
 """An acceptance rule as an object, for rules of other packages too: `AcceptRule`, and the `Verification` it judges.
 
-A rule knows nothing of requests, queues or engines. It gets the rows of some drafts and what the target computed of
-them, and returns which rows live on and the token after them.
+A rule knows nothing of requests, queues or engines. It gets the rows of some drafts and the target's outputs for
+them, and returns which rows are accepted and the token after them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from paceline.accept.rows import Outcome, Rows
 
 
 class Verification(Protocol):
-    """Drafts of some sequences, and what the target says of them. An item is computed when a rule first asks for it."""
+    """Drafts of some sequences, and the target's outputs for them. Each property is computed on first use."""
 
     @property
     def rows(self) -> Rows:
-        """The drafted tokens, with the row that each follows."""
+        """The drafted tokens as a tree, with the parent of each row."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -31,11 +31,11 @@ class Verification(Protocol):
 
     @property
     def p(self) -> Tensor:
-        """[rows, vocab]: the distribution that the target draws from after each row; one token at temperature 0."""
+        """[rows, vocab]: the distribution that the target draws from after each row; one-hot at temperature 0."""
 
     @property
     def likelihood(self) -> Tensor:
-        """[rows, vocab]: as `p`, but at temperature 1 for a request of temperature 0."""
+        """[rows, vocab]: the target's distribution like `p`, but at temperature 1 for a request of temperature 0."""
 
     @property
     def q(self) -> Tensor:
@@ -45,12 +45,12 @@ class Verification(Protocol):
 
     @property
     def coins(self) -> Tensor:
-        """float64 [rows]: uniform in (0, 1), keyed by the position of each row's token. A rule must look at no coin
-        behind the first token that it rejects: the next round throws those again."""
+        """float64 [rows]: uniform in (0, 1), keyed by the position of each row's token. A rule must use no coin
+        beyond the first token that it rejects: the next round uses those again."""
 
     @property
     def round_coins(self) -> Tensor:
-        """float64 [rows]: uniform in (0, 1), of this round alone, for a rule that looks at all of them."""
+        """float64 [rows]: uniform in (0, 1), not used by any other round, for a rule that looks at all of them."""
 
     @property
     def noise(self) -> Tensor:
@@ -66,16 +66,17 @@ Judge = Callable[[Verification], Outcome]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptRule:
-    """An acceptance rule: how it judges, and what others must know of it.
+    """An acceptance rule: its judge, and its properties.
 
-    A package offers one by an entry point of the group `paceline.rules`, under the rule's name; within one program
-    `register` does.
+    A package offers a rule by an entry point of the group `paceline.rules`, under the rule's name; a program offers one
+    by `register`.
     """
 
     name: str
     judge: Judge
     lossless: bool  # True: what is emitted is distributed as the target's own text
     wants_probs: bool = False  # judge drafts by `Verification.q`; a draft without distributions is judged as coupled
-    threshold: float | None = None  # in (0, 1], where a request does not set its own; None: the rule takes none
-    # Where an engine may use it. On "cuda" every rule but the coupled one takes the sequence's steps to the host.
+    threshold: float | None = None  # default in (0, 1] of a request's threshold; None: the rule has no threshold
+    # Devices of engines that may use the rule. On "cuda", steps with a sequence that drafts under this rule run on the
+    # host, unless the rule is lossless and the sequence has temperature 0.
     devices: tuple[str, ...] = ("cpu",)

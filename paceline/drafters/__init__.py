@@ -1,4 +1,4 @@
-"""Drafters: the public surface for writing one, and one file or folder for each that comes with the package.
+"""Drafters: the public names for writing one, and one file or folder for each that comes with the package.
 
 `docs/drafters.md` shows how to write a drafter. The names here are loaded on first use, so that importing the package
 does not wait for torch.

@@ -29,15 +29,15 @@ class Ask:
 
     key: int  # names the sequence from start to stop
     lane: int  # row of the sequence in the engine's tables; only drafters with KV memory of their own need it
-    tokens: np.ndarray  # int32 [committed], a read-only view that is valid during the call: do not keep it
+    tokens: np.ndarray  # int32 [committed], a read-only view, valid only during the call
     max_draft: int  # tokens, at least 1
     sampler: Sampler  # the request's sampling: temperature, filters, seed, penalties, grammar
-    rule: Rule = Rule.COUPLED  # acceptance rule; where `rule.wants_probs`, drafts that are sampled carry `probs`
+    rule: Rule = Rule.COUPLED  # acceptance rule; if `rule.wants_probs`, sampled drafts must have `probs`
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     price: float = 0.0  # probability of acceptance at which one more drafted token pays for itself; 0: not measured
     row_price: float = 0.0  # part of `price` that verification costs: the price of a token beside others of its level
     left: int = 1 << 30  # tokens that the answer may still have, at most
-    predicted: tuple[int, ...] = ()  # continuation by the request's prediction, as long as `max_draft` at most
+    predicted: tuple[int, ...] = ()  # next tokens of the request's prediction, at most `max_draft`
 
     def within(self, most: int) -> Ask:
         """Return this ask with `max_draft` at most `most`.
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
     key: int
     start: int
-    rows: Sequence[int]  # rows of the step's hidden states, one a position
+    rows: Sequence[int]  # rows of the step's hidden states, one for each position
 
 
 class Drafter(ABC):
@@ -63,7 +63,7 @@ class Drafter(ABC):
     name: str  # used by requests, statistics and messages
     max_draft: int = 16  # tokens; the engine never asks for more
     inline: bool = True  # every call returns in bounded time; False: run on a thread of its own, with a time limit
-    ends_drafts: bool = False  # decides by `Ask.price` how long drafts are; False: the engine does, by past acceptance
+    ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads (`kernels.base`): a FeatureDrafter
 
@@ -73,7 +73,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Return one draft for each ask, in order; `EMPTY` where there is nothing to say."""
+        """Return one draft for each ask, in order; `EMPTY` for no draft."""
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
         """Learn how many tokens of the last draft were accepted; `tokens` are all committed ones.
@@ -98,10 +98,11 @@ class FeatureDrafter(Drafter):
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         """Take the hidden states of a step, float32 [rows, taps * hidden] in the order of `taps`.
 
-        Called once the step's tokens are committed: at least one more than positions seen. `features` has all rows of
-        the step and is valid during the call. `crowded`: too many sequences run for any to draft; cost nothing then.
+        Called once the step's tokens are committed, so that the token after each position seen is known. `features` has
+        all rows of the step and is valid during the call. `crowded`: too many sequences run for any to draft; do no
+        expensive work then.
 
-        Return the sequences that it can no longer draft for, with reasons; it is fed no more of these."""
+        Return the sequences that it can no longer draft for, with reasons; their states are not fed any more."""
 
     @abstractmethod
     def knows(self, page: int) -> bool:

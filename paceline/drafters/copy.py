@@ -1,9 +1,9 @@
-"""A drafter that copies: where the last tokens were seen before, their continuation is the draft; else an inner drafter
+"""A drafter that copies: if the last tokens occurred before, their continuation is the draft; else an inner drafter
 computes one.
 
-Texts repeat themselves in long pieces: quotations, edited code, lists. There a copy is longer than any computed draft,
-and costs nothing. The length of a copy follows from the acceptance of the last ones of the sequence. After a copy that
-was mostly wrong there is none for a while, twice as long each time in a row.
+Texts repeat long passages: quotations, edited code, lists. There a copy is longer than any computed draft, and costs
+nothing. The length of a copy depends on the acceptance of the sequence's last copy. After a copy of which less than
+half was accepted, the next drafts are not copied: 1 draft, then 3, 7, … if it happens several times in a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.types import Off
 
 FIRST_COPY_TOKENS = 8  # length of a sequence's first copy
-MAX_STRIKES = 6  # wrong copies in a row that are counted; after as many, 63 drafts go without a copy
+MAX_STRIKES = 6  # mostly wrong copies in a row that are counted; after 6 of them, 63 drafts are not copied
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class _Copies:
     """The copies of one sequence."""
 
     length: int = FIRST_COPY_TOKENS  # tokens of the next copy
-    last: int = 0  # tokens of the copy that is being verified; 0: that draft is no copy
-    rest: int = 0  # drafts until the next copy is due
-    strikes: int = 0  # copies in a row that were mostly wrong
+    last: int = 0  # tokens of the latest copy; 0: the latest draft is no copy
+    rest: int = 0  # drafts until the next one that may be a copy
+    strikes: int = 0  # copies in a row of which less than half was accepted
 
     def learn(self, accepted: int, *, longest: int) -> None:
         self.length = min(2 * self.length, longest) if accepted == self.last else accepted + 2
@@ -39,9 +39,9 @@ class _Copies:
 
 
 class CopyDrafter(FeatureDrafter):
-    """Copies where the last `after` tokens have been seen together before, and else asks `inner`.
+    """Copies if the last `after` tokens occurred together before, and else asks `inner`.
 
-    Everything but copies is `inner`'s: name, taps, hidden states."""
+    Name, taps and hidden states are those of `inner`."""
 
     ends_drafts = True
 
@@ -67,7 +67,7 @@ class CopyDrafter(FeatureDrafter):
         return [draft if draft.tokens else next(computed) for draft in drafts]
 
     def _copy(self, ask: Ask) -> Draft:
-        """Draft a copy; empty where none is due, or there is nothing to copy."""
+        """Draft a copy; empty if copies are suspended, or if there is nothing to copy."""
         copies = self._copies[ask.key]
         copies.rest -= copies.rest > 0
         draft = EMPTY

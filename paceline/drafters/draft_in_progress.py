@@ -1,4 +1,4 @@
-"""A draft in the making, token by token, for drafters that compute distributions."""
+"""A draft that grows token by token, for drafters that compute distributions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DraftInProgress:
 
     @property
     def free(self) -> bool:
-        """True where tokens are drawn with noise of the drafter's own, because the rule asks for distributions."""
+        """True if tokens are drawn with the drafter's own noise, because the rule needs distributions."""
         return self.ask.rule.wants_probs and not self.ask.sampler.greedy
 
     def draw_freely(self, logits: Tensor, pick: Pick) -> int:
@@ -47,8 +47,8 @@ class DraftInProgress:
         sampler = self.ask.sampler
         edited = sampler.edit(logits, [self.tokens])
         self.probs.append(sampler.probs(edited)[0])
-        # Noise of this round alone: tokens drawn beyond a rejection may have decided how long the next draft gets, and
-        # must not be drawn again in it.
+        # Noise of this round alone: tokens drawn beyond a rejection may influence the length of the next draft, which
+        # must not draw with the same noise.
         place = np.array([(len(self.ask.tokens) << 32) + self.position])
         return int(sampler.draw(edited, place, pick, stream=Stream.DRAFT)[0])
 
@@ -64,8 +64,8 @@ def probability_of(token: int, logits: Tensor) -> float:
 def head_confidence(probability: float, *, drawn: bool) -> float:
     """Estimate how often a token that a head gives this probability is the target's own.
 
-    The best token is right more often than its probability says, because the target takes its best token, too. Where
-    both draw with the same noise, even an unlikely token is right as often as the two distributions overlap there.
+    The best token is right more often than its probability says, because the target takes its best token, too. If both
+    draw with the same noise, even an unlikely token is right as often as the two distributions overlap.
     Fitted to SmolLM2's head on 15,000 rows of MT-bench: docs/experiments.md, "How sure a head is of its tokens". The
     trees of a compiled head also know the token's rank: kernels/cpu/candidates.c."""
     return 0.22 + 0.65 * math.sqrt(probability) if drawn else 2.5 * probability / (1 + 1.5 * probability)

@@ -1,8 +1,8 @@
-"""Keeps the engine safe from drafters: one that raises, hangs or returns nonsense costs speed and nothing else.
+"""Guards protect the engine from drafters: one that raises, hangs or returns invalid drafts costs only speed.
 
-The guard stands between the engine and every drafter. It turns a failure into an empty draft and a reason. After
-`FAILURES` in a row, or a single hang, the drafter is out for good. A drafter that is not `inline` runs on a thread of
-its own, and the engine waits for it no longer than `timeout` seconds.
+The engine calls every drafter through a guard. It turns a failure into an empty draft and a reason. After `FAILURES` in
+a row, or a single hang, the drafter is never called again. A drafter that is not `inline` runs on a thread of its own,
+and the engine waits for it no longer than `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.types import Off
 
 logger = logging.getLogger(__name__)
 
-FAILURES = 3  # in a row, after which a drafter is out
+FAILURES = 3  # failures in a row after which a drafter is out of use
 
 
 class Guard:
@@ -76,7 +76,7 @@ class Guard:
                 return f"a {type(draft).__name__} instead of a Draft"
             try:
                 problem = draft.problem(vocab_size=self._vocab_size, max_length=ask.max_draft)
-            except Exception as error:  # its fields are foreign, too
+            except Exception as error:  # fields of another package's draft may be of any type
                 return f"a draft that cannot be read ({type(error).__name__}: {error})"
             if problem is not None:
                 return problem

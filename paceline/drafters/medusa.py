@@ -1,8 +1,8 @@
 """Medusa heads that draft: each guesses one position further on, from the target's last hidden state alone.
 
-No head knows the choice of the one before it, so their guesses are combined to a tree. It has the paths that are most
-likely if the heads are independent, the best first, as many as are asked for. Penalties, masks and filters are left to
-the target: guesses that they forbid are rejected like any wrong one.
+No head knows the choice of the one before it, so their guesses are combined to a tree. It has the most likely
+nodes, up to `max_draft`, as if the heads were independent. Penalties, masks and filters are left to the target:
+guesses that they exclude are rejected like any wrong one.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class MedusaDrafter(FeatureDrafter):
         max_draft: int = 16,
         min_confidence: float = 0.05,
     ) -> None:
-        """`tap`: the target's last one. Guesses whose path has less probability than `min_confidence` are left out;
-        a request's `p_min` replaces it."""
+        """`tap`: the target's last tap. Guesses whose path has a probability below `min_confidence` are left out; a
+        request's `p_min` replaces it."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.taps = (tap,)
         self.max_draft = max_draft
         self._min_confidence = min_confidence
         self._heads = heads
-        # By sequence: positions seen, hidden states of a step [sequences, hidden], and the row of its last position.
+        # sequence → positions seen, hidden states of a step [sequences, hidden], and the row of its last position there
         self._states: dict[int, tuple[int, Tensor, int]] = {}
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
@@ -97,7 +97,7 @@ def best_tree(
     """Draft at most `count` nodes, the most likely first.
 
     A node's probability is the product of those on the path to it, so a parent comes before its children. `tokens` and
-    `probabilities` are by depth, each from the most to the least likely."""
+    `probabilities` are indexed by depth and rank, the most likely first."""
     chosen: list[int] = []
     parents: list[int] = []
     waiting: list[tuple[float, int, int, int]] = []  # (-probability, depth, rank, parent)

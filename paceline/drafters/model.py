@@ -2,8 +2,8 @@
 
 It keeps its own KV memory under the target's page ids, so one page table serves both and a page that comes back from
 the prefix cache may still hold this drafter's keys and values. A `Follower` tells how far it has read each sequence.
-The first pass of a round reads what is missing: the prompt in chunks at the beginning, the last token and the bonus
-after a fully accepted draft. Every further pass reads one drafted token.
+The first pass of a round reads the missing tokens: the prompt in chunks at the beginning, later the bonus token, and
+after a fully accepted draft also the draft's last token. Every further pass reads one drafted token.
 
     committed      0 ................ L-1 │
     read           0 .... known-1         │          first pass: tokens known … L-1 give the draft's first token
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _State:
     follower: Follower  # committed positions whose keys and values this drafter has
-    ahead: int = 0  # drafted positions that it has computed beyond them
+    ahead: int = 0  # drafted positions beyond them that it has computed
 
 
 class ModelDrafter(Drafter):
@@ -60,8 +60,8 @@ class ModelDrafter(Drafter):
         max_draft: int = 8,
         min_confidence: float = 0.6,
     ) -> None:
-        """`chunk`: rows of the first pass of a round, at most. A draft ends early once the probability that all of it
-        is right falls below `min_confidence`; a request's `p_min` replaces it."""
+        """`chunk`: most rows in the first pass of a round. A draft ends early once the probability that all of it is
+        right falls below `min_confidence`; a request's `p_min` replaces it."""
         if max_draft < 1 or not 0 <= min_confidence <= 1:
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.max_draft = max_draft
@@ -143,13 +143,13 @@ class ModelDrafter(Drafter):
             one.tokens.append(token)
 
     def _confidence(self, draft: DraftInProgress, logits: Tensor, token: int) -> float:
-        """Return the probability of `token` among those that a grammar allows."""
+        """Return the probability of `token`; with a grammar, among the tokens that it and other edits allow."""
         if draft.ask.sampler.grammar is not None:
             [logits] = draft.ask.sampler.edit(logits[None], [draft.tokens])
         return probability_of(token, logits)
 
     def _in_target_vocabulary(self, output: Output) -> tuple[Tensor, Tensor]:
-        """Return logits and argmax, neither beyond the target's vocabulary."""
+        """Return logits and argmax in the target's vocabulary."""
         logits = fit_logits(output.logits, vocab_size=self._vocab_size)
         was_cut = self.forward.vocab_size > self._vocab_size
         return logits, logits.argmax(-1) if was_cut else output.argmax
@@ -158,9 +158,9 @@ class ModelDrafter(Drafter):
 class ModelOnDevice:
     """Implements DeviceDrafter: a model that drafts inside rounds on the device, one pass a token.
 
-    One with KV memory of its own reads the last two committed tokens first: after a draft that was accepted to its end
-    it has not read the last one. One that shares the target's memory leaves its own keys and values there, and
-    verification writes over all of them."""
+    A model with its own KV memory reads the last two committed tokens first: after a fully accepted draft it has not
+    read the last drafted one. A model that shares the target's KV memory writes its keys and values there, and
+    verification overwrites all of them."""
 
     finds_fewer = False
 

@@ -1,8 +1,8 @@
-"""Lookup drafting: the tokens that followed when the last tokens were seen before, in the prompt or in the output.
+"""Lookup drafting: copy the tokens that followed an earlier occurrence of the last tokens, in prompt or output.
 
 For each length n from `max_ngram` down to `min_ngram`, the last n tokens are looked up among all earlier n-grams of
-the sequence. The most recent place wins, and the tokens after it are the draft. A copy that runs into the end of the
-sequence goes on from its own beginning, so that a loop is drafted as a loop.
+the sequence. The most recent occurrence is used, and the tokens after it are the draft. A copy that reaches the end of
+the sequence continues with its own first tokens, so that a repeating text is drafted as repeating.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NgramDrafter(Drafter):
         del self._histories[key]
 
     def continuation(self, key: int, committed: np.ndarray, count: int) -> Draft:
-        """Draft `count` tokens after the committed ones, or none; what is new among those is indexed first."""
+        """Draft `count` tokens after the committed ones, or none. New committed tokens are indexed first."""
         history = self._histories[key]
         tokens = history.tokens
         tokens += committed[len(tokens) :].tolist()
@@ -95,7 +95,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
 
 
 def _copy(tokens: list[int], start: int, count: int) -> list[int]:
-    """Return `count` tokens from `start` on; at the end of the text the copy goes on from its own beginning."""
+    """Return `count` tokens from `start` on; at the end of the text the copy continues with its own first tokens."""
     copied = tokens[start : start + count]
     period = len(tokens) - start
     while len(copied) < count:

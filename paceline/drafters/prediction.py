@@ -1,14 +1,14 @@
 """Drafting from a text that the client predicts, such as the file before an edit.
 
-An answer follows its prediction until it says something else. Then the last tokens of the answer are searched for in
-the prediction: the longer the match and the nearer to where the two parted, the better. Until a match is found the
-prediction drafts nothing, and the request's other drafter may draft.
+An answer follows its prediction until it differs. Then the last tokens of the answer are searched for in the
+prediction: the longest match is best, and among equals the nearest to the point where the answer left the prediction.
+Until a match is found the prediction drafts nothing, and the request's other drafter may draft.
 
     prediction   a b c d e f g h i
     answer       a b c X Y f g          parted at d, found again at f: h i … is the draft
 
-The engine does the following: a `Trail` belongs to a sequence, and sees committed tokens only. The drafter proposes the
-tokens ahead of the trail's place.
+The engine keeps a `Trail` for each sequence, which sees committed tokens only. The drafter proposes the tokens ahead of
+the trail's place.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from paceline.runner.loading.models import ReadyModel
 
 PREDICTION = "prediction"
 # Chosen on edits of code and text: docs/experiments.md, "Predictions: where to look again after an edit".
-MAX_MATCH_TOKENS = 8  # tokens of a match that are counted
-NEAR_TOKENS = 8  # distance from where the two parted, within which a match of one token will do
+MAX_MATCH_TOKENS = 8  # longest match that is counted, in tokens
+NEAR_TOKENS = 8  # distance from where the answer left the prediction, within which a match of one token is enough
 FAR_MATCH_TOKENS = 3  # shortest match further away than that
-MAX_CANDIDATES = 32  # places that are compared on either side of where the two parted
+MAX_CANDIDATES = 32  # places compared on either side of where the answer left the prediction
 
 
 class Prediction:
@@ -48,9 +48,9 @@ class Trail:
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
-        self._place: int | None = 0  # index of the token that should come next; None: lost
-        self._matched = 0  # last tokens of the answer that are found before that index
-        self._parted = 0  # index up to which the answer last followed for sure
+        self._place: int | None = 0  # index of the predicted next token; None: the answer left the prediction
+        self._matched = 0  # number of last tokens of the answer that match before that index
+        self._parted = 0  # index where the answer last followed with at least two matching tokens
         self._recent: deque[int] = deque(maxlen=MAX_MATCH_TOKENS)  # tokens of the answer, the latest first
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class Trail:
                 self._parted = self._place
 
     def ahead(self, count: int) -> tuple[int, ...]:
-        """Return up to `count` tokens that should come next; none where the answer is lost or the prediction ends."""
+        """Return up to `count` predicted next tokens; empty if the answer left the prediction or it has ended."""
         return () if self._place is None else self._prediction.tokens[self._place : self._place + count]
 
     def _find(self, token: int) -> tuple[int | None, int]:

@@ -1,4 +1,4 @@
-"""Recipes: what a drafter will cost, and how to build it into an engine.
+"""Recipes: the costs of a drafter, and how to build it into an engine.
 
 A drafter is made in two steps, because KV memory is divided only once all models are known. First its kind reads
 options and weights and returns a `Recipe`, which says what a page of KV memory costs it. Then the engine divides the
@@ -26,7 +26,7 @@ class BuildContext:
 
     lanes: Lanes  # tokens and page table of the running sequences
     pool: PagePool
-    vocab_size: int  # of the target
+    vocab_size: int  # size of the target's vocabulary
     max_context: int  # tokens
     max_step_tokens: int  # rows of a pass, at most
     threads: int | None
@@ -49,7 +49,7 @@ class Recipe:
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it
-    profile: Callable[[int, int], None] | None = None  # run the largest pass on the device: rows, rows with logits
+    profile: Callable[[int, int], None] | None = None  # (rows, rows with logits) → run the largest pass on the device
 
 
 MakeRecipe = Callable[[str, ReadyModel, Progress | None], Recipe]

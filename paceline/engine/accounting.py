@@ -1,7 +1,7 @@
-"""Where the time of the engine goes, and what was learnt from a step: counters, statistics, the governor's cost model.
+"""Accounting of the engine's time, and of a step's outcome: counters, statistics, the governor's cost model.
 
-The clock is read at three places of a step: when it begins, when planning and launching end, when a landing is emitted.
-What passes between two of them belongs to one part of `EngineStats`, so that nothing is counted twice.
+A step is marked when it begins, when planning and launching end, and when a landing is emitted. The time between two
+marks belongs to one part of `EngineStats`, so that no time is counted twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Accounting:
         self._stats = stats
         self._governor = governor
         self._clock = clock
-        self._began = 0.0  # of the engine's step
-        self._mark = 0.0  # until here time is accounted for
-        self._rows = 0  # of the landing that was charged last
+        self._began = 0.0  # time at which the engine's step began
+        self._mark = 0.0  # time of the latest mark: everything before it is accounted for
+        self._rows = 0  # rows of the landing that was charged last
 
     def begin(self) -> float:
         """Begin a step of the engine; returns the time."""
@@ -33,7 +33,7 @@ class Accounting:
         self._stats.count_plan(self._lap())
 
     def charge(self, landing: Landing) -> None:
-        """Share the time of a step among its sequences, by rows."""
+        """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
         draft, verify = landing.times.draft, landing.times.verify
         rows = sum([work.rows for work in landing.works])
         for work in landing.works:
@@ -44,7 +44,7 @@ class Accounting:
         self._stats.rows += rows
 
     def emitted(self, landing: Landing) -> None:
-        """Count a landing whose time is charged and whose tokens are emitted, and learn what such a step costs."""
+        """Count a landing that was charged and emitted, and teach the cost model if the step only decoded."""
         lap, times = self._lap(), landing.times
         self._stats.count_landing(times, waited=landing.waited, lap=lap, inside=landing.inside)
         self._stats.wasted += landing.wasted
@@ -60,7 +60,7 @@ class Accounting:
             )
 
     def count_tokens(self, work: Work, kept: int) -> None:
-        """Count what came of a work of which `kept` tokens stay, and tell the governor."""
+        """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor."""
         assert work.verdict is not None
         sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(work.verdict.path)
         sequence.counters.count_step(drafted, accepted, now=self._clock())

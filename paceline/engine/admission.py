@@ -24,10 +24,10 @@ class Admission:
     max_context: int
     eos_ids: frozenset[int]
     drafters: Collection[str]
-    predictors: Collection[str]  # those of them that need a request's prediction
+    predictors: Collection[str]  # drafters that need a request's prediction
     default_drafter: str | None
     tokenizer: Tokenizer | None
-    grammars: Grammars | None  # None where there is no tokenizer
+    grammars: Grammars | None  # None: the engine has no tokenizer
     _keys: Iterator[int] = field(default_factory=itertools.count)
 
     def sequences(self, request: Request, *, now: float) -> list[Sequence]:
@@ -71,7 +71,7 @@ class Admission:
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
-        """Drafters of a request in order of preference: its prediction comes before any other drafter."""
+        """Return the drafters of a request in order of preference: its prediction comes before any other drafter."""
         if not request.speculation.enabled:
             return ()
         other = request.speculation.drafter or self.default_drafter
@@ -102,7 +102,7 @@ class Admission:
         )
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequest if no step could ever serve the request. Reads nothing that changes."""
+        """Raise InvalidRequest if no step could ever serve the request. Reads only constant state."""
         params, name = request.sampling, request.speculation.drafter
         self._check_tokens("prompt token", request.prompt, param="prompt")
         self._check_tokens("prediction token", request.prediction, param="prediction")
@@ -134,7 +134,7 @@ class Admission:
             raise UnknownOption("drafter", name, self.drafters, param="drafter")
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Compile a grammar, in any thread; a request with it then starts without compiling."""
+        """Compile a grammar, in any thread. A later request with this grammar starts without compiling."""
         if self.grammars is None:
             raise InvalidRequest("a grammar needs a tokenizer, and this engine has none: leave it out", param="grammar")
         self.grammars.compile(grammar)
@@ -160,5 +160,5 @@ def grammars_of(tokenizer: Tokenizer, *, vocab_size: int, eos_ids: Iterable[int]
         special=vocabulary.special,
         eos_ids=eos_ids,
         vocab_size=vocab_size,
-        encode=lambda text: tokenizer.encode_spans(f"\n{text}", [(0, 1, 0)])[1:],  # as after a control token
+        encode=lambda text: tokenizer.encode_spans(f"\n{text}", [(0, 1, 0)])[1:],  # encode as if after a control token
     )

@@ -1,4 +1,4 @@
-"""From names to a running engine: read the models, share out the memory, build everything that a step needs."""
+"""Assemble an engine from names: read the models, divide the memory, build everything that a step needs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.rounds.protocol import DeviceDrafter, Rounds
 from paceline.text.tokenizer import Tokenizer
 
-DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU, and never more than a quarter of what is available
-GRAPH_MEMORY = 2 << 30  # bytes of a GPU that are left for graphs and what else the driver wants
+DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU; less if that is over a quarter of the available memory
+GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs and the driver; 2 % of the GPU if that is more
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How the KV memory was shared out."""
+    """The KV memory of an engine, in pages."""
 
-    page_bytes: int  # of the target and all drafters
+    page_bytes: int  # bytes of one page, of the target and all drafters together
     num_pages: int
     max_context: int
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An engine and what it was made of."""
+    """An engine and its parts."""
 
     engine: Engine
     target: ReadyModel
@@ -93,7 +93,7 @@ def assemble(
         target=forward,
     )
     built = {name: _built(made, context) for name, made in recipes.items()}
-    built.setdefault(PredictionDrafter.name, PredictionDrafter())  # costs nothing until a request brings a text
+    built.setdefault(PredictionDrafter.name, PredictionDrafter())  # costs nothing until a request has a prediction
     guards = {
         name: Guard(drafter, vocab_size=forward.vocab_size, timeout=config.drafter_timeout)
         for name, drafter in built.items()
@@ -130,7 +130,7 @@ def _rounds(
     memory: Memory,
     config: EngineConfig,
 ) -> Rounds:
-    """Build the rounds of a GPU, with every drafter that can run inside them."""
+    """Build the rounds on a GPU, with every drafter that can run inside them."""
     from paceline.runner.forwards.cuda import CudaForward
     from paceline.runner.rounds.cuda import CudaRounds
 
@@ -158,7 +158,7 @@ def _built(made: Recipe, context: BuildContext) -> Drafter | None:
 
 
 def _checked(name: str, drafter: object) -> DeviceDrafter:
-    """Check that a recipe gave the device a drafter that rounds can run."""
+    """Return the drafter that a recipe made for the device; raise InvalidRequest if rounds cannot run it."""
     if not isinstance(drafter, DeviceDrafter):
         lacking = [member for member in ("reader", "finds_fewer", "draft") if not hasattr(drafter, member)]
         raise InvalidRequest(
@@ -169,7 +169,7 @@ def _checked(name: str, drafter: object) -> DeviceDrafter:
 
 
 def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> Memory:
-    """Pages for the KV memory given, or for as much as all sequences could ever use."""
+    """Divide the KV memory into pages, but never more than all sequences together could use."""
     page_bytes = target.page_bytes + sum(made.page_bytes for made in recipes)
     model_context = target.model.config.max_context
     wanted = config.max_context or model_context
@@ -189,7 +189,7 @@ def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineCo
 
 
 def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> int:
-    """Bytes for keys and values: on a GPU what is left after the largest passes, else a part of what is free."""
+    """Return the bytes for keys and values: the rest of a GPU after its largest passes, or a part of a CPU's memory."""
     if target.decoder is None:
         return min(DEFAULT_KV_MEMORY, _available() // 4)
     import torch
@@ -205,9 +205,9 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
 
 
 def _available() -> int:
-    """Bytes of memory that could be used without pushing anything out."""
+    """Return the bytes of memory that can be used without swapping."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    except (OSError, StopIteration):  # not Linux: half of what is installed
+    except (OSError, StopIteration):  # not Linux: half of the installed memory
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

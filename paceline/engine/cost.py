@@ -1,14 +1,16 @@
-"""What a drafted token costs on this machine, and so how likely it must be right to be worth verifying.
+"""The cost model: how likely a drafted token must be right to be worth its cost on this machine.
 
-A pass over n rows takes about base + row · n seconds, and a draft that is n tokens deep begin + level · n; the lines
-are fitted to the latest steps, since a pass is flat while memory sets the pace and steep once arithmetic does. The
-engine makes *speed* tokens a second. One more drafted token that is right with probability p makes it faster only if
+A pass over n rows takes about base + row · n seconds, and a draft of n levels about begin + level · n seconds. Both
+lines are fitted to the latest steps, because the slope of a pass changes: it is flat while the pass is bound by memory,
+and steep once it is bound by arithmetic. The engine makes *speed* tokens per second. One more drafted token that is
+right with probability p makes it faster only if
 
     p > (seconds of a row + seconds of drafting it) · speed
 
-and that is its price; beside others of its level a token costs its row alone. Whether to draft at all is decided at the
-speed of plain decoding, since that is what is left without drafts, and with what a level of a draft costs on average,
-its beginning included: the *entry*. Until there is something to go by both are 0: drafting is how the model learns.
+The right side is the *price* of the token. A token beside others of its level costs its row alone: the *row price*.
+The *entry* decides whether to draft at all. It compares with the speed of plain decoding, and counts the average cost
+of a level, the beginning of the draft included. All are 0 until steps have been measured, so that drafts are made and
+the model can learn.
 """
 
 from __future__ import annotations
@@ -16,21 +18,22 @@ from __future__ import annotations
 from collections import defaultdict
 
 DECAY = 0.95  # weight of the past at each step: about the last twenty steps count
-KNOWN_STEPS = 4.0  # weight of the past from which on a time is compared with what is usual
-OUTLIER = 2.0  # a time counts at most this many times the usual
-MIN_SPREAD = 0.2  # variance of row counts below which a line through the points means nothing
+KNOWN_STEPS = 4.0  # weight of the past from which a time is checked for being an outlier
+OUTLIER = 2.0  # factor: a time counts at most as this many times the expected one
+MIN_SPREAD = 0.2  # variance of the counts (rows², levels²) below which no slope is fitted
 
 
 class Line:
-    """A least-squares line of seconds over a count, weighted towards the latest points. Its slope is at least 0 and at
-    most the average seconds of one."""
+    """A least-squares line of seconds over a count (rows, or levels), weighted towards the latest points.
+
+    The slope is at least 0, and at most the average seconds per unit of the count."""
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
-        self.slope: float | None = None  # seconds of one more, as last fitted
+        self.slope: float | None = None  # seconds of one more unit, as last fitted; None: never fitted
 
     def add(self, x: float, seconds: float) -> None:
-        """Add a point. Other work on the machine causes outliers: what took far longer than usual is cut to OUTLIER."""
+        """Add a point. Other work on the machine causes outliers: a time is cut to OUTLIER times the expected one."""
         if self._weight >= KNOWN_STEPS:
             seconds = min(
                 seconds, OUTLIER * (self._y + (self.slope or 0.0) * (x * self._weight - self._x)) / self._weight
@@ -47,7 +50,7 @@ class Line:
 
     @property
     def share(self) -> float:
-        """Average seconds of one; 0 before anything is known."""
+        """Average seconds per unit of the count; 0 before any point."""
         return self._y / self._x if self._x else 0.0
 
 
@@ -83,7 +86,7 @@ class CostModel:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
 
     def price(self, drafter: str) -> float:
-        """Probability of being right from which one more drafted token pays, if it is a level of its own."""
+        """Lowest probability of being right at which one more drafted token pays, if it adds a level to the draft."""
         drafting, row = self._drafting.get(drafter), self.row_price
         if drafting is None or not row:
             return row
@@ -91,12 +94,12 @@ class CostModel:
 
     @property
     def row_price(self) -> float:
-        """Probability of being right from which one more token of a level that is drafted anyway pays."""
+        """Lowest probability of being right at which one more token pays on a level that is drafted anyway."""
         row = self._passes.slope
         return 0.0 if row is None or not self._step_seconds else row * self._tokens / self._step_seconds
 
     def entry(self, drafter: str) -> float:
-        """Probability of being right from which drafting pays at all, against plain decoding."""
+        """Lowest probability of being right at which drafting is faster than plain decoding."""
         row, drafting = self._passes.slope, self._drafting.get(drafter)
         if row is None:
             return 0.0

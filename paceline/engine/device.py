@@ -1,17 +1,18 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it: drafted by a drafter on the device or not at all,
-under the coupled rule, and with nothing asked of sampling that needs the host between two tokens. Any other step runs
-on the host's stepper, once everything in flight has landed. One drafter drafts in a step; where sequences want several,
-the drafters take turns. What lands is what a step on the host gives: drafts and verdicts.
+A step runs on the device if the device can run every sequence of it. Such a sequence has a drafter on the device or
+none, and no sampling parameter that needs the host between two tokens. With a drafter it also has the coupled rule, or
+any lossless rule at temperature 0, where all of them agree. Any other step runs on the host's stepper, once everything
+in flight has landed. One drafter drafts in a step; if sequences want several, the drafters take turns. A landing has
+drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
 
     committed      0 .................. L-2  L-1 │
     read           0 ........ s-1                │      may draft if s >= L - 2: the first pass reads the last two
 
-A step that drafts leaves the drafter there. Plain steps, steps on the host, and prompts whose pages came from the
-prefix cache do not; what is missing is then read as chunks of its own.
+After a step that drafts this is true again. Plain steps, steps on the host, and prompts whose pages came from the
+prefix cache leave a gap; the drafter then reads the missing positions as chunks that the target does not read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from paceline.kv.pages import PagePool
 from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
 from paceline.types import Off, OffKind, Rule, Verdict
 
-DEPTH = 1  # steps in flight while the host plans another
+DEPTH = 1  # steps that may be in flight while the host plans another
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Part:
     """One sequence's part of a step in flight: a chunk of its prompt, or a seat in the round if it decodes."""
 
     work: Work
-    rows: int  # committed tokens that it reads; 0 for a seat, whose one row does not count as waiting
+    rows: int  # committed tokens that a chunk reads; 0 for a seat
     draws: bool
 
     def launch(self) -> None:
@@ -60,7 +61,7 @@ class Launched:
     drafter: str | None
     parts: list[Part]  # chunks, then seats
     seats: int
-    extra: int  # chunks that only the drafter reads; they come first and belong to no part
+    extra: int  # chunks that only the drafter reads: first in the launch, and in no part
 
 
 class DeviceStepper:
@@ -86,7 +87,7 @@ class DeviceStepper:
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._launched: deque[Launched] = deque()
-        self._turn = 0  # of the drafters, where several are wanted
+        self._turn = 0  # counter that picks the drafter of a step if sequences want several
 
     @property
     def in_flight(self) -> int:
@@ -183,7 +184,7 @@ class DeviceStepper:
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
 
     def _write(self, sequence: Sequence) -> None:
-        """Tell the device what it does not know of the sequence: all of it, or new pages."""
+        """Write to the device what it lacks: the whole sequence, or its new pages."""
         state, span = sequence.in_flight, sequence.span
         assert span is not None
         if not state.on_device:
@@ -209,8 +210,8 @@ class DeviceStepper:
         return chosen
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
-        """Chunks with which the drafter reads what it has missed of sequences that want a draft. A sequence with more
-        to read than fits into the step decodes plainly."""
+        """Make chunks with which the drafter reads its missing positions of sequences that want a draft. A sequence
+        whose missing positions do not fit into the step decodes plainly."""
         chunks, room = [], self._max_step_tokens
         for work in seats:
             if not work.max_draft:
@@ -228,7 +229,7 @@ class DeviceStepper:
         return chunks
 
     def _chunk(self, work: Work, drafter: str | None) -> Chunk:
-        """A chunk for the target. The drafter reads it, too, unless it has yet to read positions before it."""
+        """Make a chunk for the target. The drafter reads it too, unless it has not read all positions before it."""
         sequence, end = work.sequence, work.start + work.count
         follower = sequence.in_flight.follower if sequence.drafter == drafter in self._readers else None
         along = follower is not None and follower.known >= work.start
@@ -237,12 +238,12 @@ class DeviceStepper:
         return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
 
     def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
-        """Enter what landed into the work; None: it drew nothing."""
+        """Set draft and verdict of a work from its outcome; None: the work drew no token."""
         if landed is None:
             return
         follower = work.sequence.in_flight.follower
         if work.max_draft and drafter in self._readers and follower is not None:
-            # The drafter has read all that it drafted but the last token, and what was accepted of it stays.
+            # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
             follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
         work.draft = Draft(tokens=landed.drafted)
         work.verdict = Verdict(path=tuple(range(landed.accepted)), token=landed.tokens[-1])

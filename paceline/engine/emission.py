@@ -1,4 +1,4 @@
-"""Emission: from the new tokens of a step to the event that leaves the engine: which count, their text and scores."""
+"""Emission: turn the new tokens of a step into an event: the tokens that are kept, their text and log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribut
 
 
 def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
-    """The tokens up to the first that ends the sequence, and their text; sets `finish` if one does."""
+    """Return the tokens up to the first that ends the sequence, and their text. Sets `finish` if one ends it."""
     room = sequence.max_length - len(sequence.tokens)
     kept, shown, finish = list(tokens[:room]), room, Finish.LENGTH if len(tokens) >= room else None
     if sequence.sampler.grammar is not None:
@@ -40,13 +40,13 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
 
 
 def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
-    """How the first `count` of the new tokens came about; a verdict always ends with the target's own token."""
+    """Return the origins of the first `count` new tokens. The last token of a verdict is always the target's own."""
     own = BONUS if work.draft.tokens else PLAIN
     return (*[ACCEPTED] * len(verdict.path), own)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str, logprobs: tuple[Logprob, ...]) -> TokenEvent:
-    """The event of a work of which the tokens `kept` count."""
+    """Make the event of a work, with the tokens `kept`."""
     sequence, drafted = work.sequence, len(work.draft.tokens)
     return TokenEvent(
         request_id=sequence.request.id,
@@ -63,7 +63,7 @@ def event(work: Work, verdict: Verdict, kept: list[int], text: str, logprobs: tu
 
 
 def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tuple[Logprob, ...]:
-    """Log-probabilities of the new tokens, where the request asks for them."""
+    """Return log-probabilities of the new tokens; empty if the request asks for none."""
     top = work.sequence.request.sampling.logprobs
     if top is None:
         return ()
@@ -72,7 +72,7 @@ def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tu
 
 
 def score_prompt(work: Work, output: Output) -> None:
-    """Log-probabilities of prompt tokens: the row at position i - 1 scores token i; the first has none before it."""
+    """Append log-probabilities of prompt tokens. The row at position i - 1 scores token i; the first token has none."""
     sequence, scores = work.sequence, work.sequence.prompt_logprobs
     if not scores:
         scores.append(None)
@@ -84,5 +84,5 @@ def score_prompt(work: Work, output: Output) -> None:
 
 
 def prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
-    """Log-probabilities of the prompt so far, where the request asks for them."""
+    """Return log-probabilities of the prompt so far; None if the request does not ask for them."""
     return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None

@@ -1,7 +1,7 @@
-"""The engine: expire, admit, plan, launch, land, commit, emit, over whatever sequences there are.
+"""The engine: expire, admit, plan, launch, land, commit and emit, once in each step.
 
 A stepper drafts, verifies and accepts (`engine.stepper`): on the host, or on a device that runs one step while the next
-one is planned. A sequence that ends while in flight has had at most one step too many, whose outcome is dropped.
+one is planned. A sequence that ends while in flight has run at most one step too many; its outcome is dropped.
 
 Single-threaded by contract: one thread submits, aborts and steps. Every sequence ends in exactly one event with
 `finish` set, also when a step fails: then all end with an error and the engine is dead.
@@ -56,8 +56,8 @@ class Engine:
         rounds: Rounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """With `rounds`, steps run on a device wherever every running sequence can. `rounds` knows the drafters by the
-        same names, and may have some that the host has not."""
+        """With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
+        `drafters` and in `rounds`; either may have drafters that the other lacks."""
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
         self.dead: str | None = None
@@ -86,7 +86,7 @@ class Engine:
     def submit(self, request: Request, *, validated: bool = False) -> None:
         """Queue a request; its events come out of later steps. Raises InvalidRequest if no step could serve it.
 
-        `validated`: the caller has called `validate` with this request, and it is not done again."""
+        `validated`: the caller has already called `validate` with this request."""
         if self.dead is not None:
             raise EngineDead(f"the engine stopped after an error ({self.dead}); start it anew")
         if request.id in self._open:
@@ -97,13 +97,13 @@ class Engine:
         self._open[request.id] = request.sampling.n
 
     def validate(self, request: Request) -> None:
-        """Raise InvalidRequest if no step could serve the request. May be called from any thread: it reads nothing that
-        changes, and compiles the grammar if it is new."""
+        """Raise InvalidRequest if no step could serve the request. May be called from any thread: it reads
+        only constant state, and compiles the grammar if it is new."""
         self._admission.check(request)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest if the grammar cannot be used. May be called from any thread and take half a second; a
-        request with this grammar is then submitted at once."""
+        """Raise InvalidRequest if the grammar cannot be used. May be called from any thread, and may take half a second
+        to compile; `submit` of a request with this grammar is then fast."""
         self._admission.check_grammar(grammar)
 
     def abort(self, request_id: str) -> None:
@@ -119,7 +119,7 @@ class Engine:
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences run at once; further ones wait."""
+        """Largest number of sequences that run at once; further ones wait."""
         return len(self._lanes.lengths)
 
     @property
@@ -127,7 +127,7 @@ class Engine:
         return self._admission.default_drafter
 
     def snapshot(self) -> Snapshot:
-        """A copy of the engine's state, for other threads to read."""
+        """Copy the engine's state, for other threads to read."""
         running, waiting, pool = self._scheduler.running, self._scheduler.waiting, self._cache.pool
         reasons = Counter(sequence.off.detail for sequence in running if sequence.off is not None)
         return Snapshot(
@@ -141,7 +141,7 @@ class Engine:
         )
 
     def _out(self, name: str) -> str | None:
-        """Why a drafter is out of use; None: it is in use, as one that only the device has always is."""
+        """Return why a drafter is out of use; None: it is in use, as drafters that only the device has always are."""
         return self.drafters[name].out if name in self.drafters else None
 
     def check(self) -> None:
@@ -153,7 +153,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         try:
             self._step()
-        except Exception as error:  # whatever it was, no request may wait for ever
+        except Exception as error:  # of any kind: no request may wait for ever
             logger.exception("the engine failed")
             self.dead = f"{type(error).__name__}: {error}"
             self._abandon()
@@ -178,7 +178,7 @@ class Engine:
             self._stepper.start(sequence)
 
     def _plan(self) -> StepPlan:
-        """Plan a step, after the landing of those that may not be in flight while it is planned."""
+        """Plan a step. Before, land the steps that may not be in flight during planning."""
         depth = self._stepper.depth(self._scheduler.running)
         self._land(depth)
         plan = self._scheduler.plan()
@@ -192,7 +192,7 @@ class Engine:
         return plan
 
     def _land(self, depth: int) -> None:
-        """Wait for steps until no more than `depth` are in flight; commit and emit what they brought."""
+        """Wait for steps until at most `depth` are in flight; commit and emit their outcomes."""
         self._accounting.planned()
         while self._stepper.in_flight > depth:
             landing = self._stepper.land()
@@ -203,7 +203,7 @@ class Engine:
             self._accounting.emitted(landing)
 
     def _commit(self, landing: Landing) -> None:
-        """Make final what was computed and accepted, and forget the rest."""
+        """Make computed and accepted rows final in lanes and KV cache, and free sequences that ended in flight."""
         for sequence in landing.ended:
             self._scheduler.release(sequence)
         for work in landing.works:
@@ -223,7 +223,7 @@ class Engine:
             if work.verdict is None:
                 continue
             kept, text = emission.keep(sequence, work.tokens)
-            # Before the tokens grow: the rows of the pass speak of the ones that it had.
+            # Before `extend`: the rows of the pass belong to the tokens that the sequence had then.
             logprobs = () if landing.output is None else emission.score(work, work.verdict, kept, landing.output)
             sequence.extend(kept)
             self._accounting.count_tokens(work, len(kept))
@@ -233,7 +233,7 @@ class Engine:
             self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
-        """Free everything the sequence holds, and make its last event: from `event`, where a step brought one."""
+        """Free everything the sequence holds, and return its last event: `event` if a step made one, else a new one."""
         if sequence.lane >= 0:
             self._stepper.stop(sequence)
         self._scheduler.leave(sequence)

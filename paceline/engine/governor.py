@@ -1,9 +1,9 @@
-"""The governor decides which sequence drafts how many tokens in a step, and says why where one drafts none.
+"""The governor decides how many tokens each sequence drafts in a step, and says why a sequence drafts none.
 
-Three things limit a draft: what the user set, the sequence's own pace, and what a drafted token costs on this machine
-(`engine.cost`) against how likely it is right. Where a device knows how long its rounds take, these times replace the
-cost model: the draft length is the one with which the batch makes the most tokens per second, which may be 0. The
-scheduler asks for `draft_lengths`; the engine reports drafts to `learn` and times to `cost`.
+Three things limit a draft: the user's settings, the sequence's own pace, and the cost of a drafted token on this
+machine (`engine.cost`) compared with its probability of being right. If a device has measured its rounds, these times
+replace the cost model: the draft length is the one with which the batch makes the most tokens per second, and may be 0.
+The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds
 from paceline.types import Off, OffKind
 
-# Prices that drafters with `ends_drafts` are told until some are measured: about those of SmolLM2 on two cores. Without
-# them the first drafts would all have the same length, which teaches nothing about the cost of a row.
+# Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
+# drafters with `ends_drafts` would make all first drafts equally long, and the cost of a row could not be fitted.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 
 
@@ -36,8 +36,8 @@ class Governor:
         self._rounds = rounds
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
-        """The longest draft worth asking for, for each sequence, with at most `rows` tokens in all. Where it is 0, the
-        sequence's `off` says why."""
+        """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
+        the sequence's `off` says why."""
         seconds = self._round_seconds(sequences)
         wishes = [self._wish(sequence, running, by_cost=sequence.drafter not in seconds) for sequence in sequences]
         for drafter, known in seconds.items():
@@ -51,12 +51,12 @@ class Governor:
         return lengths
 
     def price(self, drafter: str) -> float:
-        """Probability of being right from which one more token is worth drafting; 0 if cost is not to be measured."""
+        """Lowest probability of being right at which one more token is worth drafting; 0 if cost is not measured."""
         return (self.cost.price(drafter) or PRIOR_PRICE) if self._weighs_cost else 0.0
 
     @property
     def row_price(self) -> float:
-        """Probability of being right from which one more row is worth verifying, if drafting it costs nothing."""
+        """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
     @property
@@ -92,16 +92,16 @@ class Governor:
         return limit if affordable is None or (affordable and ends_drafts) else min(limit, affordable)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
-        """Number of next tokens that the grammar leaves no choice of: they need no drafter, and always pay."""
+        """Count the next tokens that the grammar forces: they need no drafter, and always pay."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
         if grammar is None or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
         return len(grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful)))
 
     def _useful(self, sequence: Sequence) -> int:
-        """The longest draft that could matter. A round gives one token more than it accepts, so the last token allowed
-        never needs a draft. With steps in flight the draft must matter if they bring the least, and must stay inside
-        the lane, which has room for one draft beyond the context, if they bring the most."""
+        """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
+        of a sequence is never drafted. Steps in flight count twice: the draft must still be needed if they add the
+        fewest tokens, and must fit into the lane (context and one draft) if they add the most."""
         needed = sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
@@ -112,7 +112,7 @@ class Governor:
         return self._rounds.max_draft if guard is None else min(guard.max_draft, self._rounds.max_draft)
 
     def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
-        """Drafter → seconds of its rounds with drafts of 0, 1, … tokens. A drafter of unknown times is left out."""
+        """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
             return {}
         drafters = dict.fromkeys(sequence.drafter for sequence in sequences if sequence.drafter is not None)
@@ -122,8 +122,8 @@ class Governor:
         return {drafter: table for drafter, table in tables.items() if table}
 
     def _table(self, drafter: str, *, batch: int) -> list[float]:
-        """Seconds of rounds with drafts of 0, 1, … tokens: measured, or on a line through what was measured. Empty if
-        fewer than two lengths were measured."""
+        """Return seconds of rounds with drafts of 0, 1, … tokens: measured, or from a line through the measured ones.
+        Empty if fewer than two lengths were measured."""
         assert self._rounds is not None
         lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
         measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
@@ -131,7 +131,7 @@ class Governor:
         if len(known) < 2:
             return []
         slope, base = linear_regression(*zip(*known, strict=True))
-        least = min(seconds for _, seconds in known) / 2  # no line may promise rounds for nothing
+        least = min(seconds for _, seconds in known) / 2  # lower bound, so that the line never predicts a free round
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
 
     def _within_a_round(
@@ -158,7 +158,7 @@ class Governor:
         return cut
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
-        """The longest draft that pays; None: no limit. If none pays the sequence pauses, and says why."""
+        """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
         drafter = sequence.drafter or ""
         entry = self.cost.entry(drafter)
         length = pace.affordable(entry=entry, price=self.cost.price(drafter))
@@ -187,8 +187,9 @@ class Governor:
 
 
 def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
-    """The cap on draft lengths with which the batch makes the most tokens per second. `drafts` has a pair for each
-    sequence: the probability that a drafted token is right, and its longest draft."""
+    """Return the cap on draft lengths with which the batch makes the most tokens per second. `drafts` has a pair for
+    each sequence: the probability that a drafted token is right, and its longest draft. `seconds[n]`: time of a round
+    with drafts of n tokens."""
 
     def tokens(length: int) -> float:
         return sum(sum(rate**i for i in range(min(wish, length) + 1)) for rate, wish in drafts)

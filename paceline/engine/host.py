@@ -1,6 +1,6 @@
-"""The host's stepper: draft, verify and accept with the host in between. Any drafter, any rule, any sampling parameter.
+"""The host's stepper: draft, verify and accept on the host, with any drafter, rule and sampling parameter.
 
-A step is over when `launch` returns, and waits for its `land`.
+A step is complete when `launch` returns; `land` only hands out its outcome.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class HostStepper:
         self._drafters = drafters
         self._governor = governor
         self._clock = clock
-        self._landing: Landing | None = None  # of the step that was launched
-        self._crowded = False  # in that step no sequence may draft
-        # (drafter, sequence) → length of the sequence at the last draft, where the drafter had read all of it
+        self._landing: Landing | None = None  # outcome of the step that was launched; None: no step in flight
+        self._crowded = False  # too many sequences ran in that step for any to draft
+        # (drafter, sequence) → length of the sequence when the drafter last drafted or had read all of it
         self._asked: dict[tuple[str, int], int] = {}
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._columns = {
             name: _columns(guard.taps, forward.taps) for name, guard in drafters.items() if guard.taps
-        }  # drafter → how to take the features that it reads out of those of all taps
+        }  # drafter → function that selects its taps from the features of all taps
 
     @property
     def in_flight(self) -> int:
@@ -113,8 +113,8 @@ class HostStepper:
                 self._drafters[name].stop(sequence.key)
 
     def _draft(self, plan: StepPlan) -> None:
-        """Ask each drafter once for all its sequences, and put the drafts behind the committed tokens. Where a grammar
-        leaves no choice its tokens are the draft, and no drafter is asked."""
+        """Ask each drafter once for all its sequences, and write the drafts behind the committed tokens. Tokens that a
+        grammar forces are a draft of their own, without a drafter."""
         asking: dict[str, list[Work]] = {}
         for work in plan.works:
             name = work.drafter or ""
@@ -140,7 +140,7 @@ class HostStepper:
                     self._asked[name, work.sequence.key] = len(work.sequence.tokens)
 
     def _is_in_step(self, name: str, sequence: Sequence) -> bool:
-        """Whether the drafter had little to read before this draft; if not, its time says nothing of the next one."""
+        """Return True if the drafter had few new tokens to read; only then the draft's time is typical and learnt."""
         last = self._asked.get((name, sequence.key))
         return last is not None and len(sequence.tokens) - last <= PASSING_TOKENS
 
@@ -156,7 +156,7 @@ class HostStepper:
         shares, first_out = [], 0
         for work in plan.works:
             sampler, outs = work.sequence.sampler, work.outs
-            # The pass draws along the path that the target itself draws, which no rule but the coupled one follows.
+            # The pass itself draws only for the coupled rule: other rules may accept a path that it did not draw.
             work.drawn = sampler.is_simple and rule_of(work) is COUPLED
             inverse_temperature = sampler.inverse_temperature if work.drawn else 0.0
             share = Share(
@@ -175,7 +175,7 @@ class HostStepper:
             work.verdict = verdicts[work.sequence.key]
 
     def _feed(self, works: Seq[Work], features: Tensor) -> None:
-        """Hand the hidden states of what was committed to the drafters that read them."""
+        """Hand the hidden states of committed rows to the drafters that read them."""
         seen: dict[str, list[Seen]] = {}
         row = 0
         for work in works:
@@ -191,7 +191,7 @@ class HostStepper:
                 del self._readers[key]
 
     def _view(self, sequence: Sequence) -> np.ndarray:
-        """The committed tokens of a sequence, read-only: drafters are not trusted."""
+        """Return the committed tokens of a sequence, read-only: drafters are not trusted."""
         return self._lanes.view(sequence.lane, len(sequence.tokens))
 
     def _ask(self, work: Work, price: float) -> Ask:
@@ -212,7 +212,7 @@ class HostStepper:
 
 
 def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:
-    """How to take the features at the `wanted` taps out of those at all `kept` taps of a pass."""
+    """Return a function that selects the columns of the `wanted` taps from features of all `kept` taps."""
     if list(wanted) == list(kept):
         return lambda features: features
     places = [kept.index(tap) for tap in wanted]

@@ -1,10 +1,10 @@
-"""A sequence's share in the steps that a device runs: launched, and not landed yet.
+"""The part of one sequence in steps that were launched on a device and have not landed yet.
 
     host's tokens   0 ........... len │
     on the device   0 ............... │ .. least .. │ .. most         the true length is between the two
 
-While something is in flight the host knows the sequence's length only within these bounds. Pages and limits go by
-`most`, "does it end anyway" by `least`.
+While a step is in flight the host knows the sequence's length only within these bounds. It reserves pages and checks
+limits with `most`, and decides with `least` whether the sequence reaches its last token in any case.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from paceline.kv.following import Follower
 class InFlight:
     """Counts of one sequence, from the moment it gets its lane."""
 
-    steps: int = 0  # steps in flight that it has a part in
-    rows: int = 0  # committed tokens that they read
-    least: int = 0  # tokens that they add at least: one for each step that draws
-    most: int = 0  # tokens that they add at most: with all that is drafted
+    steps: int = 0  # steps in flight that the sequence takes part in
+    rows: int = 0  # committed tokens that the chunks of these steps read
+    least: int = 0  # fewest tokens that these steps add: one for each step that draws
+    most: int = 0  # most tokens that these steps add: one for each step that draws, and all drafts
     left: bool = False  # the sequence ended while in flight: its lane and pages wait for the last step
-    on_device: bool = False  # the device has the lane as the host knows it, or further on
+    on_device: bool = False  # the device's lane has all of the host's tokens, and perhaps later ones
     pages: int = 0  # entries of the page table that the device has
     drafts: bool = False  # the latest launch drafts for it
-    follower: Follower | None = None  # what its drafter on the device will have read when the next launch begins
+    follower: Follower | None = None  # positions that the device's drafter will have read when the next launch runs
 
     def launch(self, *, rows: int, draws: bool, max_draft: int) -> None:
         """Count a step that was launched."""
@@ -37,15 +37,15 @@ class InFlight:
         self.drafts = max_draft > 0
 
     def land(self, *, rows: int, draws: bool, max_draft: int) -> None:
-        """Take back what `launch` counted."""
+        """Subtract a step that has landed from the counts."""
         self.steps -= 1
         self.rows -= rows
         self.least -= draws
         self.most -= draws + max_draft
 
     def unread(self, length: int) -> range | None:
-        """Positions that the drafter must read before the next launch can draft for a sequence of `length` tokens on
-        the host. None: not known, because a draft that is in flight may bring more or less."""
+        """Return the positions that the drafter must read before the next launch can draft. The host knows `length`
+        tokens of the sequence. None: unknown, because an earlier draft in flight may add more or fewer tokens."""
         if self.most > self.least:
             return range(0) if self.drafts else None
         assert self.follower is not None, "no drafter of the device reads this sequence"

@@ -1,6 +1,6 @@
-"""The verdict on each sequence, from the logits of its verification: draw the target's tokens, apply the rules.
+"""Judge the draft of each sequence from the logits of its verification: draw the target's tokens, apply the rules.
 
-Coupled drafts are judged here, in plain Python. A rule gets works of its own as `VerifiedWorks`.
+Drafts under the coupled rule are judged here, in plain Python. Any other rule gets its works as `VerifiedWorks`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COUPLED = Rule.COUPLED  # a local name: looked up for every work
 
 
 def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdict]:
-    """Judge all works. Returns verdicts by sequence key; without a draft it is the target's token: plain decoding."""
+    """Judge all works. Returns verdicts by sequence key; without a draft a verdict is the target's token alone."""
     drawn = _drawn(works, output, pick)
     verdicts = {}
     others: dict[Rule, list[Work]] = {}
@@ -48,7 +48,7 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
 
 
 def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
-    """The target's own token after each row with logits: drawn in the pass where that was possible, else here."""
+    """Return the target's own token after each row with logits, drawn in the pass if possible, else here."""
     if output.drawn is None:
         drawn = output.argmax.tolist()
         left = [work for work in works if not work.sequence.sampler.is_argmax]
@@ -64,7 +64,7 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
 
 
 def rule_of(work: Work) -> Rule:
-    """The rule that judges a work: the request's, or coupled without a draft or without the distributions it wants."""
+    """Return the rule that judges a work: the request's; coupled if there is no draft, or if `probs` are missing."""
     wanted, draft = work.sequence.request.speculation.rule, work.draft
     if wanted is COUPLED or not draft.tokens or (draft.probs is None and wanted.wants_probs):
         return COUPLED
@@ -95,7 +95,7 @@ class VerifiedWorks:
 
     @cached_property
     def likelihood(self) -> Tensor:
-        # At temperature 0 nothing but the best token would be likely: there it is the temperature 1 that counts.
+        # At temperature 0 the best token would have probability 1: use the distribution at temperature 1 instead.
         samplers = [work.sequence.sampler for work in self._works]
         edited = zip(samplers, self._edited, strict=True)
         return torch.cat([torch.softmax(each, dim=-1) if s.greedy else s.probs(each) for s, each in edited])
@@ -105,25 +105,25 @@ class VerifiedWorks:
         parts = []
         for work in self._works:
             assert work.draft.probs is not None, "only a rule with wants_probs has distributions to ask for"
-            parts.append(torch.nn.functional.pad(work.draft.probs, (0, 0, 1, 0)))  # nothing for the root
+            parts.append(torch.nn.functional.pad(work.draft.probs, (0, 0, 1, 0)))  # the root has no distribution
         return torch.cat(parts)
 
     @cached_property
     def coins(self) -> Tensor:
-        # Row r holds the token at positions[r] - 1, whose coin is keyed by its own position: none beyond the first
-        # rejection is looked at, and those before it are of tokens that are never judged again.
+        # The token of row r is at positions[r] - 1, and its coin is keyed by that position. So each coin is used once:
+        # a rule uses no coin beyond the first rejection, and tokens before it are never judged again.
         return torch.cat([uniforms(w.sequence.sampler.seed, _positions(w) - 1, Stream.ACCEPT) for w in self._works])
 
     @cached_property
     def round_coins(self) -> Tensor:
-        # Each belongs to a round, which is known by the length it begins with.
+        # The key of a coin includes the length of the sequence, which identifies the round.
         places = [(len(work.sequence.tokens) << 32) + _positions(work) for work in self._works]
         seeds = [work.sequence.sampler.seed for work in self._works]
         return torch.cat([uniforms(seed, place, Stream.ACCEPT) for seed, place in zip(seeds, places, strict=True)])
 
     @cached_property
     def noise(self) -> Tensor:
-        # One noise serves whichever row is the last one accepted, because only one token is drawn.
+        # One noise vector per sequence is enough, because one token is drawn, after the last accepted row.
         keys = [noise_keys(w.sequence.sampler.seed, _positions(w)[:1], Stream.RESIDUAL) for w in self._works]
         return gumbel_noise(torch.from_numpy(np.concatenate(keys)), self.vocab_size)
 
@@ -171,7 +171,7 @@ def _rows(works: Sequence[Work]) -> Rows:
 
 
 def _outs(work: Work) -> slice:
-    """The rows of a work's root and draft among those with logits."""
+    """Return the slice of a work's root and draft among the rows with logits."""
     return slice(work.root, work.root + 1 + len(work.draft.tokens))
 
 
@@ -182,7 +182,7 @@ def _row_group(work: Work) -> RowGroup:
 
 
 def _positions(work: Work) -> np.ndarray:
-    """Positions of the tokens that follow the root and each drafted token."""
+    """Return the positions of the tokens that follow the root and each drafted token."""
     positions = [len(work.sequence.tokens)]
     for parent in work.draft.parents or range(-1, len(work.draft) - 1):
         positions.append(positions[parent + 1] + 1)
@@ -190,7 +190,7 @@ def _positions(work: Work) -> np.ndarray:
 
 
 def _ancestors(draft: Draft) -> list[tuple[int, ...]]:
-    """Drafted tokens up to and including each row; none for the root."""
+    """Return the drafted tokens on the path to each row, the row included; empty for the root."""
     paths: list[tuple[int, ...]] = [()]
     for parent, token in zip(draft.parents or range(-1, len(draft) - 1), draft.tokens, strict=True):
         paths.append((*paths[parent + 1], token))

@@ -1,7 +1,7 @@
-"""Pace: how long one sequence drafts: longer while drafts are accepted, shorter after a rejection, paused if useless.
+"""Pace: the draft length of one sequence. It grows while drafts are accepted, shrinks after a rejection, and pauses.
 
 Every sequence has its own pace, because acceptance differs more between texts than between drafters. After a pause one
-draft probes whether acceptance has changed; pauses double while it has not.
+draft probes whether acceptance has changed; the length of pauses doubles while it has not.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from paceline.config import EngineConfig
 from paceline.types import Off, OffKind
 
-FIRST_DRAFT = 4  # tokens of a draft before anything is known
-DECAY = 0.8  # weight of the past at each round
-PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # acceptance assumed before any round, and how many tokens it counts as
+FIRST_DRAFT = 4  # tokens of a sequence's first draft
+DECAY = 0.8  # weight of the past at each round, for `rate`
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # acceptance assumed before any round, and the judged tokens it weighs as much as
 
 
 @dataclass(slots=True)
 class Pace:
     length: int = FIRST_DRAFT  # tokens of the next draft
     pauses: int = 0
-    reason: Off | None = None  # of the last pause
+    reason: Off | None = None  # reason for the last pause
     _drafted: int = 0  # drafted tokens in the current acceptance window
     _accepted: int = 0  # accepted tokens in that window
     _resume_at: int = 0  # output tokens at which the pause ends
@@ -32,20 +32,20 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Probability that a drafted token is right, given that those before it are."""
+        """Probability that a drafted token is right, given that all drafted tokens before it are."""
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
 
     @property
     def probing(self) -> bool:
-        """True after a pause: the next draft is made whatever it costs, to see whether acceptance has changed."""
+        """True after a pause: the next draft ignores cost, to measure whether acceptance has changed."""
         return self._probing
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
 
     def affordable(self, *, entry: float, price: float) -> int | None:
-        """The longest draft whose last token is right with at least probability `price`. It has at least one token if
-        `rate` reaches `entry`, else none. None: no limit."""
+        """Return the longest draft that is right as a whole with at least probability `price`. It has at least one
+        token if `rate` reaches `entry`, else none. None: no limit."""
         if self._probing or not self._judged or price <= 0:
             return None
         if self.rate < entry:

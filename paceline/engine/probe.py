@@ -1,7 +1,7 @@
-"""Probes: the target's logits after given tokens, computed anew, to judge two answers that differ.
+"""Probes: recompute the target's logits after given tokens, to compare two answers that differ.
 
-For audits and measurements. A probe shares no page with a sequence or another probe, and runs only while no sequence
-does. It reads the prompt in chunks, as the engine reads any prompt, and never drafts.
+For audits and measurements. A probe shares no page with a sequence or another probe, and runs only while the engine
+is idle. It reads the prompt in chunks, as the engine reads any prompt, and never drafts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Probe:
 
     sampler: Sampler  # as if `output` had been committed
     logits: Tensor  # float32 [vocab], before any sampling parameter
-    position: int  # of the token that comes here
-    token: int  # the target's token there
+    position: int  # position of the token that comes next
+    token: int  # token that the target draws at this position
 
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Probes of the engine that owns these parts."""
+    """Make probes with the parts of an idle engine."""
 
     forward: Forward
     lanes: Lanes
@@ -60,7 +60,7 @@ class Probes:
             return self.read(lane, len(tokens), chunk=chunk)
 
     def read(self, lane: int, count: int, *, chunk: int | None = None) -> Tensor:
-        """Compute the first `count` tokens of a seated lane; returns logits float32 [vocab] after the last."""
+        """Compute the first `count` tokens of a lane from `seated`; return logits float32 [vocab] after the last."""
         rows = chunk or self.max_step_tokens
         for start in range(0, count, rows):
             share = Share(lane=lane, start=start, count=min(rows, count - start), outs=1)
@@ -69,7 +69,7 @@ class Probes:
 
     @contextmanager
     def seated(self, tokens: Seq[int], *, room: int = 0) -> Iterator[int]:
-        """Take a lane with these tokens, none of them computed yet, and pages for them and `room` more."""
+        """Yield a lane with these tokens, not computed yet, and with pages for them and `room` more."""
         lanes, cache, count = self.lanes, self.cache, len(tokens)
         assert lanes.free == len(lanes.lengths), "a probe needs the engine to be idle"
         if count + room > self.admission.max_context:

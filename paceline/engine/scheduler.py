@@ -1,10 +1,11 @@
-"""The scheduler: which sequences compute how many tokens in the next step. There are no phases: prefill, decoding and
-verification are all "compute tokens [a, b) of this sequence", and share one budget of rows.
+"""The scheduler decides which sequences compute how many tokens in the next step. There are no phases: prefill,
+decoding and verification are all "compute tokens [a, b) of this sequence", and share one budget of rows.
 
-Order of the budget: one row for each decoding sequence; then drafts and prefill chunks. Each of the two is sure of half
-of what is left, and split fairly, so that a short prompt does not wait for a long one. When pages run out, drafts go
-first; then the sequence that was admitted last is preempted, and computed again later. While steps are in flight no
-sequence is preempted: the plan says that it falls short, everything lands, and the engine plans again.
+The budget goes to one row for each decoding sequence first, then to drafts and prefill chunks. Each of the two may use
+at least half of the rest, split fairly among sequences, so that a short prompt does not wait for a long one. When pages
+run out, drafts are dropped first; then the sequence that was admitted last is preempted, and computed again later.
+While steps are in flight no sequence is preempted: the plan `falls_short`, everything lands, and the engine plans
+again.
 
 A sequence that ends while in flight keeps its lane and its pages until the last step that may write to them has landed.
 """
@@ -41,9 +42,9 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
-    first_out: int = 0  # index of its first row among the outputs of the pass
-    root: int = 0  # index of the output of the last committed token; those of the draft follow it
-    drawn: bool = False  # the forward pass itself draws its tokens
+    first_out: int = 0  # index of the work's first output among those of the pass
+    root: int = 0  # index of the last committed token's output; the outputs of the draft follow
+    drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
     tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
 
@@ -77,7 +78,7 @@ class StepPlan:
     decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
     preempted: list[Sequence] = field(default_factory=list)  # sequences that lost their lane
     falls_short: bool = False  # too few pages: land everything and plan again
-    depth: int = 0  # steps that may be in flight once it is launched, itself included
+    depth: int = 0  # steps that stay in flight when the engine's step ends, this one included
     crowded: bool = False  # more sequences run than max_draft_batch: none may draft
 
 
@@ -91,7 +92,7 @@ class Scheduler:
         governor: Governor,
         knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
     ) -> None:
-        """`knows` says whether a page of the prefix cache serves a sequence as it is, or must be computed again."""
+        """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
@@ -100,7 +101,7 @@ class Scheduler:
         self._cache = cache
         self._governor = governor
         self._knows = knows
-        self._turn = 0  # first decoding sequence of the next step, where rows do not suffice for all
+        self._turn = 0  # index of the step's first decoding sequence, if there are fewer rows than sequences
 
     def admit(self) -> list[Sequence]:
         """Give lanes to waiting sequences, as many as lanes and pages allow; returns those that start now."""
@@ -120,11 +121,11 @@ class Scheduler:
                 plan.works.append(work)
                 plan.decodes = plan.decodes and work.count == 1 and work.samples
         if plan.preempted:
-            plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later one may have preempted it
+            plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan
 
     def leave(self, sequence: Sequence) -> None:
-        """Free all that an ended sequence holds; if it is in flight, when its last step has landed."""
+        """Free the lane and pages of an ended sequence; if it is in flight, only once its last step has landed."""
         if sequence.lane < 0:
             self.waiting.remove(sequence)
         elif sequence.in_flight.steps:
@@ -135,7 +136,7 @@ class Scheduler:
             self._withdraw(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Free what a leaving sequence holds: its last step has landed."""
+        """Free the lane and pages of a leaving sequence: its last step has landed."""
         self.leaving.remove(sequence)
         self._free(sequence)
 
@@ -167,7 +168,7 @@ class Scheduler:
         sequence.span, sequence.lane, sequence.in_flight = None, -1, InFlight()
 
     def _divide_rows(self) -> list[Work]:
-        """Works in order of admission. Every draft counts with the rows that it may have at most."""
+        """Divide the rows of a step into works, decoding before prefill. A draft counts with its maximum length."""
         room = self._config.max_step_tokens
         decoding, prefilling = self._sorted()
         seats = max(room - bool(prefilling), 1)
@@ -184,7 +185,7 @@ class Scheduler:
         return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
 
     def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Running sequences that decode, and those that have more to compute than their last token."""
+        """Return the running sequences that decode, and those with more tokens to compute than the last one."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
@@ -206,7 +207,7 @@ class Scheduler:
         return works
 
     def _reserve(self, work: Work, plan: StepPlan) -> bool:
-        """Reserve pages for the work: if need be without its draft, or by preempting the sequence admitted last.
+        """Reserve pages for the work; if too few are free, drop its draft, then preempt the sequence admitted last.
         False: no page is left."""
         sequence, end = work.sequence, work.start + work.count
         assert sequence.span is not None

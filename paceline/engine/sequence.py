@@ -30,22 +30,22 @@ class Sequence:
     sampler: Sampler
     stream: TextStream | None  # None: the engine has no tokenizer, events carry no text
     tokens: list[int]
-    max_length: int  # prompt and output together
+    max_length: int  # tokens of prompt and output together, at most
     stop_ids: frozenset[int]
     drafters: tuple[str, ...]  # drafters it may use, in order of preference
-    drafter: str | None  # the one in use now; None: plain
-    off: Off | None  # why it does not draft
-    deadline: float | None  # on the engine's clock
+    drafter: str | None  # drafter in use now; None: plain decoding
+    off: Off | None  # reason why the sequence does not draft; None: it drafts
+    deadline: float | None  # time on the engine's clock; None: no limit
     counters: Counters
-    trail: Trail | None = None  # where it is in the request's prediction
-    predictors: Collection[str] = ()  # those of its drafters that need the prediction
+    trail: Trail | None = None  # place of the answer in the request's prediction
+    predictors: Collection[str] = ()  # drafters of the sequence that need the prediction
     paces: dict[str | None, Pace] = field(default_factory=dict)  # one for each drafter
     lane: int = -1
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     finish: Finish | None = None
     stopped_by: str | int | None = None
-    error: str | None = None  # of this sequence alone
+    error: str | None = None  # error of this sequence alone
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
 
     @property
@@ -59,12 +59,12 @@ class Sequence:
 
     @property
     def longest(self) -> int:
-        """The length it has at most once everything in flight has landed."""
+        """Largest length that the sequence can have once everything in flight has landed."""
         return len(self.tokens) + self.in_flight.most
 
     @property
     def is_ending(self) -> bool:
-        """True when what is in flight takes it to its last token, whatever is accepted."""
+        """True if the steps in flight complete the sequence even if they accept no drafted token."""
         return len(self.tokens) + self.in_flight.least >= self.max_length
 
     @property
@@ -88,7 +88,7 @@ class Sequence:
             self.trail.advance(tokens)
 
     def choose_drafter(self) -> None:
-        """Draft from the prediction while the answer follows it, and with the other drafter where it does not."""
+        """Choose the drafter: the prediction while the answer follows it, else the other drafter."""
         if self.trail is None:
             return
         output, lost = len(self.tokens) - self.prompt_length, not self.trail.ahead(1)

@@ -1,4 +1,4 @@
-"""Statistics: what speculation did for one sequence while it ran, and for the engine as a whole."""
+"""Statistics: counters of one running sequence, and totals of the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.runner.rounds.protocol import Times
 
 @dataclass(slots=True)
 class Counters:
-    """The mutable side of SequenceStats. Times are on the engine's clock."""
+    """Mutable counters that become SequenceStats. Times are on the engine's clock."""
 
     submitted: float
     cached_tokens: int = 0
@@ -28,7 +28,7 @@ class Counters:
     time_verify: float = 0.0
 
     def count_admission(self, *, now: float) -> None:
-        if self.admitted is None:  # not one that was preempted
+        if self.admitted is None:  # keep the first admission: a preempted sequence is admitted again
             self.admitted = now
 
     def count_step(self, drafted: int, accepted: int, *, now: float) -> None:
@@ -46,8 +46,8 @@ class Counters:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the engine began. Times are seconds spent in each part of a step. Where a device runs the step,
-    `draft`, `verify` and `accept` are the device's time, which passes while the host does something else."""
+    """Totals since the engine began. Times are seconds spent in each part of a step. If a device runs the step,
+    draft, verify and accept times are the device's, which overlap with the host's."""
 
     steps: int = 0
     rows: int = 0
@@ -57,14 +57,14 @@ class EngineStats:
     preemptions: int = 0
     finished: int = 0
     wasted: int = 0  # parts of steps on a device whose sequence had already ended
-    synthetic_acceptance: float = 0.0  # above 0: drafts were accepted by a coin, and no text means anything
+    synthetic_acceptance: float = 0.0  # above 0: drafts were accepted at random, so texts are meaningless
     time_plan: float = 0.0  # planning and launching
     time_draft: float = 0.0
     time_verify: float = 0.0
     time_accept: float = 0.0
     time_emit: float = 0.0
-    time_host: float = 0.0  # the host at work: everything but forward passes, drafting, and waiting
-    time_wait: float = 0.0  # the host with nothing to do but wait for a device
+    time_host: float = 0.0  # time of the host without forward passes, drafting and waiting
+    time_wait: float = 0.0  # time in which the host only waited for a device
 
     def count_plan(self, seconds: float) -> None:
         """Add time in which the host planned and launched."""
@@ -72,9 +72,9 @@ class EngineStats:
         self.time_host += seconds
 
     def count_landing(self, times: Times, *, waited: float, lap: float, inside: bool) -> None:
-        """Add a step that has landed: `lap` seconds of landing, committing and emitting, of which the host `waited`.
+        """Add a step that has landed. Landing, committing and emitting took `lap` seconds; the host `waited` for some.
 
-        Where the step ran `inside` its launch, that time was counted as planning and is put right here."""
+        If the step ran `inside` its launch, its time was counted as planning, and is subtracted from it here."""
         self.steps += 1
         self.time_draft += times.draft
         self.time_verify += times.verify

@@ -1,10 +1,10 @@
-"""Steppers: what runs the steps that the engine plans, and hands back what became of them.
+"""Steppers run the steps that the engine plans, and return their outcomes as landings.
 
     host      plan 1 │ launch 1 ······ │ land 1 │ plan 2 │ launch 2 ······ │ land 2 │ …
     device    plan 1 │ launch 1 │ plan 2 │ launch 2 │ land 1 │ plan 3 │ launch 3 │ land 2 │ …
 
-On the host (`engine.host`) a step is over when `launch` returns. On a device (`engine.device`) it stays in flight while
-the engine plans the next one. The engine asks the same of both, and does not know which one it has.
+On the host (`engine.host`) a step is complete when `launch` returns. On a device (`engine.device`) it stays in flight
+while the engine plans the next one. The engine uses both through one protocol, and does not know which one it has.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline.runner.rounds.protocol import Times
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """The outcome of one step: its works, now with drafts and verdicts, and what they cost."""
+    """The outcome of one step: its works, now with drafts and verdicts, and the time they took."""
 
-    works: list[Work]  # of sequences that still run
-    times: Times  # a `step` of 0.0: the engine's own clock says how long the step took
-    decodes: bool  # nothing but decoding, nothing wasted, and a time that is known: it tells what a step costs
+    works: list[Work]  # works of sequences that still run
+    times: Times  # if `step` is 0.0, the engine's own clock measures the step
+    decodes: bool  # only decoding, no wasted work, times known: the cost model learns from it
     output: Output | None = None  # logits of the pass; None: they stayed on the device
-    ended: list[Sequence] = field(default_factory=list)  # ended while in flight, and in no other step in flight
+    ended: list[Sequence] = field(default_factory=list)  # sequences that ended, and have no other step in flight
     wasted: int = 0  # works of sequences that had already ended
     waited: float = 0.0  # seconds in which the host did nothing but wait for the device
     inside: bool = False  # True: the step ran inside `launch`, on the host's own time
@@ -41,25 +41,25 @@ class Stepper(Protocol):
         """Steps that were launched and have not landed."""
 
     def depth(self, running: Seq[Sequence]) -> int:
-        """How many steps may be in flight while the next one, for these sequences, is planned."""
+        """Return how many steps may be in flight while the next one is planned for these sequences."""
 
     def start(self, sequence: Sequence) -> None:
-        """Take note of a sequence that has got a lane."""
+        """Begin a sequence that has got a lane."""
 
     def stop(self, sequence: Sequence) -> None:
         """Forget a sequence that ended or was preempted."""
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        """Whether a page of the prefix cache serves this sequence as it is; if not, it is computed again."""
+        """Return whether this sequence can use a page of the prefix cache; if not, the page is computed again."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step; one without works is none."""
+        """Begin a step. A plan without works launches nothing."""
 
     def land(self) -> Landing:
-        """Wait for the oldest step in flight."""
+        """Wait for the oldest step in flight, and return its outcome."""
 
     def observe(self, landing: Landing) -> None:
-        """Tell drafters what became of their drafts, once all of the landing is committed and emitted."""
+        """Report acceptance and hidden states to the drafters, once the whole landing is committed and emitted."""
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
-        """Forget every step in flight, for all these sequences: the engine is dead."""
+        """Forget every step in flight, and reset these sequences: the engine is dead."""

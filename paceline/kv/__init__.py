@@ -1,1 +1,1 @@
-"""Where keys and values live: pages, who holds them, and which are known to hold a reusable prefix."""
+"""Pages of keys and values: which sequences hold them, and which contain a reusable prefix."""

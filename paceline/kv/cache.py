@@ -30,7 +30,7 @@ class Span:
     salt: str
     pages: list[int] = field(default_factory=list)
     committed: int = 0
-    digests: list[bytes] = field(default_factory=list)  # of the full, committed pages
+    digests: list[bytes] = field(default_factory=list)  # digests of the full, committed pages
 
     @property
     def reserved(self) -> int:
@@ -49,8 +49,8 @@ class KVCache:
     ) -> Span:
         """Open a span for a sequence of these tokens. It starts with the pages of the longest known prefix.
 
-        The prefix ends before the first page that is not `wanted`: that content is computed again, and the new page
-        takes the place of the old one. At least one token is left to compute, since logits need a row.
+        The prefix ends before the first page that is not `wanted`: it is computed again, and the new page replaces the
+        old one. At least one token is left to compute, since logits need a row.
         """
         span = Span(salt=salt)
         if reuse and self._share_prefixes:
@@ -77,7 +77,7 @@ class KVCache:
     def commit(self, span: Span, tokens: np.ndarray | memoryview, path: Sequence[int]) -> None:
         """Make the rows `path`, written at committed + path[i], final as positions committed, committed + 1, …
 
-        `tokens` are the sequence's, at least up to the new end.
+        `tokens` are all tokens of the sequence, at least up to the new end.
         """
         first = span.committed
         if path and path[-1] != len(path) - 1:
@@ -110,7 +110,7 @@ class KVCache:
         return -(-slots // PAGE_SIZE) - len(span.pages)
 
     def _move(self, span: Span, first: int, path: Sequence[int]) -> None:
-        """Copy accepted rows to the positions they now have; rows that are there already stay."""
+        """Copy accepted rows to their final positions; leading rows that are already in place stay."""
         slots, fixed = self.slots(span, first, first + path[-1] + 1), 0
         while path[fixed] == fixed:
             fixed += 1

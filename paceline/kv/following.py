@@ -22,7 +22,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.pages import PageMarks, PagePool
 
 Pages = Callable[[int, int], Sequence[int]]
-"""(first, stop) → page ids `first` … `stop` - 1 of one sequence, as far as it has them; -1 is no page."""
+"""(first, stop) → ids of pages `first` … `stop` - 1 of one sequence. Pages that it lacks are left out, or are -1."""
 
 
 class Reader:
@@ -54,14 +54,14 @@ class Follower:
         self._pages = pages
 
     def missing(self, length: int) -> range:
-        """Positions that are still to be read of the first `length`."""
+        """Return those of the first `length` positions that have not been read."""
         return range(self.known, max(length, self.known))
 
     def reach(self, position: int) -> Sequence[int]:
-        """Note that everything before `position` has been read; return the pages that became whole by it.
+        """Note that everything before `position` has been read; return the pages that this completes.
 
-        Call it also for reading that is certain to end before anything else of the sequence is read. A position that
-        was reached before changes nothing."""
+        May also be called before the reading is done, if it is certain to end before the sequence is read further. A
+        position that was reached before changes nothing."""
         first, whole = self.known // PAGE_SIZE, position // PAGE_SIZE
         self.known = max(self.known, position)
         if whole <= first:
@@ -71,7 +71,7 @@ class Follower:
         return pages
 
     def skip(self, length: int) -> None:
-        """Step over whole pages within the first `length` positions that were read for another sequence meanwhile."""
+        """Skip whole pages within the first `length` positions that have been read for another sequence meanwhile."""
         first = self.known // PAGE_SIZE
         if skipped := self._marks.leading(self._pages(first, length // PAGE_SIZE)):
             self.known = (first + skipped) * PAGE_SIZE

@@ -67,7 +67,7 @@ class PagePool:
 
     def remember(self, page: int, digest: bytes) -> None:
         """Note that the content of a held page is final and known as `digest`. If another page has the same content,
-        the digest now leads to this one: a caller computes content again only if it cannot use the other page."""
+        the digest now maps to this page: content is computed again only if the other page could not be used."""
         if page in self._digest_of:
             return
         if digest in self._page_of:

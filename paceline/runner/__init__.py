@@ -1,1 +1,1 @@
-"""From a plan to logits and tokens: batches, forwards and heads that run them, rounds on a device, and loading."""
+"""The runner computes logits and tokens: batches, forwards and heads that run them, rounds on a device, loading."""

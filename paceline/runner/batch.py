@@ -4,7 +4,7 @@ Rows of one share, for 3 committed tokens from position 40 and a draft of 2:
 
     row        0    1    2  │  3    4
     position  40   41   42  │ 43   44     in a chain; in a tree the position follows from the node's depth
-    slot of   40   41   42  │ 43   44     always in the order of rows: a tree is straightened at commit
+    slot of   40   41   42  │ 43   44     always in the order of rows: the accepted path is made contiguous at commit
 
 After a pass over all weights the caches are cold: a call into torch costs tens of microseconds, and one into numpy
 several (docs/experiments.md, "The host between passes"). So values are collected in lists and packed at once into the
@@ -25,9 +25,9 @@ from paceline.draft import EMPTY, Draft
 from paceline.kernels.base import PAGE_SIZE, Batch
 from paceline.runner.lanes import Lanes
 
-MIN_COLUMNS = 8  # pages in the smallest page table; larger ones have twice as many, so that shapes change rarely
+MIN_COLUMNS = 8  # pages in the smallest page table; doubled as needed, so that shapes change rarely
 DEPTH_STEP = 4  # tokens; the depth of `tails` is a multiple of it, so that shapes change rarely
-MAX_BATCH_MEMORIES = 256  # shapes whose memory is kept
+MAX_BATCH_MEMORIES = 256  # batch shapes whose memory is kept
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Share:
     start: int
     count: int
     draft: Draft = EMPTY
-    outs: int = 1  # committed rows, the last ones, to compute logits for; drafted rows always have logits
+    outs: int = 1  # last committed rows to compute logits for; drafted rows always have logits
     seed: int = 0  # seed of the noise if the pass draws tokens
     inverse_temperature: float = 0.0  # 0: no noise
 
@@ -92,7 +92,7 @@ class BatchShape(NamedTuple):
 
 
 class BatchMemory:
-    """The memory of batches of one shape, written at once:
+    """The memory of batches of one shape, written in one call:
 
     seeds │ inverse temperatures │ tokens │ positions │ slots │ row_starts │ bases │ roots │ logit_rows │ tails
     and the page table
@@ -148,7 +148,7 @@ def _new_memory(lanes: Lanes, shape: BatchShape) -> BatchMemory:
 def _plant_trees(
     shares: Sequence[Share], positions: list[int], bases: list[int], slots: list[int], starts: Sequence[int]
 ) -> list[int]:
-    """Correct `positions` and `bases` of trees in place, and return `tails`: slots of the ancestors of every row."""
+    """Correct `positions` and `bases` of trees in place; return `tails`: slots of each row's path, padded with 0."""
     paths: list[list[int]] = []  # slots of each row's path, the row itself last; empty outside of trees
     for i, share in enumerate(shares):
         first = starts[i] + share.count  # row of the first drafted token

@@ -1,7 +1,7 @@
 """Vocabularies of one family that differ in their padding: a draft model's tokens and logits beside the target's.
 
     target   0 ................. 31999 │ padding to 32064
-    drafter  0 ................. 31999 │ padding to 32016        the padding means nothing, in either
+    drafter  0 ................. 31999 │ padding to 32016        padding has no meaning in either
 
 The padding is never drawn by a target that was trained on real text, but a request may name such a token.
 """
@@ -17,7 +17,7 @@ from paceline.kernels.base import Batch
 
 
 def fit_tokens(batch: Batch, *, vocab_size: int, model_vocab_size: int) -> Batch:
-    """Replace tokens that the model has no embedding for; any other token will do, as the draft need not be right."""
+    """Replace tokens that the model has no embedding for by its last token; the draft need not be right."""
     if model_vocab_size >= vocab_size:
         return batch
     return replace(batch, tokens=batch.tokens.clamp(max=model_vocab_size - 1))

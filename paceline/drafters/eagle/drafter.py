@@ -29,9 +29,9 @@ from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 from paceline.types import Off
 
-STATE_BYTES = 256 << 20  # memory for hidden states: some 39,000 tokens of SmolLM2
-COPY_AFTER = 5  # tokens that must have been seen together before, for their continuation to be copied
-MAX_COPY = 16  # tokens of a copy
+STATE_BYTES = 256 << 20  # bytes of memory for hidden states: about 39,000 tokens of SmolLM2
+COPY_AFTER = 5  # tokens: length of the match whose continuation is copied
+MAX_COPY = 16  # tokens of the longest copy
 
 
 class EagleDrafter(FeatureDrafter):
@@ -54,10 +54,10 @@ class EagleDrafter(FeatureDrafter):
         branches: int = 4,
         min_confidence: float | None = None,
     ) -> None:
-        """`width`: of the features, all taps together. `vocab_size`, `pick`: the target's. `chunk`: rows that it reads
-        at once. `state_bytes`: memory for hidden states, if that is enough for a step. `branches`: tokens that may
-        follow one in a tree. Tokens that the head is less sure of than `min_confidence` are left out; by default those
-        that do not pay, and a request's `p_min` replaces both."""
+        """`width`: columns of the features, all taps together. `vocab_size`, `pick`: the target's. `chunk`: rows of one
+        reading pass. `state_bytes`: memory for hidden states; more is used if a step needs it. `branches`: most
+        children of a node in a tree. Tokens below `min_confidence` are not drafted; None: tokens that do not pay are
+        not drafted. A request's `p_min` replaces either."""
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         if not 1 <= branches <= WIDTH_MAX:

@@ -1,11 +1,11 @@
-"""Drafting of an EAGLE-3 head, from the rows that it has yet to read: trees in one call, or chains token by token.
+"""Drafting with an EAGLE-3 head, from the rows that it has yet to read: trees in one call, or chains token by token.
 
     the head    ...... known-1 │ held ... L-2 │       first pass: the held rows; the last gives token L
     draft                             │ L-1  L …      further passes, on the head's own output: one level of a tree
                                                       each, or one token of a chain
 
-A head that is a `TreeHead` drafts a whole tree without the host. Where the host must act between two tokens (penalties,
-a grammar, rules that ask for distributions), and for other heads, a draft is a chain.
+A `TreeHead` drafts a whole tree without the host. A draft is a chain for other heads, and if the host must act between
+two tokens (penalties, a grammar, rules that need distributions).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.runner.lanes import Lanes
 from paceline.sampling.sampler import Pick
 
 # Estimated probability that the next token of a chain is right, given that the draft so far is in doubt. Not measured
-# on its own; the tree in tree.c has an estimate of its own for the best of several tokens.
+# separately; tree.c has another estimate, for the best of several tokens.
 DOUBTFUL_CONFIDENCE = 0.5
 # Expected accepted tokens of a further level of a tree per unit of confidence in its nodes, less the cost of its rows.
 # Halving or doubling it changed nothing beyond noise: docs/experiments.md, "Largest draft of a tree".
@@ -43,12 +43,12 @@ class Thresholds:
     min_confidence: float | None
 
     def of_chain(self, ask: Ask) -> float:
-        """Confidence in a whole chain, below which it ends."""
+        """Return the confidence in a whole chain below which it ends."""
         own = self._given(ask)
         return ask.price / DOUBTFUL_CONFIDENCE if own is None else own
 
     def of_tree(self, ask: Ask) -> tuple[float, float]:
-        """Minimum confidence of one node, and minimum summed confidence of a level before another is computed."""
+        """Return the minimum confidence of a node, and the minimum summed confidence of a level to compute another."""
         own = self._given(ask)
         return (ask.row_price, (ask.price - ask.row_price) / NET_GAIN_PER_LEVEL) if own is None else (own, own)
 
@@ -79,7 +79,7 @@ class ChainDrafting:
     """Drafts chains, one pass a token, with the host in between."""
 
     def __init__(self, head: HeadForward, *, lanes: Lanes, thresholds: Thresholds, vocab_size: int, pick: Pick) -> None:
-        """`vocab_size` and `pick`: of the target."""
+        """`vocab_size` and `pick` are the target's."""
         self._head = head
         self._ids = head.ids.tolist()
         self._lanes = lanes
@@ -91,7 +91,8 @@ class ChainDrafting:
         """Draft after the held rows `shares`, one of each ask, with their hidden states."""
         drafts = [DraftInProgress(ask, min_confidence=self._thresholds.of_chain(ask)) for ask in asks]
         ends = np.cumsum([share.rows for share in shares]).tolist()
-        going = [(draft, end - 1) for draft, end in zip(drafts, ends, strict=True)]  # each with its row of the pass
+        # Unfinished drafts, each with its row of the pass.
+        going = [(draft, end - 1) for draft, end in zip(drafts, ends, strict=True)]
         output = self._head(build_batch(self._lanes, shares, ahead=1), features=features)
         while True:
             for i, (draft, _) in enumerate(going):
@@ -121,14 +122,14 @@ class ChainDrafting:
             draft.confidence *= head_confidence(probability_of(place, logits[0]), drawn=not sampler.greedy)
 
     def _spread(self, logits: Tensor) -> Tensor:
-        """Spread logits over the target's vocabulary; tokens that the head cannot say are impossible."""
+        """Spread logits over the target's vocabulary; tokens outside of the draft vocabulary get -inf."""
         whole = torch.full((len(logits), self._vocab_size), -torch.inf)
         whole[:, self._head.ids.long()] = logits
         return whole
 
 
 def is_simple(ask: Ask) -> bool:
-    """Tell whether a head can draft without the host: only the best token, or a temperature and filters, is asked."""
+    """Tell whether a head can draft without the host: greedy or with temperature and filters, and without `probs`."""
     return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
@@ -145,5 +146,5 @@ def _branching(parents: list[int]) -> tuple[int, ...]:
 
 
 def _next_row(draft: DraftInProgress) -> Share:
-    """The row of the position before the token drawn last."""
+    """Return the row that follows the last one: of the position before the token drawn last."""
     return Share(lane=draft.ask.lane, start=draft.position - 2, count=1)

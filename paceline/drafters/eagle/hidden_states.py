@@ -4,9 +4,9 @@
     place        0      1      2            PAGE_SIZE rows of this memory each
     states   ████████████████▒▒░░░░         ▒ the last page is not whole yet
 
-To keep the states of a step is one copy for all sequences; nothing is computed. A page keeps its place until its states
+Keeping the states of a step is one copy for all sequences; nothing is computed. A page keeps its place until its states
 have been read. When all places are taken, pages that no sequence holds lose theirs, the oldest first: they could only
-have served a later sequence with the same beginning. If there are none, there is no room.
+have served a later sequence with the same beginning. If all pages are held by sequences, `place` returns None.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_KNOWN_SOURCES = 64  # feature tensors whose address is remembered
 
 
 class Place(NamedTuple):
-    """Address of rows of float32."""
+    """A block of float32 rows with its address."""
 
     rows: Tensor  # keeps the memory alive
     address: int
@@ -55,13 +55,13 @@ class HiddenStateStore:
         self._reads: dict[int, Place] = {}  # number of rows → memory that they are read into
         self._sources: dict[int, Place] = {}  # id of a feature tensor → its address
         self._short = False  # a page found no room; see `is_short`
-        self._searched = False  # a search for room was in vain, and no sequence has stopped since
+        self._searched = False  # the last search found too few places, and no sequence has stopped since
 
     def __contains__(self, page: int) -> bool:
         return page in self._whole
 
     def has_room(self, pages: int) -> bool:
-        """Tell whether so many pages can get a place; pages that no sequence holds may lose theirs for it."""
+        """Tell whether `pages` pages can get a place. Evicts pages that no sequence holds if it must."""
         if len(self._free) < pages and not self._searched:
             self._make_room(pages - len(self._free))
         return len(self._free) >= pages
@@ -103,7 +103,7 @@ class HiddenStateStore:
                 self._whole.discard(page)
 
     def expect_room(self) -> None:
-        """Search for room again at the next need: a sequence stops and lets go of its pages."""
+        """Search for room again the next time it is needed: a sequence stops, and its pages can be evicted."""
         self._searched = False
 
     def rows_of(self, pages: Sequence[int], start: int, stop: int) -> list[int]:
@@ -148,7 +148,7 @@ class HiddenStateStore:
         return found
 
     def _make_room(self, pages: int) -> None:
-        """Free twice as many places as are needed, so that not every page searches."""
+        """Free up to twice as many places as are needed, so that searches are rare."""
         useless = [page for page in self._places if not self._pool.holders(page) or page not in self._current]
         self.drop(useless[: 2 * pages])
         self._searched = len(useless) < pages

@@ -1,4 +1,4 @@
-"""Reading of an EAGLE-3 head: it is fed the target's hidden states, holds them, and reads them when a draft is wanted.
+"""Reading of an EAGLE-3 head: store the target's hidden states, and run the head over them when a draft is wanted.
 
 Row i of the head belongs to position i, needs the token at i + 1, and guesses the one at i + 2:
 
@@ -6,14 +6,14 @@ Row i of the head belongs to position i, needs the token at i + 1, and guesses t
     computed    0 ............................ L-2      │       the target reads the last token while it verifies
     the head    0 ...... known-1 │ held ...... end-1    │       end = L - 1 where nothing is missing
 
-Nothing is computed before a draft is wanted: until then states are only held (`drafters.eagle.hidden_states`), so that
-a sequence that does not draft costs a copy. Held states are read in chunks when the sequence drafts. Where the memory
-for states is full they are read at once; while too many sequences run for any to draft, the sequence is given up
-instead.
+Held rows are those whose hidden states are stored (`drafters.eagle.hidden_states`) and not read yet. Nothing is
+computed before a draft is wanted, so that a sequence that does not draft costs only a copy. Held rows are read in
+chunks when the sequence drafts. If the memory for states is full, they are read at once. If too many sequences run for
+any to draft, the sequence is dropped instead: it is fed no more states, and does not draft again unless it restarts.
 
 Rows of a draft are overwritten with true ones once the target has judged them. Positions that came from the prefix
-cache have no hidden states. Either their pages still hold the head's keys and values, or their states are still held,
-or `knows` says that they are not, and the target computes them again.
+cache have no hidden states. Either their pages still have the head's keys and values, or their states are still held,
+or `knows` returns False and the target computes them again.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from paceline.runner.lanes import Lanes
 from paceline.types import Off, OffKind
 
 MAX_FIRST_ROWS = 32  # rows that the first pass of a draft may have; more are read in chunks before it
-# Held rows that are worth reading for each token that a lone sequence may still say; with n sequences 1 / n² of it, as
-# a draft saves less beside others. Measured as 32 at 63 µs a row (docs/experiments.md, "Reading held states when the
-# load falls"); since then a row costs a third of that ("What a head reads of a prompt").
+# Held rows that are worth reading per token that the answer may still get, for a single sequence. With n sequences it
+# is divided by n², because drafts save less in a larger batch. Measured as 32 at 63 µs per row (docs/experiments.md,
+# "Reading held states when the load falls"); since then a row costs a third of that ("What a head reads of a prompt").
 MAX_ROWS_PER_TOKEN = 96
 
 
@@ -48,7 +48,7 @@ class _State:
 
     lane: int
     follower: Follower
-    end: int  # the position that is to be fed next; -1: given up
+    end: int  # next position to be fed; -1: dropped, it is fed no more
     place: int = 0  # first row of the last page's states in the store
 
     @property
@@ -57,7 +57,7 @@ class _State:
         return self.end - self.follower.known
 
     def share(self, count: int, *, outs: int = 1) -> Share:
-        """The next `count` rows of the head."""
+        """Return the next `count` rows to read, as a share of a batch."""
         return Share(lane=self.lane, start=self.follower.known, count=count, outs=outs)
 
 
@@ -67,8 +67,8 @@ class HeadReading:
     def __init__(
         self, head: HeadForward, *, name: str, lanes: Lanes, pool: PagePool, width: int, chunk: int, state_bytes: int
     ) -> None:
-        """`name`: of the drafter, for reasons. `width`: of the features, all taps together. `chunk`: rows of a reading
-        pass. `state_bytes`: memory for hidden states; it is never less than a step needs."""
+        """`name`: the drafter's, for messages. `width`: columns of the features, all taps together. `chunk`: rows of a
+        reading pass. `state_bytes`: memory for hidden states; more is used if a step needs it."""
         rows = max(state_bytes // (4 * width), chunk + PAGE_SIZE * len(lanes.lengths))
         self._store = HiddenStateStore(pool, rows=rows, width=width, device=head.device)
         self._head = head
@@ -92,7 +92,7 @@ class HeadReading:
         self._store.expect_room()
 
     def knows(self, page: int) -> bool:
-        """Tell whether a page needs no hidden states; also where there is hardly room to hold them."""
+        """Tell whether a page needs no hidden states. True for every page while memory for states is short."""
         return page in self._reader or page in self._store or self._store.is_short
 
     # ── feeding ──
@@ -112,13 +112,13 @@ class HeadReading:
                 state.end += 1
             elif (reason := self._find_places(state, each, rows, places)) is not None:
                 lost[each.key] = reason
-                self._give_up(state)
+                self._drop(state)
         if rows:
             self._store.write(features, rows, places)
         return lost
 
     def _find_places(self, state: _State, seen: Seen, rows: list[int], places: list[int]) -> Off | None:
-        """Add the new rows of `seen` to `rows` and their places in the store to `places`; or say why there are none."""
+        """Add the new rows of `seen` to `rows`, and their places in the store to `places`; or return why it cannot."""
         if state.end < seen.start:
             detail = f"drafter {self._name} has not seen the beginning: there was no room for its hidden states"
             return Off(OffKind.NO_HIDDEN_STATES, detail)
@@ -138,8 +138,8 @@ class HeadReading:
                 self._store.complete(page)
         return None
 
-    def _give_up(self, state: _State) -> None:
-        """Drop held states that no other sequence can use; nothing more is fed for this one."""
+    def _drop(self, state: _State) -> None:
+        """Free held states that no other sequence can use. This sequence is fed no more states."""
         pages = self._lanes.pages_of(state.lane, state.follower.known // PAGE_SIZE, -(-state.end // PAGE_SIZE))
         self._store.drop([page for page in pages if self._pool.holders(page) == 1])
         state.end = -1
@@ -147,19 +147,19 @@ class HeadReading:
     # ── reading ──
 
     def catch_up(self, asks: Sequence[Ask]) -> list[Ask]:
-        """Read a chunk of the rows that have piled up, and return the asks that can draft now.
+        """Read one chunk of the held rows, and return the asks that can draft now.
 
-        A sequence with more rows than a chunk goes without a draft this time. One that is near its end goes without
-        for good, where drafts have a price: the more sequences run, the less a draft saves."""
+        A sequence that still has more than MAX_FIRST_ROWS gets no draft in this step. If drafts have a price, rows are
+        not read for a sequence too near to its end for drafts to pay for it (MAX_ROWS_PER_TOKEN)."""
         current = [ask for ask in asks if self._states[ask.key].end == len(ask.tokens) - 1]
-        piled = []
+        behind = []
         for ask in current:
             state = self._states[ask.key]
             state.follower.skip(state.end)
             pays = not ask.price or state.held <= MAX_ROWS_PER_TOKEN * ask.left // len(current) ** 2
             if state.held > MAX_FIRST_ROWS and pays:
-                piled.append(state)
-        self._read_chunk(piled)
+                behind.append(state)
+        self._read_chunk(behind)
         return [ask for ask in current if 0 < self._states[ask.key].held <= MAX_FIRST_ROWS]
 
     def take_held(self, asks: Sequence[Ask]) -> tuple[list[Share], Tensor]:
@@ -174,12 +174,12 @@ class HeadReading:
         return shares, features
 
     def _read_all(self, states: Sequence[_State]) -> None:
-        """Read all that is held but the last row of each sequence, whose guess is wanted later."""
+        """Read all held rows but the last of each sequence, whose logits are needed for its draft."""
         while self._read_chunk(states):
             pass
 
     def _read_chunk(self, states: Sequence[_State]) -> bool:
-        """Read one chunk of the held rows, without the last of each sequence; return False if there was none."""
+        """Read one chunk of the held rows, without the last of each sequence; return False if no row was left."""
         room = self._chunk
         shares, places, read = [], [], []
         for state in states:

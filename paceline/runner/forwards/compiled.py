@@ -1,7 +1,7 @@
 """A model as one compiled program: the Forward for quantised weights on a CPU.
 
-Bitwise: a row's logits, keys and values have the same bits whatever rows are beside it, however many threads run, and
-whether its context came as a prefill, token by token, or through accepted drafts.
+It is bitwise reproducible: a row's logits, keys and values have the same bits for any other rows in the batch, any
+number of threads, and any way in which its context was computed: by prefill, token by token, or by accepted drafts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CompiledForward:
         self.program.finish()
         self._features_width: int = shape.features
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
-        self._views: dict[tuple[int, int, int], Output] = {}  # by rows, outs and width of features
+        self._views: dict[tuple[int, int, int], Output] = {}  # (rows, outs, width of features) → output
         self._known = KnownBatches[Prepared]()
 
     def __call__(self, batch: Batch) -> Output:
@@ -100,7 +100,7 @@ class CompiledForward:
             draws.seeds, draws.inverse_temperature = batch.seeds.data_ptr(), batch.inverse_temperatures.data_ptr()
         draws.roots = None if batch.roots is None else batch.roots.data_ptr()
         point(pass_, batch, output)
-        view = memoryview(drawn).cast("B").cast("i")  # read faster than the array, and keeps it alive
+        view = memoryview(drawn).cast("B").cast("i")  # faster to read than the array, and keeps it alive
         return self._known.put(batch, Prepared(pass_, draws, replace(output, drawn=view)))
 
     def _output(self, rows: int, outs: int, width: int) -> Output:
@@ -109,7 +109,7 @@ class CompiledForward:
             self._logits = torch.empty((max(outs, len(self._logits)), self.vocab_size))
             self._features = torch.empty(max(rows * width, len(self._features)))
             self._views.clear()
-            self._known.clear()  # they point to the old memory
+            self._known.clear()  # prepared structures point to the old memory
         if (rows, outs, width) not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             features = self._features[: rows * width].view(rows, -1) if width else None

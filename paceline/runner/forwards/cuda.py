@@ -276,9 +276,9 @@ class CudaDecoder:
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return [rows, columns] of memory with a fixed address for each power of two of rows.
+        """Return a tensor [rows, columns] with one fixed address for all row counts up to the same power of two.
 
-        It starts as zeros: attention skips rows that only pad a pass, but products read them."""
+        It starts as zeros, because products also read rows that only pad a pass, which attention skips."""
         size = 1 << max(rows - 1, 0).bit_length()
         if (name, size) not in self._buffers:
             self._buffers[name, size] = torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device)
@@ -337,11 +337,11 @@ class CudaForward:
     """Implements Forward for batches from the host and outputs to the host; rounds call the decoder directly."""
 
     pick = staticmethod(pick)
-    cheap_rows = 8  # as of the compiled Forward; a GPU has many more, which host drafts do not use
+    cheap_rows = 8  # same as CHEAP_ROWS_8_BIT of the compiled Forward; host drafts do not use more on a GPU
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
         on_gpu = decoder.device.type == "cuda"
-        self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # checked on Hopper alone
+        self.bitwise = on_gpu and torch.cuda.get_device_capability(decoder.device) == (9, 0)  # verified on Hopper only
         self.decoder = decoder
         self.kv = kv
         self.vocab_size = decoder.config.vocab_size
@@ -380,7 +380,7 @@ class CudaForward:
 
 
 def padded_rows(rows: int) -> int:
-    """Round a number of rows up to one of few: each new number costs a check of the library's products."""
+    """Round a number of rows up to one of few sizes: for each new size the results of cuBLAS must be checked."""
     if rows <= FEW_ROWS:
         return rows
     step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // 8)

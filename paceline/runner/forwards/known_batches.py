@@ -2,7 +2,7 @@
 
 Batches come back: `runner.batch` writes a new batch into the memory of an earlier one of the same shape, and returns
 the same Batch object. So addresses, C structures and memory for results are prepared once for an object. It matters
-because the caches are cold after a forward pass: looking at a tensor costs microseconds, making one tens of them
+because the caches are cold after a forward pass: reading a tensor's fields costs microseconds, making one costs tens
 (docs/experiments.md, "The host between passes").
 
 The key is `id(batch)`, since a hash of the contents would have to read them. An id belongs to an object only while that
@@ -16,13 +16,13 @@ from typing import Generic, TypeVar
 
 from paceline.kernels.base import Batch
 
-MAX_CACHED_BATCHES = 256
+MAX_CACHED_BATCHES = 256  # entries; the cache is emptied when it has as many
 
 T = TypeVar("T")
 
 
 class KnownBatches(Generic[T]):
-    """A cache of prepared values by Batch object; emptied when it is full, or when what they point to moves."""
+    """A cache of prepared values by Batch object; emptied when it is full, or when the memory they point to moves."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[Batch, T]] = {}

@@ -1,4 +1,4 @@
-"""The Forward in plain torch, for any device, in fp32 or bf16: the oracle of the compiled one.
+"""The Forward in plain torch, for any device, in fp32 or bf16: the reference that tests compare the compiled one with.
 
 It is not bitwise: torch may round a row differently if the batch has other rows.
 """
@@ -22,7 +22,7 @@ class TorchForward:
     """Implements Forward: the decoder on the reference backend."""
 
     bitwise = False
-    cheap_rows = 8  # as of the compiled Forward; not measured
+    cheap_rows = 8  # same as CHEAP_ROWS_8_BIT of the compiled Forward; not measured
     pick = staticmethod(pick)
 
     def __init__(

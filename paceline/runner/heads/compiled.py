@@ -95,7 +95,7 @@ class CompiledHead:
         """Return memory for `outs` rows with logits. All sizes share the logits."""
         if outs > len(self._logits):
             self._logits, self._views = torch.empty((outs, len(self.ids))), {}
-            self._known.clear()  # they point to the old memory
+            self._known.clear()  # prepared structures point to the old memory
         if outs not in self._views:
             argmax = torch.empty(outs, dtype=torch.int32)
             self._views[outs] = Output(logits=self._logits[:outs], argmax=argmax)
@@ -103,7 +103,7 @@ class CompiledHead:
 
 
 class DraftMemory:
-    """Memory of the drafts of one batch: what is wanted of each sequence, and the trees that were found."""
+    """Memory of the drafts of one batch: the request of each sequence, and the trees that were drafted."""
 
     def __init__(self, batch: Batch, output: Output, longest: int, width: int, *, ids: Tensor) -> None:
         count = len(batch.bases)
@@ -134,17 +134,17 @@ class DraftMemory:
         )
 
     def fits(self, longest: int, width: int) -> bool:
-        """Whether drafts of `longest` nodes and this width find room."""
+        """Return True if drafts of `longest` nodes and this width fit."""
         return longest <= self._longest and width == self._width
 
     def read_from(self, features: Tensor) -> None:
-        """Let the first pass read `features`. Usually it is the same tensor as last time; its address costs
-        microseconds."""
+        """Let the first pass read `features`. Usually it is the same tensor as last time, and looking up
+        its address, which costs microseconds, is skipped."""
         if features is not self._features:
             self._features, self.pass_.features = features, _address(features, self._batch)
 
     def write(self, wanted: Sequence[TreeRequest]) -> None:
-        """Write what each sequence wants, in the order of WANTED."""
+        """Write the requests of all sequences, field by field in the order of WANTED."""
         if len(wanted) == 1:  # the usual case, without any loop
             [one] = wanted
             floors = one.min_confidence, one.min_level_confidence

@@ -1,8 +1,8 @@
 """Protocols of heads that run: `HeadForward` and `TreeHead` for EAGLE-3, `MedusaForward` for Medusa.
 
-A pass of an EAGLE-3 head is over a Batch, as a pass of any Forward, but row r pairs the state of its position with the
-*next* token. Its key and value go to the slot of its position. With `features`, states are the target's hidden states,
-[rows, 3 * hidden]. With `carry`, row r continues from row carry[r] of the head's last pass; `carry` ascends.
+A pass of an EAGLE-3 head computes a Batch, as a pass of any Forward does, but row r combines the hidden state of its
+position with the *next* token. Its key and value go to the slot of its position. With `features`, the states are the
+target's, [rows, 3 * hidden]. With `carry`, row r continues from row carry[r] of the head's last pass; `carry` ascends.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TreeRequest:
     """
 
     limit: int  # tokens of the draft, at least 1
-    min_confidence: float  # a token is dropped if the head's confidence in it and all before it is lower
-    min_level_confidence: float  # the tree ends at a level whose tokens have less confidence in all
+    min_confidence: float  # a token is dropped if the confidence in its whole path is lower
+    min_level_confidence: float  # the tree ends at a level whose summed confidence is lower
     min_p: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -56,7 +56,7 @@ class TreeHead(HeadForward, Protocol):
     def draft(self, batch: Batch, features: Tensor, wanted: Sequence[TreeRequest], *, width: int) -> list[Tree]:
         """Draft one tree for each sequence of the batch, which asks for logits of its last row alone.
 
-        At most `width` tokens follow one. Tokens are drawn with the batch's seeds and inverse_temperatures."""
+        A node has at most `width` children. Tokens are drawn with the batch's seeds and inverse_temperatures."""
 
 
 Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents as in Draft

@@ -1,12 +1,12 @@
-"""Sketch: a low-rank copy of a head's output layer, which finds the outputs that are worth computing exactly.
+"""Sketch: a low-rank approximation of a head's output layer, which selects the outputs to compute exactly.
 
-docs/adr/0013-a-head-computes-a-shortlist.md is the decision, with measurements; kernels/cpu/screen.c uses the sketch.
+docs/adr/0013-a-head-computes-a-shortlist.md has the decision and measurements; kernels/cpu/screen.c uses the sketch.
 
-The layer multiplies rows of root mean square 1 by W = weights · norm. If rows point in all directions alike, the best
-product of rank r projects them onto the r largest singular vectors of W: `down` [r, hidden], then `up` [vocab, r]. The
-mean over all outputs does not change their order and is subtracted first.
+The layer multiplies rows of root mean square 1 by W = weights · norm. If rows are spread equally in all directions, the
+best product of rank r projects them onto the r largest singular vectors of W: `down` [r, hidden], then `up` [vocab, r].
+The mean over all outputs does not change their order and is subtracted first.
 
-Real rows do not point in all directions alike. Training knows their spread, and with it fewer directions give a better
+Real rows are not spread equally. Training measures their second moment, and with it fewer directions give a better
 approximation: `directions` finds the subspace, the head's file ships it, and `sketch` takes its vectors from there.
 """
 

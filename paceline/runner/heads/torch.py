@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in plain torch, for any device. `runner.heads.protocol` says what a pass computes."""
+"""An EAGLE-3 head in plain torch, for any device. `runner.heads.protocol` defines a pass."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Loading of models and heads: from their files to something that runs on this machine, within its memory."""
+"""Loading of models and heads from files, into forwards that run on this machine and fit into its memory."""

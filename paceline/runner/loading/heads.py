@@ -51,7 +51,7 @@ class ReadyHead:
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes of weights that a pass of a draft reads: all but `fc`, and but for a few rows of the embedding."""
+        """Bytes of weights that a draft pass reads: all but `fc` and the embedding, of which it reads a few rows."""
         return sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
 
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:

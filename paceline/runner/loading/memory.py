@@ -1,6 +1,6 @@
 """Memory of weights: their bytes by format as they will run, and an error that names what did not fit on a device.
 
-`packed` says whether kernels read quantised weights as they are; otherwise they will be dequantised to float32.
+`packed`: kernels read quantised weights as they are; otherwise the weights are dequantised to float32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
 def pass_bytes(model: LoadedModel, *, packed: bool) -> int:
     """Count the bytes of weights that a forward pass reads.
 
-    An embedding that is not the head as well does not count: a pass looks up a few of its rows."""
+    An embedding counts only if it is also the head: otherwise a pass reads a few of its rows."""
     read = [weight for name, weight in model.weights.items() if name != "embed" or model.config.tied_head]
     return sum(_bytes_in_use(weight, packed=packed) for weight in read)
 

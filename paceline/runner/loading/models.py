@@ -69,13 +69,13 @@ class ReadyModel:
         return page_bytes(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
     def profile(self, rows: int, outs: int) -> None:
-        """Run the largest pass that can occur, so that memory that is free afterwards can be used for KV."""
+        """Run the largest pass that can occur, so that the memory left free afterwards can be used for KV."""
         if self.decoder is not None:
             with memory_for(f"a pass of {rows} tokens of {self.name}", "lower max_step_tokens or max_sequences"):
                 self.decoder.profile(rows, outs)
 
     def forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = ()) -> Forward:
-        """Build the Forward, which takes the weights over."""
+        """Build the Forward. It takes ownership of the weights, and may empty the mapping."""
         config, weights = self.model.config, self.model.weights
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv

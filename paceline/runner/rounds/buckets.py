@@ -1,4 +1,4 @@
-"""The shapes that rounds are captured in, and which of them a step takes.
+"""The shapes in which rounds are captured, and the choice of one for a step.
 
 A captured round fits any step that is no larger in any respect: its seats are padded with the dummy lane, its rows with
 padding, and tokens drafted beyond a seat's limit are not verified. While another captured shape fits without costing
@@ -12,25 +12,25 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-LEAST_CONTEXT = 512  # positions; the smallest bound of a context
+LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
-CHEAP_ROWS = 64  # rows up to which one more costs next to nothing: products only read their matrix
-PATIENCE = 32  # steps in another shape before a shape gets a graph of its own
+CHEAP_ROWS = 64  # rows up to which one more is nearly free: the time of a product is that of reading its matrix
+PATIENCE = 32  # steps that run in a larger captured shape before the wanted shape is captured
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Everything that fixes the shape of a round."""
 
-    seats: int  # the batch, padded
-    rows: int  # all rows of the verification, not seats × longest draft
+    seats: int  # padded number of sequences
+    rows: int  # rows of the verification, summed over seats; at most seats × (1 + draft)
     draft: int  # passes of the drafter; 0: plain decoding
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
 
     def serves(self, wanted: Bucket) -> bool:
-        """Whether this bucket can run a step of the bucket `wanted` and costs little more."""
+        """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
         same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context

@@ -1,11 +1,11 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph belongs to a bucket of rounds (`runner.rounds.buckets`) and is kept until `MAX_GRAPHS` others have been used
-since. The graph of plain decoding has no trace of speculation in it. Verification is ragged: the graph has a fixed
+A graph belongs to a bucket of rounds (`runner.rounds.buckets`). Up to `MAX_GRAPHS` are kept; the least recently used
+one is dropped. The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed
 number of rows in all, and shorter drafts leave room for longer ones.
 
-The host uploads changes (mostly none), replays the graph, and has the outcome copied to memory of its own. Only
-`collect` waits. Prompts are read by launches outside of graphs: there the device has more to do than the host.
+The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. Only
+`collect` waits. Prompts are read by launches outside of graphs: their passes take longer than their launches.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
 from paceline.sampling.sampler import Sampler
 
-MAX_IN_FLIGHT = 4  # steps whose outcomes have memory; the engine never has as many in flight
+MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 MAX_GRAPHS = 256  # graphs kept at a time
 DECAY = 0.9  # weight of the past in running averages of times and drafts
-FOUND_MARGIN = 1.5  # rows reserved by the average of found tokens, times this
+FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,11 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._filtered: set[int] = set()  # lanes that filter logits
-        self._captured: dict[Bucket, _Round] = {}  # the longest unused first
+        self._captured: dict[Bucket, _Round] = {}  # least recently used first
         self._choice = Choice()
-        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)  # (draft, drafter) → by seats
-        self._found: dict[str, float] = defaultdict(lambda: 1.0)  # share of the drafted tokens wanted that was found
+        # (draft length, drafter) → number of seats → seconds of a round
+        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
@@ -94,7 +95,7 @@ class CudaRounds:
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         began, done = self._events()
         bucket = self._bucket(seats, drafter, context) if seats else None
-        round = self._round(bucket) if bucket else None  # may be captured now, which is not to be timed
+        round = self._round(bucket) if bucket else None  # may capture a graph, which must not be timed
         self._apply_changes()
         if began:
             began.record()
@@ -150,7 +151,7 @@ class CudaRounds:
     # ── prompts ──
 
     def _read(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> Tensor | None:
-        """Run passes over prompts, and draw the first token of each that ends here."""
+        """Run passes over prompt chunks, and draw the first token after each prompt that ends here."""
         along = [chunk for chunk in chunks if chunk.drafts]
         reading = [chunk for chunk in chunks if chunk.target]
         by = self._drafters.get(drafter or "")
@@ -216,7 +217,7 @@ class CudaRounds:
 
     def _round(self, bucket: Bucket) -> _Round:
         made = self._captured.pop(bucket, None) or self._capture(bucket)
-        self._captured[bucket] = made  # as the latest
+        self._captured[bucket] = made  # most recently used last
         return made
 
     def _capture(self, bucket: Bucket) -> _Round:
@@ -229,7 +230,7 @@ class CudaRounds:
         return made
 
     def _drop_oldest(self) -> None:
-        """Drop the graph that was unused longest, once the device is done: a step in flight may replay it."""
+        """Drop the least recently used graph. Waits for the device first, because a step in flight may replay it."""
         if self._state.device.type == "cuda":
             torch.cuda.synchronize(self._state.device)
         del self._captured[next(iter(self._captured))]
@@ -245,7 +246,7 @@ class CudaRounds:
             self._found[bucket.drafter] = share + DECAY * (self._found[bucket.drafter] - share)
 
     def _down(self, source: Tensor, memory: Tensor) -> Tensor:
-        """Copy to the host's memory; valid once the step is done."""
+        """Start a copy to the host's memory; it is valid once the step is done."""
         return memory.copy_(source, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""Rounds for any torch device, in plain torch: a readable account of what a device must do, and the oracle of tests."""
+"""Rounds for any torch device, in plain torch: the readable reference that tests compare other rounds with."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from paceline.sampling.sampler import Sampler
 class PortableRounds:
     """Implements Rounds with a Forward and plain torch.
 
-    Everything is done by the time `launch` returns, so it saves no time. It lets the engine's device steps be tested on
-    a CPU."""
+    `launch` returns when the step is complete, so nothing overlaps. It lets the engine's device steps be tested on a
+    CPU."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PortableRounds:
             self._state.memory[places] = values
 
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
-        """Run the target over prompts, and draw the first token of each that ends here."""
+        """Run the target over prompt chunks, and draw the first token after each prompt that ends here."""
         reading = [chunk for chunk in chunks if chunk.target]
         if not reading:
             return [None] * len(chunks)
@@ -101,7 +101,7 @@ class PortableRounds:
             self._run(reader, self._chunk_rows(chunks, []))
 
     def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
-        """Put guesses behind the committed tokens of each seat; return how many, one count a seat."""
+        """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
         limits = [seat.max_draft for seat in seats]
         if drafter is None or not any(limits):
             return [0] * len(seats)

@@ -54,9 +54,9 @@ class Chunk:
 class Landed:
     """The outcome of a seat, or of a chunk that draws."""
 
-    accepted: int  # drafted tokens
+    accepted: int  # number of drafted tokens that were accepted
     drafted: tuple[int, ...]
-    tokens: tuple[int, ...]  # the accepted drafted ones, then the target's own
+    tokens: tuple[int, ...]  # new tokens: the accepted drafted ones, then the target's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Rounds(Protocol):
     """Steps on a device. One thread calls in order; only `collect` waits for the device."""
 
     drafters: Collection[str]  # names of the drafters that the device can run
-    readers: Collection[str]  # names of those with KV memory of their own, which must read the text of a lane
+    readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
     max_draft: int  # tokens of a seat's draft, at most
-    synthetic_acceptance: float  # above 0: a coin decides on drafted tokens, for measurements; set before any launch
+    synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        """Put a sequence on a lane, or renew one that the host has changed: committed tokens int32 [length], sampling.
+        """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling.
 
         The lane has no pages until they are set."""
 
@@ -88,21 +88,22 @@ class Rounds(Protocol):
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
-        `drafter` reads and drafts. No sequence of the step can get longer than `context`. A reader has read all
-        positions of a seat that drafts but the last two committed ones, which its first pass reads.
+        `drafter` reads the chunks with `drafts`, and drafts in the round. No sequence of the step can get longer than
+        `context`. If the drafter is a reader, it has read all committed tokens of each drafting seat except the last
+        two, which its first pass reads.
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
-        Lanes have room for them, and no one uses the outcome."""
+        Lanes have room for them, and the outcome is dropped."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        """Wait for a step, each once and in order.
+        """Wait for a step. Each step is collected once, in the order of launches.
 
         Returns outcomes of chunks (None where nothing was drawn), outcomes of seats, and times."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
 
-        With `draft` 0 it is a plain round, whatever the drafter."""
+        With `draft` 0 it is a plain round, and the drafter does not matter."""
 
 
 class DraftingRound(Protocol):
@@ -121,13 +122,13 @@ class DraftingRound(Protocol):
 
     @property
     def found(self) -> Tensor:
-        """How many tokens were drafted for each seat, int32 [seats]: written by a drafter that `finds_fewer`."""
+        """Number of tokens drafted for each seat, int32 [seats]: written by a drafter that `finds_fewer`."""
 
     def limits(self) -> Tensor:
         """Compute how many tokens may be drafted for each seat, int32 [seats]."""
 
     def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
-        """Run `model` over the last `rows` tokens of each seat, 1 or 2, where `turn` tokens have been drafted.
+        """Run `model` over the last `rows` (1 or 2) tokens of each seat, after `turn` tokens have been drafted.
 
         Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
         seats that may not have more than `turn` tokens are arbitrary."""
