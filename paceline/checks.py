@@ -1,7 +1,7 @@
 """Checks of single values, shared by every record that validates itself where it is made.
 
-Each raises InvalidRequest with a message that says what was given and what is allowed. `name` is the value in the words
-of the message; `param` is the field at fault, and is the name where nothing else is said.
+Each raises InvalidRequest with a message that says what was given and what is allowed. `name` names the value in
+the message; `param` is the field at fault, by default `name`. `check_text` names no field by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_flag(name: str, value: object) -> None:
 
 
 def checked_tuple(name: str, value: Any, *, param: str | None = None) -> tuple[Any, ...]:
-    """Return the items of a list or other iterable that is no text."""
+    """Return the items of an iterable as a tuple. Raises InvalidRequest for a text or a single value."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidRequest(f"{name} must be a list, not {value!r}", param=param or name)
     return tuple(value)
@@ -84,7 +84,7 @@ def check_text(text: object, where: str = "text", *, param: str | None = None) -
 
 
 def surrogate_at(text: str) -> int | None:
-    """Find the first half of a surrogate pair without its other half: no valid Unicode text contains one."""
+    """Find the index of the first surrogate, which no valid Unicode text contains. None: there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from paceline.checks import check_flag, check_integer, check_known, check_number
 from paceline.errors import UnknownOption
 
-MAX_INTEGER = 1 << 62  # for options without a limit of their own
+MAX_INTEGER = 1 << 62  # largest value of options without a limit of their own
 KV_FORMATS = ("auto", "bf16", "fp8")
 # Defaults that differ on a GPU, which computes more rows in the same time.
 GPU = {"max_step_tokens": 4096, "max_draft_tokens": 512, "max_draft_batch": 256}
@@ -31,11 +31,11 @@ class EngineConfig:
     max_draft_batch: int = 2  # running sequences above which nothing is drafted: they keep a CPU of two cores busy
     max_draft_context: int = 1 << 20  # tokens of a sequence above which it drafts no more
     min_acceptance: float = 0.1  # share of accepted tokens below which a sequence pauses drafting
-    acceptance_window: int = 48  # drafted tokens over which that share is taken
+    acceptance_window: int = 48  # drafted tokens over which the accepted share is taken
     pause_tokens: int = 32  # tokens of the first pause; each pause doubles while drafts stay bad
     drafter_timeout: float = 2.0  # seconds that a drafter which is not inline may take for a draft
     # For measurements.
-    fixed_draft: bool = False  # every draft as long as the limits allow, whatever it costs or brings
+    fixed_draft: bool = False  # every draft is as long as the limits allow, at any cost and acceptance
     synthetic_acceptance: float = 0.0  # above 0, on a device: a coin accepts each drafted token, and texts are void
 
     @classmethod

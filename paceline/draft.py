@@ -1,4 +1,4 @@
-"""A draft: tokens that a drafter guesses will come next, each with its parent. A chain is the usual tree."""
+"""A draft: tokens that a drafter guesses will come next, each with its parent: a tree, which is usually a chain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens of the longest path, the most that can be accepted."""
+        """Length of the longest path in tokens: the most that can be accepted."""
         if not self.parents:
             return len(self.tokens)
         depths = [0]  # depth of the last committed token, then of each drafted one
@@ -40,7 +40,7 @@ class Draft:
         return max(depths)
 
     def problem(self, *, vocab_size: int, max_length: int) -> str | None:
-        """Say why this draft cannot be verified; None: it can. Drafters are not trusted: see law 8."""
+        """Say why this draft cannot be verified. None: it can. Drafters are not trusted: law 8 of docs/drafters.md."""
         if not isinstance(self.tokens, tuple) or not isinstance(self.parents, tuple):
             return "tokens or parents that are not a tuple"
         if len(self.tokens) > max_length:

@@ -19,7 +19,7 @@
     ├── UnknownModel              404  a request names a model that this server does not serve
     ├── QueueFull                 429  too many sequences wait; says when to try again
     ├── NotReady                  503  the server is starting, draining or closed
-    └── Failed                    any  a request that was taken and came to no good end
+    └── Failed                    any  a request that was taken and could not be completed
 
 A message says what was given, what is allowed, and what to do.
 """
@@ -45,8 +45,8 @@ class InvalidRequest(PacelineError, ValueError):
 
 
 class ContextTooLong(InvalidRequest):
-    """More tokens than the context holds. `owner_advice` ends the message with a remedy that only whoever runs the
-    engine has; a server tells its clients `for_client`, which is the message without it."""
+    """More tokens than the context holds. `owner_advice` ends the message with a remedy that only the operator of the
+    engine has. A server sends its clients `for_client`: the message without it."""
 
     def __init__(self, message: str, *, param: str | None = None, owner_advice: str = "") -> None:
         super().__init__(message + owner_advice, param=param)

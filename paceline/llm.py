@@ -3,7 +3,7 @@
     llm = LLM("smollm2", drafter="ngram")
     llm.generate(["Once upon a time"])[0].text
 
-One thread at a time. Several streams of one LLM share its steps: whichever is read moves all of them on.
+Use an LLM from one thread at a time. Its streams share the engine's steps: reading one advances all of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class LLM:
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt of a conversation, by the model's own template, ready for the answer."""
+        """Encode a conversation by the model's own template, up to where the answer begins."""
         return tuple(self.chat_template.encode(messages))
 
     @cached_property
@@ -184,7 +184,7 @@ class LLM:
         )
 
     def _predictions(self, given: Prompt | Sequence[Prompt | None] | None, count: int) -> list[tuple[int, ...]]:
-        """The tokens of a prediction for each prompt. Its text continues the prompt, so it gets no BOS token."""
+        """Encode the prediction for each prompt. Its text continues the prompt, so it gets no BOS token."""
         one_for_all = given is None or isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
         each = cast(list[Prompt | None], [given] * count if one_for_all else _one_each("predictions", given, count))
         texts = [self.tokenizer.encode(one, add_bos=False) if isinstance(one, str) else one or () for one in each]

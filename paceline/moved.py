@@ -36,7 +36,7 @@ MOVED = {
 
 
 class _Loader(importlib.abc.Loader):
-    """Hands out the module under its new name."""
+    """A loader that returns the module of the new name."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(MOVED[spec.name])
@@ -44,7 +44,7 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put back what importlib wrote over; the module itself ran when it was imported under its new name."""
+        """Restore the module's own spec, which importlib overwrote. The module ran when its new name was imported."""
         module.__spec__ = self._own
 
 
@@ -66,7 +66,7 @@ def install() -> None:
 
 
 def names_of(package: str, module: str) -> Callable[[str], Any]:
-    """A `__getattr__` for `package`: a name it does not have comes from `module`, with a DeprecationWarning."""
+    """Make a `__getattr__` for `package` that takes missing names from `module`, with a DeprecationWarning."""
 
     def find(name: str) -> Any:
         if name.startswith("__") or not hasattr(found := importlib.import_module(module), name):

@@ -17,7 +17,7 @@ DRAFTERS, RULES = "paceline.drafters", "paceline.rules"
 
 
 def names(group: str) -> list[str]:
-    """Names that installed packages offer in a group, sorted; nothing is loaded for this."""
+    """List the names that installed packages offer in a group, sorted, without loading a plug-in."""
     return sorted(_found(group))
 
 
@@ -35,13 +35,13 @@ def load(group: str, name: str) -> Any | None:
 
 
 def problem(group: str, name: str) -> str | None:
-    """Say where the plug-in `name` comes from and why it cannot be loaded; None: it can, or there is none."""
+    """Say where the plug-in `name` comes from and why it cannot be loaded. None: it can be, or there is none."""
     point = _found(group).get(name)
     if point is None:
         return None
     try:
         point.load()
-    except Exception as error:  # the same code, whose error `load` has only logged
+    except Exception as error:  # `load` has only logged this error of the package
         return _why(point, error)
     return None
 
@@ -51,7 +51,7 @@ def _why(point: EntryPoint, error: Exception) -> str:
 
 
 def _found(group: str) -> dict[str, EntryPoint]:
-    """Entry points by name; where two packages offer the same name the first one counts, which is logged."""
+    """Map names to entry points. If two packages offer one name, the first counts, and a warning is logged."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name in found:

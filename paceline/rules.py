@@ -1,7 +1,7 @@
-"""Acceptance rules by name: what a request asks for, and what others must know of a rule without running it.
+"""Acceptance rules by name, as a request asks for them, with the traits that are known without running a rule.
 
 `Rule(name)` finds a rule: one of Paceline's own, one that `paceline.accept.register` has added, or one that an
-installed package offers by an entry point of the group `paceline.rules`. How rules judge is in `paceline.accept`.
+installed package offers by an entry point of the group `paceline.rules`. The rules themselves are in `paceline.accept`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Rule(str):
     lossless: bool  # False: the text may not be the one that the target alone would have written
     wants_probs: bool  # True: a drafter that samples uses noise of its own, and reports the distributions it drew from
     threshold: float | None  # default of `Speculation.threshold`: how likely a token must be; None: the rule takes none
-    devices: tuple[str, ...]  # where an engine may use it
+    devices: tuple[str, ...]  # devices on which an engine may use it
 
     def __new__(cls, name: object) -> Rule:
-        """Find a rule by its name. Raises UnknownOption where there is none."""
+        """Find a rule by its name. Raises UnknownOption if there is none."""
         found = (_KNOWN.get(name) or _from_plugin(name)) if isinstance(name, str) else None
         if found is None:
             names = {*_KNOWN, *plugins.names(plugins.RULES)} - {str(name)}
@@ -77,12 +77,12 @@ def define(
 
 
 def with_threshold() -> list[Rule]:
-    """List the rules, of those that were asked for so far, that take a threshold."""
+    """List the rules that take a threshold. A plug-in is listed once it has been asked for by name."""
     return [rule for rule in _KNOWN.values() if rule.threshold is not None]
 
 
 def _from_plugin(name: str) -> Rule | None:
-    """Find a rule among the plug-ins. What is no `AcceptRule` of this name is named in a warning and skipped."""
+    """Find a rule among the plug-ins. A plug-in that is no `AcceptRule` of this name is logged and skipped."""
     found: Any = plugins.load(plugins.RULES, name)
     if found is None:
         return None

@@ -14,5 +14,5 @@ def parse_size(text: str) -> int | None:
 
 
 def format_size(count: int) -> str:
-    """Write a number of bytes in MiB, or in GiB from one on."""
+    """Write a number of bytes in MiB, or from 1 GiB on in GiB."""
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

@@ -1,6 +1,7 @@
 """The nouns of the engine: requests and their parameters go in, events and statistics come out.
 
-All are frozen and validated where they are made: an object of these types is a valid one. Nothing here computes.
+All are frozen. Those that a caller makes check themselves when they are made, so each object is valid. Nothing here
+computes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import Rule as Rule  # a noun of requests too
 from paceline.rules import with_threshold
 
-MAX_LOGPROBS = 100  # alternatives beside a token
+MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
-# Kinds of grammars, with the characters that the text of each may have.
+# Kind of a grammar → most characters of its text.
 GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}
 MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
@@ -75,7 +76,7 @@ class Off:
 
 
 class Origin(StrEnum):
-    """The way a token came about."""
+    """The source of an output token."""
 
     ACCEPTED = "accepted"  # drafted, and the target agreed
     BONUS = "bonus"  # the target's own token after a draft
@@ -344,7 +345,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStats:
-    """Counts and times of one sequence. Times are in seconds; a step's time is shared by the rows of its sequences."""
+    """Counts and times of one sequence. Times are in seconds; a step's time is divided among its sequences by rows."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -355,7 +356,7 @@ class SequenceStats:
     accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()  # [i]: drafts that were accepted up to and including position i
     prediction_accepted: int = 0  # accepted tokens that were drafted from the request's prediction
-    prediction_rejected: int = 0  # rejected tokens that were drafted from it
+    prediction_rejected: int = 0  # rejected tokens that were drafted from the prediction
     drafter: str | None = None  # drafters of this sequence, joined by "+"
     pauses: int = 0  # times that drafting paused because too little was accepted
     preemptions: int = 0

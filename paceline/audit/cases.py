@@ -1,8 +1,8 @@
 """The cases of an audit: prompts under sampling parameters, by drafter and rule, alone and in batches.
 
 A `Variant` is a set of sampling parameters that every prompt is replayed with. A `Group` is one way to replay all of
-them: one drafter (or none), one rule, one concurrency. All variants of a group run together in random order, so that
-greedy and sampled sequences share batches.
+them: one drafter (or none), one rule, one concurrency. If its concurrency is above 1, all variants run together in
+random order, so that greedy and sampled sequences share batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Group:
         return OFF if self.drafter is None else Speculation(drafter=self.drafter, rule=self.rule)
 
     def keeps_tokens(self, sampling: SamplingParams) -> bool:
-        """True if answers must equal the plain ones token by token. Every lossless rule must when greedy."""
+        """True if answers must equal the plain ones token by token. Greedy answers of every lossless rule must."""
         return self.drafter is None or self.rule is Rule.COUPLED or (self.rule.lossless and sampling.greedy)
 
     def requests(self, items: Sequence[Item]) -> list[Request]:
@@ -63,7 +63,7 @@ ALONE = Group(drafter=None, rule=Rule.COUPLED, at_once=1)  # the reference of al
 
 
 def variants(temperatures: Sequence[float], *, edits: bool, max_tokens: int) -> list[Variant]:
-    """Variants of each temperature: bare, and with `edits` also with penalties, and filters if it is above 0."""
+    """Make the variants of each temperature: bare, and if `edits` one with penalties, above 0 also with filters."""
     found = []
     for temperature in temperatures:
         bare = SamplingParams(temperature=temperature, max_tokens=max_tokens)

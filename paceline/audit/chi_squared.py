@@ -41,7 +41,8 @@ def p_value(statistic: float, freedom: int) -> float:
 
 
 def smallest_shift(samples: int, freedom: int, *, alarm: float, power: float) -> float:
-    """Smallest total variation that a test of `samples` samples finds with probability `power`."""
+    """Find the smallest total variation that a test of `samples` samples, which fails below the p-value `alarm`, finds
+    with probability `power`."""
     limit = _solve(lambda x: p_value(x, freedom) < alarm, high=100.0 + 10.0 * freedom)
     effect = _solve(lambda x: _exceeds(limit, freedom, noncentrality=x) > power, high=400.0 + 10.0 * freedom)
     return min(1.0, math.sqrt(effect / samples) / 2)

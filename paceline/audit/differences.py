@@ -89,8 +89,9 @@ def _below(rivals: Tensor, scores: Tensor, token: int) -> float:
 
 
 def _kept(scaled: Tensor, params: SamplingParams, *, slack: float) -> Tensor:
-    """bool [vocab]: tokens of scaled logits [1, vocab] that the filters keep, made stricter by `slack`, or more lenient
-    by a negative one. Noise of that size moves a floor by it, and the mass beyond a nucleus by its exponential."""
+    """Mark the tokens of scaled logits [1, vocab] that the filters keep: bool [vocab]. A positive `slack` makes them
+    stricter, a negative one more lenient. Noise of size s moves a floor by s, and multiplies the mass beyond a nucleus
+    by exp(s)."""
     if not params.filters:
         return scaled[0] > -torch.inf
     beyond = (1 - params.top_p) * math.exp(min(slack, 50.0))
@@ -104,7 +105,7 @@ def _kept(scaled: Tensor, params: SamplingParams, *, slack: float) -> Tensor:
 
 
 def _stretch(params: SamplingParams) -> float:
-    """Factor by which a penalty that multiplies logits enlarges their noise."""
+    """Compute the factor by which the repetition penalty, which multiplies logits, enlarges their noise."""
     return max(1.0, params.repetition_penalty, 1 / params.repetition_penalty)
 
 

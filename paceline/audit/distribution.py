@@ -24,7 +24,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 
 POWER = 0.9  # probability with which a shift of the stated size is found
-AT_ONCE = 16  # requests
+AT_ONCE = 16  # requests that run at a time
 ANSWER_TOKENS = 3  # two that are counted, and one more, without which the second would not be drafted
 RARE = -1  # stand-in for all rare second tokens
 FIRST_TOKENS = 6  # likeliest first tokens after which the second is counted too
@@ -202,8 +202,8 @@ class Bin:
 
 
 def _count(place: SampledPlace, said: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Bin]:
-    """Count answers in bins: pairs after the likeliest first tokens, otherwise single tokens. (5, RARE) has the rare
-    pairs after 5, () the rare first tokens."""
+    """Count answers in bins: by both tokens after the likeliest first tokens, otherwise by the first. The bin (5, RARE)
+    has the rare second tokens after token 5, the bin () the rare first tokens."""
     bins = _expected(place, len(said))
     for pair in said:
         begins = pair if pair[0] in place.seconds else pair[:1]

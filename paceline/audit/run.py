@@ -46,7 +46,7 @@ class Judged:
     plain: Replay
     exact: bool  # it must equal the plain one token by token
     same: bool  # it equals the plain one
-    difference: Difference | None  # only of an answer that must equal the plain one
+    difference: Difference | None  # judged only if the answer must equal the plain one
     degenerate: Sign | None
 
     @property
@@ -159,7 +159,7 @@ def audit(
     arithmetic: Arithmetic,
     say: Callable[[str], Tick] = lambda what: lambda: None,
 ) -> Findings:
-    """Run an audit. `tokens`: those of each prompt. `say` gets the name of each part as it starts, and returns a
+    """Run an audit. `tokens`: token ids of each prompt. `say` gets the name of each part as it starts, and returns a
     function that is called for each of its answers."""
     found = Findings(prompts=prompts, arithmetic=arithmetic)
     todo = items(prompts, tokens, scope.variants, seed=scope.seed)

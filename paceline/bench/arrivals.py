@@ -27,7 +27,7 @@ class Load:
 
 
 def times(load: Load, *, count: int, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Seconds from the start at which each request is due."""
+    """Yield the time at which each request is due, in seconds from the start."""
     rng, now = random.Random(seed), 0.0
     for i in range(count):
         yield now
@@ -37,7 +37,7 @@ def times(load: Load, *, count: int, arrivals: Arrivals, seed: int) -> Iterator[
 
 
 def _rate(load: Load, *, place: float) -> float | None:
-    """Requests per second at a place from 0, the first request, to 1, the last."""
+    """Compute the requests per second at `place`, which goes from 0, the first request, to 1, the last."""
     if load.rate is None or load.last_rate is None:
         return load.rate
     return load.rate + place * (load.last_rate - load.rate)

@@ -24,7 +24,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure of one run in both files. The ratio is second by first."""
+    """One figure of one run in both files. The ratio is second / first."""
 
     run: str
     name: str

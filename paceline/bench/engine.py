@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
-SPARE_BYTES = 4 << 30  # GPU memory that must stay free beside two engines
+SPARE_BYTES = 4 << 30  # GPU memory in bytes that must stay free beside two engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MemoryTraffic:
     drafter_kv: int = 0
 
     def per_step(self, *, sequences: float, context: float, draft_passes: float) -> float:
-        """Lower bound: all weights, and keys and values of every sequence, once per pass."""
+        """Compute the least bytes per step: all weights, and the KV cache of every sequence, once per pass."""
         tokens = sequences * context
         target = self.target_weights + tokens * self.target_kv
         return target + draft_passes * (self.drafter_weights + tokens * self.drafter_kv)
@@ -182,7 +182,7 @@ def _ready(name: str, setup: Setup) -> ReadyModel:
 
 
 def drafter_words(setup: Setup) -> str:
-    """The drafter in the registry's words. A model or a shape gets options that keep all drafts equally long."""
+    """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
@@ -195,8 +195,8 @@ def drafter_words(setup: Setup) -> str:
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Options under which each run does the same work: drafts of one length for all sequences, whether they pay or not,
-    and no shared pages."""
+    """Make options under which each run does the same work: drafts of one length for all sequences, whether they pay or
+    not, and no shared pages."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
@@ -259,8 +259,8 @@ def _which(round: int) -> str:
 
 
 def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: int) -> list[Request]:
-    """Requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic acceptance, differ
-    by round."""
+    """Make the requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic
+    acceptance, differ by round."""
     rng = random.Random(setup.seed)
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)

@@ -78,7 +78,7 @@ def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
 
 
 def limit_seconds(measured: Measured, run: BatchRun) -> float:
-    """Seconds that memory alone would need for the mean step of a run."""
+    """Compute the seconds that memory traffic alone needs for the mean step of a run."""
     setup = measured.setup
     sequences = run.sequence_steps / run.steps
     need = measured.traffic[run.mode].per_step(
@@ -90,13 +90,13 @@ def limit_seconds(measured: Measured, run: BatchRun) -> float:
 
 
 def ratio(measured: Measured, batch: int, mode: Mode) -> float:
-    """Median over rounds of the speed by that of the plain run of the same round."""
+    """Divide the speed by that of the plain run of the same round; return the median over rounds."""
     plain = {run.round: run.tok_s for run in _runs(measured, batch, "plain")}
     return statistics.median(run.tok_s / plain[run.round] for run in _runs(measured, batch, mode))
 
 
 def same_tokens(measured: Measured, batch: int) -> str:
-    """Number of requests with the same tokens with and without speculation, of all."""
+    """Count the requests of the first round with equal tokens in plain and speculative runs: "count/all"."""
     plain, mine = (_runs(measured, batch, mode)[0].outputs for mode in ("plain", "speculative"))
     return f"{sum(a == b for a, b in zip(plain, mine, strict=True))}/{batch}"
 

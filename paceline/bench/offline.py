@@ -47,7 +47,7 @@ class Cell:
 class Turn:
     """One batch of prompts decoded once."""
 
-    tokens: int  # after every request has its first
+    tokens: int  # tokens decoded after every request had its first
     seconds: float
     steps: int
     parts: dict[str, float]  # seconds by part of a step
@@ -92,8 +92,8 @@ def measure(
     *,
     tick: Callable[[Cell, int, int], None] = lambda cell, done, total: None,
 ) -> Iterator[tuple[list[Cell], list[Unit]]]:
-    """Yield, for every batch size and temperature, the cells and the units that they decoded. `tokens`: those of each
-    prompt. `tick` is called with a cell, the number of finished batches and the number of all."""
+    """Yield, for every batch size and temperature, the cells and the units that they decoded. `tokens`: token ids of
+    each prompt. `tick` is called with a cell, the number of finished batches and the number of all."""
     for batch in grid.batches:
         for temperature in grid.temperatures:
             cells = grid.cells(batch, temperature)

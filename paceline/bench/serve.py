@@ -26,7 +26,7 @@ from paceline.errors import InvalidRequest
 MAX_BLOCKS = 10  # blocks per round of a comparison
 MAX_REFUSED = 3  # connections refused in a row; then the server counts as gone
 INVOCATION = time.time_ns()  # part of the cache salt: a server may still cache prompts of an earlier invocation
-PROBE_WORDS = (40, 160)  # lengths of the two prompts that measure tokens per word
+PROBE_WORDS = (40, 160)  # lengths in words of the two prompts that measure tokens per word
 Tick = Callable[[RequestOutcome], None]
 
 
@@ -87,7 +87,7 @@ class LoadPlan:
     rounds: int = 1  # repetitions of all prompts
     warm_up: int = 1  # uncounted requests to each arm
     seed: int = 0
-    salt: bool = True  # no run finds in a prefix cache what another has computed
+    salt: bool = True  # a cache salt keeps runs from sharing the server's prefix cache
 
 
 class ServerGone(Exception):
@@ -137,7 +137,7 @@ def blocks(plan: LoadPlan, load: Load, *, arms: int) -> Iterator[Sequence[BenchP
 
 
 def blocks_per_round(plan: LoadPlan, load: Load, *, arms: int) -> int:
-    """Blocks have at least two prompts for each request that may be open, so that they mostly run at full load."""
+    """Choose blocks of at least two prompts for each request that may be open, to run mostly at full load."""
     return 1 if arms == 1 else max(1, min(MAX_BLOCKS, len(plan.prompts) // (2 * (load.at_once or 8))))
 
 

@@ -1,7 +1,7 @@
 """Results of `bench serve` as a record for programs; `serve_text` makes tables of it for people.
 
 A run has the keys of `vllm bench serve`, so that readers of its files read these: `ttft`, `tpot`, `itl` and `e2el` in
-milliseconds, `itl` between chunks. Paceline's own keys stand beside them. A single run is the record itself; several
+milliseconds, `itl` between chunks. Paceline adds keys of its own. A single run is the record itself; several
 are under `runs`, and pairs of them under `comparisons`. Failed requests are counted, but have no part in latencies.
 """
 

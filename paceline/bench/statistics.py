@@ -16,12 +16,12 @@ import numpy as np
 
 PERCENTILES = (90, 95, 99)
 RESAMPLES, SEED, COVERED_PERCENT = 4000, 0, 95  # parameters of the bootstrap
-MIN_UNITS = 4  # fewer units give no interval
+MIN_UNITS = 4  # units that an interval needs
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure of one arm by that of another. Without bounds if there were too few units."""
+    """A figure of one arm divided by that of another. It has no bounds if there were too few units."""
 
     value: float
     low: float | None
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """`higher` or `lower` if the whole interval is above or below 1."""
+        """`higher` or `lower` if the whole interval is above or below 1, else `same`; `unknown` without an interval."""
         if self.low is None or self.high is None:
             return "unknown"
         return "higher" if self.low > 1 else "lower" if self.high < 1 else "same"

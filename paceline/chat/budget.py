@@ -22,7 +22,7 @@ MAX_STEPS = 500_000  # loop turns, calls and filters of a rendering
 MAX_SECONDS = 0.5  # CPU time of this thread, so that a rendering does not fail because the machine is busy
 MAX_SIZE = 16_000_000  # characters and list entries that a rendering makes, beside MAX_GROWTH
 MAX_GROWTH = 64  # characters and list entries that it makes for each character of the input
-ENTRY = 16  # price of a list's entry in characters: looking at it takes that long
+ENTRY = 16  # price of a list's entry, in characters: visiting it takes as long as writing that many
 _MAX_BITS = 256  # bits of an integer
 _MAX_INDENT = 16  # characters
 
@@ -58,11 +58,11 @@ class Budget:
 budget: ContextVar[Budget] = ContextVar("template_budget")
 
 
-# ── what things weigh ──
+# ── sizes of values ──
 
 
 def weigh(value: object, *, indent: int = 0) -> int:
-    """The price of a value's text: its characters, and ENTRY for each entry at any depth."""
+    """Compute the price of a value's text: its characters, and ENTRY for each other value at any depth."""
     afford = budget.get().afford
     entry = ENTRY + 8 * indent  # allows for an indentation of eight levels
     total, todo = 0, [value]
@@ -79,7 +79,7 @@ def weigh(value: object, *, indent: int = 0) -> int:
 
 
 def bounded_text(value: object) -> str:
-    """str(value), for types whose text has a bounded size."""
+    """Return str(value) for types whose text has a bounded size. Raises SecurityError for other types."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple | dict):
@@ -158,7 +158,7 @@ def to_json(
 
 
 def _escape(character: re.Match[str]) -> str:
-    """JSON's escape of a character, except for the private ones by which chat/shield.py marks users' text."""
+    """Escape a character as JSON does, except the private ones by which chat/shield.py marks users' text."""
     return character[0] if character[0] >= "\U0010ff00" else json.dumps(character[0])[1:-1]
 
 

@@ -116,7 +116,7 @@ def _tool_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> Any:
-    """The object that a client sent as JSON text: templates write JSON themselves."""
+    """Parse arguments that a client sent as JSON text, since templates write JSON themselves."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

@@ -1,4 +1,4 @@
-"""Runs an untrusted chat template: without access to Python, and with bounded work.
+"""Run an untrusted chat template: without access to Python, and with bounded work.
 
 Jinja's sandbox keeps templates away from attributes and files, but not from time and memory: nested loops, doubling a
 string forty times, or lists that hold lists that hold lists. So every way to do work goes through one `Budget`: loop
@@ -148,7 +148,7 @@ class _Instrument(NodeTransformer):
 
 
 def _text_size(node: nodes.Node) -> int:
-    """Characters of text in a loop's body; loops inside it and macros are charged when they run."""
+    """Count the characters of text in a loop's body; loops inside it and macros are charged when they run."""
     if isinstance(node, nodes.For | nodes.Macro):
         return 0
     own = len(node.data) if isinstance(node, nodes.TemplateData) else 0
@@ -210,7 +210,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def literals(self, source: str) -> frozenset[str]:
-        """All string constants of a template."""
+        """Collect all string constants of a template."""
         constants = self.parse(source).find_all(nodes.Const)
         return frozenset(constant.value for constant in constants if isinstance(constant.value, str))
 

@@ -1,4 +1,4 @@
-"""Keeps control tokens out of messages.
+"""Keep control tokens out of messages.
 
 Before a chat template is rendered, the characters in messages that begin or end control tokens ("<", ">") are swapped
 for private marks, one for one, so that lengths and positions stay. Afterwards every control token in the rendered text

@@ -79,13 +79,13 @@ class ChatTemplate:
 
 
 def _inputs(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Messages and tools as a template gets them: checked, and copies of the caller's."""
+    """Make the variables of a template: messages and tools, checked and copied."""
     inputs = {"messages": check_messages(messages), "tools": check_tools(tools)}
     return {name: check_json(value, name) for name, value in inputs.items()}
 
 
 def _compile(source: str) -> tuple[Callable[[Mapping[str, Any], int], str], frozenset[str]]:
-    """Compile a template: a function that renders it, and the strings that it names."""
+    """Compile a template. Return a function that renders it, and its string constants."""
     if len(source) > MAX_SOURCE:
         raise ModelFileError(f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed")
     try:

@@ -1,4 +1,4 @@
-"""Finds tool calls in the text of an answer while it comes. Knows nothing of HTTP, tokens or templates.
+"""Find tool calls in the text of an answer as it grows. Nothing here depends on HTTP, tokens or templates.
 
 Models write calls in a few ways:
 
@@ -6,7 +6,7 @@ Models write calls in a few ways:
     Llama, Mistral  {"name": …, "parameters": {…}} or a list of such, as the whole answer, several with ; between them
     forced          as Llama; a grammar allows nothing else
 
-These always hold. Text and calls do not depend on how the answer was cut into pieces. A marker, or text that may become
+Invariants: Text and calls do not depend on how the answer was cut into pieces. A marker, or text that may become
 one, is never shown as text. Text that turns out to be no call is shown to the last character.
 """
 
@@ -42,7 +42,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """New text and calls of an answer: those that are decided since the last time."""
+    """New text and calls of an answer, found since the last `push` or `flush`."""
 
     content: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -85,7 +85,7 @@ class ToolCallParser:
         return self._take()
 
     def flush(self) -> Said:
-        """End the answer. Text that could still have become a call is none, but a forced call may be cut short."""
+        """End the answer. Held text that is no complete call becomes text, but a forced call may be cut short."""
         if self._state not in (self._after_call, self._between):
             partial = _PARTIAL.search(self._held) if self._forced and not self.calls else None
             if partial is not None:
@@ -150,7 +150,7 @@ class ToolCallParser:
         return True
 
     def _between(self) -> bool:
-        """State: after a call, whose white space is no text."""
+        """State: after a marked call. White space here is no text."""
         self._held = self._held.lstrip(_SPACE)
         if self._held:
             self._state = self._in_text
@@ -198,7 +198,7 @@ class _Scan:
         self._escaped = False
 
     def end(self, text: str, start: int) -> int | None:
-        """The end of the value that begins at `start`, after white space. None: not yet there; -1: no value begins."""
+        """Find the end of the value that begins at `start`, after white space. None: not there yet; -1: no value."""
         at = start if self._at is None else self._at
         while at < len(text):
             character = text[at]
@@ -221,7 +221,7 @@ class _Scan:
 
 
 def _calls(text: str) -> list[ToolCall] | None:
-    """The calls in a JSON text; None: it is anything else."""
+    """Read the calls in a JSON text. None: the text is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -248,5 +248,5 @@ def _unquoted(text: str) -> str:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Characters at the end of `text` that may be the beginning of `marker`."""
+    """Count the characters at the end of `text` that may begin `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Tools that a client offers: checked, and put before the model. Where a call is demanded, a grammar ensures it.
+"""Tools that a client offers: checked, and shown to the model. If the client demands a call, a grammar ensures it.
 
 `chat.tool_calls` reads the calls in an answer. A template that knows nothing of tools gets them spelt out in the system
 message, in the way most models have seen (Hermes): a client's tools are never dropped silently.
@@ -56,11 +56,11 @@ class Tools:
         return Grammar.json_schema({**({"anyOf": calls} if len(calls) > 1 else calls[0]), "$defs": parameters})
 
     def parser(self) -> ToolCallParser:
-        """A new parser, for one answer."""
+        """Make a parser for one answer."""
         return ToolCallParser(self.functions, forced=self.forced)
 
     def place(self, messages: Sequence[Message], template: str) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages and tools to render; the tools are in the messages if the template's source has no `tools`."""
+        """Return the messages and tools to render. A template without the word `tools` gets them in its messages."""
         listed = [{"type": "function", "function": dict(function)} for function in self.functions.values()]
         if re.search(r"\btools\b", template):
             return list(messages), listed
@@ -135,7 +135,7 @@ def _with_instructions(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _function(tool: Any, where: str) -> Mapping[str, Any]:
-    """The function of a tool: wrapped, as in the chat API, or bare, as in the responses API."""
+    """Read the function of a tool: wrapped, as in the chat API, or bare, as in the responses API."""
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
     if kind != "function":
         raise InvalidRequest(f"{where} must be an object of type 'function', not {kind!r:.60}", param="tools")

@@ -32,7 +32,7 @@ and keep it warm in winter. A worker that has found flowers tell the others with
 shows the way, and its length show the distance."""
 
 CASES = {"greedy": SamplingParams(temperature=0), "sampled": SamplingParams(temperature=0.7, seed=3)}
-MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # limits of the timings of a case
+MAX_SECONDS, MIN_ROUNDS = 4.0, 3  # a case is timed no longer than this, but this many times at least
 WAYS = {"plain": OFF, "speculative": Speculation()}
 
 
@@ -98,7 +98,7 @@ def run(args: Namespace) -> int:
 
 
 class Stage:
-    """Shows answers, unless quiet, and times them."""
+    """The run of the demo: it shows answers, unless quiet, and times them."""
 
     def __init__(self, llm: LLM, prompt: Sequence[int], *, quiet: bool) -> None:
         self._llm = llm

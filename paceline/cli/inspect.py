@@ -92,7 +92,7 @@ def _errors(name: str, format: Format, device: str) -> list[Facts]:
 
 
 def _beside(floats: Weights, rounded: Weights, kept: dict[str, Weight]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the original tensors; meanwhile `kept` has the same tensor rounded. The first of each kind stays there."""
+    """Yield the original tensors, each while `kept` has its rounded one. The first of each kind stays in `kept`."""
     from torch import Tensor
 
     from paceline.models.precision import kind_of
@@ -128,7 +128,7 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
 
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
-    """Facts about the Forward. It is built here, so that an unsupported shape is an error."""
+    """Collect facts about the forward pass. It is built here, so that an unsupported shape raises."""
     from paceline.kernels.cpu.pool import default_threads
 
     forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)

@@ -1,7 +1,8 @@
 """The `paceline` program: its commands, and the exit status of each outcome.
 
     0    done
-    1    the run failed: the engine died, training stopped, or speculation changed a text of the demo or of an audit
+    1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
+         requests of `bench serve` failed, or `bench compare` found a regression
     2    the request cannot be served: a bad option, model, prompt or parameter
     130  interrupted with Ctrl-C
     141  the reader of the output closed the pipe

@@ -1,7 +1,7 @@
 """Options that several commands share.
 
-Options of the engine and of sampling are derived from the dataclasses that they fill: a line of help here makes a new
-field an option.
+Options of the engine and of sampling are derived from the dataclasses that they fill: a new field needs only a line of
+help here.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 
 
 def drafters_of(args: Namespace) -> list[str]:
-    """Drafters in the words of the command line; empty for `--drafter none`. Without --drafter, the defaults."""
+    """List the drafters that --drafter names; none for `--drafter none`, the defaults without --drafter."""
     from paceline.drafters.registry import shipped_drafters
     from paceline.runner.loading.models import choose_device
 

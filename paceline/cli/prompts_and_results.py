@@ -61,7 +61,7 @@ def add_pictures(group: Any) -> None:
 
 
 def check_places(args: Namespace) -> None:
-    """Raise for a file that cannot be written, before the work. An existing file keeps its content until then."""
+    """Raise for a result file that cannot be written, before any work. An existing file keeps its content."""
     for path in (args.save, args.html):
         if path is not None:
             write(path, "", mode="a")

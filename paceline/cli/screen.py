@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class OriginRuns:
     """Splits the text of events into runs of one origin.
 
-    An event has one text for several tokens, and may hold back text that could be a stop string. So the origin of each
-    character is queued with its token, and taken from the queue as the text comes.
+    An event has one text for several tokens, and may hold back text that could be a stop string. So each token queues
+    its origin once per character, and each character of text takes one from the queue.
     """
 
     def __init__(self, llm: LLM) -> None:

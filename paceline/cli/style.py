@@ -9,7 +9,7 @@ from paceline.types import Origin
 
 GREEN_BOLD, BOLD, DIM, RED_BOLD, RESET = "\x1b[1;32m", "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
-# Control characters as escapes: text of a model must not move the cursor or rename the window.
+# Code of a control character → its escape: text of a model must not move the cursor or rename the window.
 ESCAPED_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
@@ -38,11 +38,11 @@ class Style:
         return self._coloured(text, RED_BOLD)
 
     def plain(self, text: str) -> str:
-        """Text of the model, safe for a terminal, without colour."""
+        """Make text of the model safe for a terminal, without colour."""
         return text.translate(ESCAPED_CONTROLS) if self._terminal else text
 
     def token(self, text: str, origin: Origin) -> str:
-        """Text of the model, in colour if it was drafted and accepted."""
+        """Make text of the model safe for a terminal, in colour if it was drafted and accepted."""
         shown = self.plain(text)
         return self._coloured(shown, GREEN_BOLD) if origin is Origin.ACCEPTED else shown
 

@@ -1,9 +1,10 @@
-"""Reads prompt files of many forms into one list of prompts, for everything that measures, replays or trains.
+"""Read prompt files of several formats into a list of prompts, for benchmarks, audits and training.
 
 A source is a set by name (`humaneval`: its file is looked up under a data directory), or a path: JSON lines (`.jsonl`,
 also `.gz`), a JSON list, or plain text with one prompt a line. A line has its prompt under `turns` (the first counts),
-`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`. A line with `prompt_tokens` is a recorded
-request with the sampling parameters it had. Messages of a user after the first answer are kept, but are no prompts.
+`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`; one with a `schema` asks for JSON that
+follows it. A line with `prompt_tokens` is a recorded request with the sampling parameters it had. Messages of a user
+after the first answer are kept, but are no prompts.
 Nothing is downloaded, and nothing is skipped silently: a line that cannot be used is an error that names file and line.
 """
 
@@ -46,7 +47,7 @@ class Prompt:
     category: str
     messages: tuple[Mapping[str, str], ...] = ()
     tokens: tuple[int, ...] = ()
-    sampling: SamplingParams | None = None  # of a recorded request; None: the reader chooses
+    sampling: SamplingParams | None = None  # parameters of a recorded request; None: the caller chooses
     later: tuple[str, ...] = ()  # the user's messages after the answer
     source: str = "unknown"  # origin that the line names, else the name of the file
     license: str = "unknown"
@@ -157,7 +158,7 @@ def _said(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _turns(record: Mapping[str, Any]) -> Sequence[Any]:
-    """The messages of a record, from whichever field holds them."""
+    """List the messages of a record, from the first field that holds any."""
     turns = record.get("turns")
     if isinstance(turns, list) and turns:
         return [_user(text) for text in turns]
@@ -177,7 +178,7 @@ def _user(text: Any) -> Mapping[str, Any]:
 
 
 def _up_to_user(said: Sequence[Any]) -> tuple[Mapping[str, str], ...]:
-    """The messages up to the first one of a user; an answer follows it."""
+    """List the messages up to the first one of a user, which an answer follows."""
     messages: list[Mapping[str, str]] = []
     for each in said:
         role, content = _role_and_text(each)

@@ -1,9 +1,9 @@
-"""min-p, top-k and top-p as one *floor*: the smallest scaled logit of each row that they leave. Ties stay in.
+"""min-p, top-k and top-p as one *floor*: the smallest scaled logit of each row that they keep. Ties stay in.
 
 Host and device must agree on the floor to the last bit, since a sequence may move between the two. No machine's own exp
 and no order of addition may decide which tokens stay. So probabilities are *masses*: integers, made by single
-operations that all machines round alike. This is the host's side, where sorting a vocabulary is slow;
-kernels/round_reference.py computes the same in the plainest way, and kernels/cuda/sample.py does on a device.
+operations that all machines round alike. This is the host's version, which avoids sorting a vocabulary;
+kernels/round_reference.py is the plain reference, and kernels/cuda/sample.py the version for a device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ EXPONENTIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0)  # Taylor coeffic
 MASS_BITS = 40  # a mass of 1 is 2**40 units: 2**18 tokens of mass up to 1 stay below 2**63
 FAINT = -27.0  # distance below the largest logit from which a token has no mass: e**-27 < 2**-38
 NOTHING = -30.0  # a distance whose mass is rounded down to 0
-ROUGH_ERROR = 4e-6  # relative; three times the largest error of rough masses, of up to 2**18 tokens
+ROUGH_ERROR = 4e-6  # relative error: three times the largest one of a rough mass of up to 2**18 tokens
 CANDIDATES = 256  # likeliest tokens that nearly always contain the nucleus; sorting the whole vocabulary is 20 x slower
 
 
 def filter_floor(scaled: Tensor, *, min_p: float, top_k: int, top_p: float) -> np.ndarray:
-    """The smallest value [rows, 1] of scaled logits float32 [rows, vocab] that min-p, then top-k, then top-p leave."""
+    """Find the smallest of scaled logits float32 [rows, vocab] that min-p, then top-k, then top-p keep: [rows, 1]."""
     best = scaled.amax(-1, keepdim=True).numpy()  # [rows, 1]
     least, share = np.float32(min_p), np.float32(top_p)  # in the precision that a device has
     floor = best + np.log(least, dtype=np.float64).astype(np.float32) if least > 0 else np.full_like(best, -np.inf)
@@ -36,7 +36,8 @@ def filter_floor(scaled: Tensor, *, min_p: float, top_k: int, top_p: float) -> n
 
 
 def mass(below: np.ndarray) -> np.ndarray:
-    """exp of float32 numbers <= 0, int64 in units of 2**-MASS_BITS, by operations that all machines round alike."""
+    """Compute exp of float32 numbers <= 0, int64 in units of 2**-MASS_BITS, by operations that all machines round
+    alike."""
     rest = np.where(below > FAINT, below, np.float32(NOTHING))  # also for NaN, which infinite logits make
     power = np.trunc(rest * LOG2_E - 0.5)  # rounds to the nearest, since trunc goes towards 0
     rest -= power * LN2_HIGH
@@ -54,7 +55,8 @@ def mass(below: np.ndarray) -> np.ndarray:
 
 
 def _nucleus_floor(scaled: Tensor, best: np.ndarray, floor: np.ndarray, top_p: float) -> np.ndarray:
-    """The smallest value in the nucleus: the fewest largest values whose mass reaches `top_p` of all values >= `floor`.
+    """Find the smallest value in the nucleus: the fewest largest values whose mass reaches `top_p` of that of all
+    values >= `floor`.
 
     A rough total is enough for most rows. The exact one is computed where the rough one leaves the nucleus open."""
     vocab, width, total = scaled.shape[-1], CANDIDATES, None
@@ -79,18 +81,18 @@ def _nucleus_floor(scaled: Tensor, best: np.ndarray, floor: np.ndarray, top_p: f
 
 
 def _share(top_p: float, total: np.ndarray) -> np.ndarray:
-    """`top_p` of a total mass, in whole units."""
+    """Compute `top_p` times a total mass, in whole units."""
     return (top_p * total.astype(np.float64)).astype(np.int64)
 
 
 def _mass_from(scaled: Tensor, best: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """The exact mass of all values of a row [vocab] from the floor on."""
+    """Sum the exact mass of all values of a row [vocab] from the floor on."""
     values = scaled.numpy()
     return np.asarray(mass(values[values >= floor] - best).sum())
 
 
 def _rough_mass_from(scaled: Tensor, best: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """The mass [rows, 1] of each row's values from the floor on, to within ROUGH_ERROR, in a third of the time."""
+    """Sum the mass [rows, 1] of each row's values from the floor on, within ROUGH_ERROR, in a third of the time."""
     masses = (scaled - torch.from_numpy(best)).exp_()
     if (floor > -np.inf).any():
         masses *= scaled >= torch.from_numpy(floor)

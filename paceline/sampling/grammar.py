@@ -4,9 +4,9 @@
 `GrammarState` is the position of one sequence in its grammar: at its committed tokens, from where it looks along drafts
 and comes back.
 
-These always hold. Control tokens are in no grammar. An end-of-sequence token is allowed exactly where the text so far
-is complete. The tokens allowed after a text depend on that text alone, not on earlier looks. Compiling and every look
-are bounded, by llguidance's limits and ours: a grammar beyond them is refused, or its answer ends with an error.
+Invariants: Control tokens are in no grammar. An end-of-sequence token is allowed exactly where the text so far
+is complete. The tokens allowed after a text depend on that text alone, not on earlier queries. Compiling and every
+query are bounded, by llguidance's limits and ours: a grammar beyond them is refused, or its answer ends with an error.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Grammars:
         return GrammarState(self, grammar)
 
     def fresh(self, grammar: Grammar, *, anew: bool = False) -> LLMatcher:
-        """A matcher at the beginning of the text. Copies of a compiled grammar share what they learn of it, including
-        that it ran into a limit: `anew` compiles the grammar once more."""
+        """Make a matcher at the beginning of the text. Copies of a compiled grammar share their state, including that
+        it ran into a limit: `anew` compiles the grammar once more."""
         if anew:
             with self._lock:
                 self._compiled.pop(grammar, None)
@@ -119,7 +119,7 @@ class Grammars:
         return matcher
 
     def _tokenizer(self) -> LLTokenizer:
-        """llguidance's view of the vocabulary, made for the first grammar: that takes a tenth of a second."""
+        """Return llguidance's view of the vocabulary. The first grammar makes it, which takes a tenth of a second."""
         with self._lock:
             if self._vocabulary is None:
                 from llguidance import LLTokenizer, TokenizerWrapper
@@ -128,8 +128,8 @@ class Grammars:
             return self._vocabulary
 
     def spell(self, text: bytes) -> list[int]:
-        """Token ids of exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens that fit.
-        llguidance allows no other spelling of forced text."""
+        """Find token ids that spell exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens
+        that fit. llguidance allows no other spelling of forced text."""
         ids = list(self._encode(text.decode(errors="replace")))
         if max(ids, default=0) < self.vocab_size and b"".join(self._tokens[i] for i in ids) == text:
             return ids
@@ -216,8 +216,8 @@ class GrammarState:
             self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
     def forced(self, limit: int) -> Path:
-        """The tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last one may
-        depend on the text behind it, so the target can still choose another."""
+        """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
+        one may depend on the text after it, so the target can still choose another."""
         path: Path = ()
         with self._lock:
             while len(path) < limit:
@@ -242,7 +242,7 @@ class GrammarState:
         return self._masks[path]
 
     def _mask(self, path: Path) -> np.ndarray | None:
-        """Compute a mask. An error may come from earlier looks, so only one after a fresh start counts."""
+        """Compute a mask. An error may come from earlier queries, so only one after a fresh start counts."""
         for _ in range(2):
             if self._matcher.is_error():
                 self._renew()
@@ -254,7 +254,7 @@ class GrammarState:
         return None
 
     def _walk(self, path: Path) -> bool:
-        """Lead the matcher along `path`. False: it got only as far as the path fits."""
+        """Move the matcher to the end of `path`. False: the path does not fit, and it stopped where it last did."""
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
@@ -282,7 +282,7 @@ def _mask_of(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own language."""
+    """Translate a grammar to llguidance's own language."""
     from llguidance import LLMatcher
 
     if grammar.kind == "regex":
@@ -308,5 +308,5 @@ def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:
 
 
 def _first_lines(error: object) -> str:
-    """An error of llguidance on one line; it draws the place of the error over several."""
+    """Write an error of llguidance, which takes several lines, on one line of at most 400 characters."""
     return " ".join(str(error).removesuffix("<non-verbose/>").split())[:400]

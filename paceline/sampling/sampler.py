@@ -33,8 +33,8 @@ class Stream(IntEnum):
 
     TOKEN = 0  # for the target's tokens, and for a drafter under the coupled rule
     DRAFT = 1  # for a drafter under a rule that wants distributions
-    ACCEPT = 2  # for the coins of such a rule
-    RESIDUAL = 3  # for the token that such a rule draws itself
+    ACCEPT = 2  # for the random decisions of a rule that wants distributions
+    RESIDUAL = 3  # for the token that a rule that wants distributions draws itself
 
 
 def mix(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
@@ -45,7 +45,7 @@ def mix(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
 
 
 def noise_keys(seed: int, positions: np.ndarray, stream: Stream) -> np.ndarray:
-    """The pair of 32-bit keys [n, 2] (int64) that a noise kernel expands over the vocabulary."""
+    """Make the pairs of 32-bit keys [n, 2] (int64) that a noise kernel expands over the vocabulary."""
     bits = mix(seed, positions, stream)
     return np.stack((bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF)), axis=1).astype(np.int64)
 
@@ -57,7 +57,7 @@ def uniforms(seed: int, positions: np.ndarray, stream: Stream) -> Tensor:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one of a request's n samples; the first keeps the request's own."""
+    """Derive the seed of one of a request's n samples; the first keeps the request's own."""
     return seed if sample == 0 else int(mix(seed, np.array([2**61 + sample]), Stream.TOKEN)[0])
 
 
@@ -129,7 +129,7 @@ class Sampler:
         return _filter(logits * self.inverse_temperature, self.params)
 
     def probs(self, logits: Tensor) -> Tensor:
-        """The distribution that a token is drawn from, for edited logits [rows, vocab]."""
+        """Compute the distributions that tokens are drawn from, for edited logits [rows, vocab]."""
         if self.greedy:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(torch.float32)
         return torch.softmax(self.shape(logits), dim=-1)

@@ -1,7 +1,8 @@
-"""Limits of JSON schemas, beyond those of the grammar compiler. Its own do not hold everywhere: regular expressions
-that must match at once, multiples of large numbers and long texts can take it minutes. Such schemas are refused here.
+"""Limits of JSON schemas, beyond those of the grammar compiler.
 
-This is no validator of schemas: the compiler says what is wrong with one.
+Its own limits do not bound its time: regular expressions that must match at once, multiples of large numbers and long
+texts can take minutes. Such schemas are refused here. This is no validator of schemas: the compiler reports other
+errors.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 MAX_TEXT = 1 << 13  # characters of a pattern, or of a text that must be matched to the letter
 MAX_PATTERNS = 1 << 15  # characters of all patterns together
-MAX_JOINED = 8  # patterns of a schema in which some may have to match at once
-MAX_MULTIPLE = 10_000  # states: the sum of all multiples, or their product where they may have to hold at once
+MAX_JOINED = 8  # patterns of a schema, if several may have to match at once
+MAX_MULTIPLE = 10_000  # sum of all multiples; their least common multiple if several may have to hold at once
 OPTIONS = {"whitespace_flexible", "coerce_one_of", "lenient"}  # options of the compiler, under "x-guidance"
 _JOINS = {"pattern", "patternProperties", "multipleOf", "format", "minLength", "maxLength"}
 

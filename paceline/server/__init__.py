@@ -3,6 +3,6 @@
     client ─▶ http1 ─▶ guards/ ─▶ routes/ ─▶ translate/ ─▶ sse.send ─▶ bridge ═▶ engine
     client ◀─ http1 ◀───────────────────── answers/ ◀───── sse ◀────── bridge ◀═
 
-`process` runs it all, `app` puts it together, `settings` and `live` have the limits. `protocol/` has the bodies and
-`problems` the errors; `metrics`, `logs`, `traces` and `record` say what happened.
+`process` runs the server, `app` assembles it, `settings` and `live` hold its options. `protocol/` defines the bodies
+and `problems` the errors. `metrics`, `logs`, `traces` and `record` report what happened.
 """

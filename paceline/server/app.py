@@ -21,7 +21,7 @@ ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fie
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
-    """Make the app. Whoever runs it starts and closes the bridge.
+    """Make the app. The caller starts and closes the bridge.
 
     `app.state.live.settings` are the settings in force: some may change while the app runs."""
     app = FastAPI(title="Paceline", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)

@@ -1,4 +1,4 @@
-"""The words at the start: which model, drafters and limits run, why, and where to look."""
+"""The banner of a server that starts: its model, drafters and limits, the reasons for them, and its URLs."""
 
 from __future__ import annotations
 

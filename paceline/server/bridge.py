@@ -4,18 +4,20 @@
     submit, aclose ── orders ──▶ │ take orders, step, │
     Stream ◀── one call for all ─ │ step, … or sleep   │
 
-The engine is single-threaded by contract: only this thread touches it. Orders wake the thread, so an idle engine costs
-nothing and starts at once. All events of a step cross in one call. Steps that follow each other within
-`stream_interval` cross together, because waking the event loop takes time from a small model's step; an event that ends
-a sequence never waits. A stream keeps its events until they are read: a reader that does not read delays no other, and
-holds no more than its request's max_tokens.
+The engine is single-threaded by contract: only this thread changes it. Other threads only validate requests, compile
+grammars and read constants. Orders wake the thread, so an idle engine costs nothing and starts at once.
+
+All events of a step reach the event loop in one call. Steps that follow each other within `stream_interval` share a
+call, because waking the event loop takes time from a small model's step; an event that ends a sequence never waits. A
+stream keeps its events until they are read: a slow reader delays no other, and its stream holds no more tokens than its
+request's max_tokens.
 
 Every request ends exactly once: each of its samples gets one event with `finish` set, whatever happens to the reader,
-the engine or the thread. The broad `except` in `_run` sees to that.
+the engine or the thread. The broad `except` in `_run` ensures this.
 
-While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change what the
-target says, so the engine is then dead as after a failed step: the log has the reason, /health is 503, and requests are
-refused until the server is started anew.
+While the thread is idle it checks the KV cache, once in each idle period. An inconsistent cache could change the
+target's output, so the engine is then dead, as after a failed step: the log has the reason, /health is 503, and
+requests are refused until the server is restarted.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from paceline.types import Finish, Request, SequenceStats, TokenEvent
 logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "draining", "dead"]
-SNAPSHOT_SECONDS = 0.05  # between two snapshots while no sequence ends
-JOIN_SECONDS = 10.0  # for the thread to leave; it is abandoned after that
-IDLE_CHECK_SECONDS = 5.0  # idle before the KV cache is checked, which takes 0.5 µs a page: 0.14 s for 300,000
+SNAPSHOT_SECONDS = 0.05  # time between two snapshots while no sequence ends
+JOIN_SECONDS = 10.0  # time for the thread to end; it is abandoned after that
+IDLE_CHECK_SECONDS = 5.0  # idle time before the KV cache is checked; a check takes 0.5 µs a page, 0.14 s for 300,000
 
 
 class Stream:
@@ -80,7 +82,7 @@ class Stream:
         return self._events.popleft()
 
     def more(self) -> Iterator[TokenEvent]:
-        """Yield the events that are here already."""
+        """Yield the events that have arrived, without waiting for others."""
         while self._events:
             yield self._events.popleft()
 
@@ -94,7 +96,7 @@ class Stream:
         self._close()
 
     def take(self, event: TokenEvent) -> None:
-        """Take an event from the bridge. After the reader left, it is only counted."""
+        """Take an event from the bridge. Once the reader has left, the event is counted and dropped."""
         if event.finish is not None:
             self._end(event.request_id, {event.sample})
             if self.record is not None and event.stats is not None:
@@ -208,8 +210,8 @@ class Bridge:
     def submit(self, *requests: Request) -> Stream:
         """Take all of these requests or none, and return the stream of their events.
 
-        Raises at once every error that can be known at once. Another reason that the engine may find is raised by the
-        stream."""
+        Raises every error that is known without the engine's thread. If the engine refuses a request later, the stream
+        raises its error."""
         if self.state == "dead":
             raise EngineDead("the engine stopped after an internal error; restart the server")
         if self.state != "ready":
@@ -239,7 +241,7 @@ class Bridge:
     # On the event loop.
 
     def _check_room(self, requests: Sequence[Request]) -> None:
-        """Raise QueueFull if there is no room at all. A request with any room is taken with all its samples."""
+        """Raise QueueFull unless each request has room for one sequence. Its other samples are then taken, too."""
         before_last = self._sequences + sum(request.sampling.n for request in requests[:-1])
         if before_last >= self._places + self.max_waiting:
             waiting = max(0, self._sequences - self._places)
@@ -268,7 +270,7 @@ class Bridge:
             self._wake.notify()
 
     def _deliver(self, events: list[TokenEvent], dead: str | None) -> None:
-        """Hand the events of a step to their streams, then to the listeners. `dead`: why the engine is, if it is."""
+        """Hand the events of a step to their streams, then to the listeners. `dead`: why the engine died, if it did."""
         for event in events:
             self._hand(event)
         if dead is not None:
@@ -301,7 +303,7 @@ class Bridge:
         self._count_end(request.id, stream, request.sampling.n)
 
     def _die(self, reason: str) -> list[TokenEvent]:
-        """Mark the engine dead and end every sequence that still waits. Return the events that told their streams."""
+        """Mark the engine dead and end every open sequence. Return the last events that their streams got."""
         if self.dead is None:
             logs.say("engine died", level=logging.ERROR, reason=reason)
         self.state, self.dead = "dead", reason
@@ -315,7 +317,7 @@ class Bridge:
         return events
 
     def _retry_after(self) -> int:
-        """Estimate the seconds until a place is free, from the pace of the latest ends."""
+        """Estimate the seconds until a place is free, 1 to 60, from the mean time between the latest ends."""
         if len(self._ended_at) < 2:
             return 1
         pace = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
@@ -349,14 +351,14 @@ class Bridge:
                 held, posted = [], now
 
     def _await_work(self, engine: Engine) -> bool:
-        """Sleep until there is an order or a reason to step. False: it is time to go."""
+        """Sleep until there is an order or the engine has work. False: the thread is to end."""
         if not self._sleep(engine, IDLE_CHECK_SECONDS):
             self._check_integrity(engine)  # without the lock, so that orders can come in
             self._sleep(engine, None)
         return bool(self._orders) or engine.has_work
 
     def _sleep(self, engine: Engine, seconds: float | None) -> bool:
-        """Sleep for `seconds` at most. True: there is an order, a reason to step, or it is time to go."""
+        """Sleep for `seconds` at most. True: there is an order, the engine has work, or the thread is to end."""
         with self._wake:
             return self._wake.wait_for(lambda: bool(self._orders) or engine.has_work or self._stop, seconds)
 
@@ -373,7 +375,7 @@ class Bridge:
 
     def _enter(self, engine: Engine, request: Request) -> None:
         try:
-            engine.submit(request, validated=True)  # on the event loop, by `Bridge.submit`
+            engine.submit(request, validated=True)  # `Bridge.submit` has validated it
         except EngineDead:
             self._post([], engine.dead)
         except PacelineError as error:

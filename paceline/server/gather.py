@@ -1,9 +1,9 @@
-"""Where the value of an option comes from: a flag, the environment, a file, or the default.
+"""Collect the values of options: from a flag, the environment, a file, or the default, in this order.
 
     paceline serve --port 9000        PACELINE_PORT=9000        port: 9000        8000
 
-Options of the server and of the engine travel the same way: `gather` is told their names and types. An unknown name is
-an error, and so is a value of the wrong kind. PyYAML is needed where a file is read.
+Options of the server and of the engine are collected alike: the caller of `gather` passes their names and types. An
+unknown name is an error, and so is a value of the wrong type. Reading a file needs PyYAML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from paceline.errors import InvalidRequest, MissingExtra, UnknownOption
 from paceline.sizes import parse_size
 
 PREFIX = "PACELINE_"
-FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")  # variables of others; the last two are Kubernetes'
+# Prefixes and names of variables that are no options; Kubernetes sets those with the last two prefixes.
+FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")
 FOREIGN_NAMES = frozenset({"PACELINE_GPU", "PACELINE_COMMIT", "PACELINE_DATA", "PACELINE_SMOLLM2", "PACELINE_CONFIG"})
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -25,7 +26,7 @@ FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 def gather(
     hints: Mapping[str, Any], *, flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None
 ) -> dict[str, Any]:
-    """Find the values of the options in `hints` (name → type). A flag wins over the environment, that over the file."""
+    """Find the values of the options in `hints` (name → type). Flags override the environment, and that the file."""
     found = {} if file is None else _from_file(hints, file)
     found |= _from_environment(hints, environ)
     given = {name: value for name, value in flags.items() if name in hints and value is not None}
@@ -70,13 +71,13 @@ def _from_environment(hints: Mapping[str, Any], environ: Mapping[str, str]) -> d
             continue
         if name not in hints:
             raise UnknownOption("environment variable", variable, [PREFIX + known.upper() for known in hints])
-        if text:  # an empty one is how a shell or a compose file leaves it out
+        if text:  # shells and compose files leave an option out by an empty variable
             found[name] = convert(variable, text, hints[name], name=name)
     return found
 
 
 def convert(where: str, value: Any, hint: Any, *, name: str) -> Any:
-    """Convert a value to the type of its option; texts are read. `where` is for the message."""
+    """Convert a value, which may be a text, to the type of its option. `where` names its origin in errors."""
     if get_origin(hint) in (Union, types.UnionType):
         if value is None:
             return None

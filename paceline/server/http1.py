@@ -1,6 +1,6 @@
-"""HTTP/1.1 where uvicorn leaves something open: limits on time, and errors in OpenAI's words.
+"""HTTP/1.1 with limits that uvicorn lacks: on time and connections. Errors below ASGI have OpenAI's body.
 
-A head that never ends and a reader that never reads are cut off. Bad requests below ASGI get an OpenAI error body, too.
+A client that never completes its headers, or never reads its answer, is cut off.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Http1(H11Protocol):
         await self._whole_app(scope, receive, send)
 
     async def _send_on(self, send: Any, message: Any) -> None:
-        """Send part of a body of unknown length that has begun: h11 is not needed to frame a chunk."""
+        """Write one chunk of a chunked response that has begun, framed here, since h11 is not needed for that."""
         if not (message["more_body"] and message["body"]):
             await send(message)
             return
@@ -92,14 +92,15 @@ class Http1(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what h11 could not read. uvicorn calls this while it handles h11's exception, which has the status."""
+        """Answer a request that h11 could not parse. uvicorn calls this while it handles h11's exception,
+        which has the status."""
         error = sys.exc_info()[1]
         hint = getattr(error, "error_status_hint", 400)
         problem = {431: "the headers are too large", 501: "this transfer encoding is not known here"}
         self._refuse(hint, problem.get(hint, "this is not a valid HTTP request"), "bad_http")
 
     def _watch_head(self) -> None:
-        """Run the clock from the first moment in which a head could come until the head is complete."""
+        """Time the headers of a request: from the moment at which they could arrive until they are complete."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._head.clear()
         else:

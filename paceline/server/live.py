@@ -1,4 +1,4 @@
-"""The settings in force. Those in `RELOADABLE` change while the server runs: by `POST /admin/reload`, or SIGHUP."""
+"""The settings in force. `POST /admin/reload` and SIGHUP reload those in `RELOADABLE` while the server runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Source = Callable[[], Settings]
 
 
 class CurrentSettings:
-    """`settings` is replaced, never changed: whoever reads it once per request sees one consistent record."""
+    """Holder of the settings. A reload replaces `settings` as a whole: read it once per request for consistency."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -21,9 +21,9 @@ class CurrentSettings:
         self.listeners: list[Callable[[Settings], None]] = []  # called with the new settings after each reload
 
     def reload(self) -> dict[str, list[str]]:
-        """Read the settings anew. Return the names that changed, and those that would only with a restart.
+        """Read the settings anew. Return the names that changed, and those that need a restart to change.
 
-        Raises InvalidRequest and changes nothing if something is wrong with the new ones."""
+        Raises InvalidRequest and changes nothing if the new settings are invalid."""
         if self.source is None:
             raise InvalidRequest("this server was started without a source of settings: restart it with new ones")
         wanted = self.source()

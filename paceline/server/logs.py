@@ -2,7 +2,7 @@
 
 A `Record` becomes the line of one HTTP request. The guard `Trace` makes it and closes it. In between the bridge adds
 the work of the engine; it finds the record by context, since a route submits within its request. If the client leaves
-before the engine could stop, the line waits for that: each line says how its sequences ended.
+early, the line is written once the engine has stopped: each line says how its sequences ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 from paceline.types import Request, TokenEvent
 
 logger = logging.getLogger("paceline.server")
-PROBES = frozenset({"/health", "/ready", "/metrics"})  # paths that machines ask every few seconds
+PROBES = frozenset({"/health", "/ready", "/metrics"})  # paths that monitors request every few seconds
 
 
 class Spans(Protocol):
@@ -37,13 +37,13 @@ class Record:
     method: str
     path: str
     wants_prompts: bool = False
-    status: int = 0  # 0: the client left before there was an answer
+    status: int = 0  # HTTP status; 0 until a response begins, 499 if the client left before
     seconds: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
-    time_to_first: float | None = None  # seconds, of the sequence that was first
+    time_to_first: float | None = None  # seconds; the least of its sequences
     running: int = 0  # sequences that have not ended
     closed: bool = False  # True once nothing more goes to the client
     finishes: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ def say(event: str, *, level: int = logging.INFO, **facts: Any) -> None:
 
 
 class Readable(logging.Formatter):
-    """Lines for people: `08:15:02 request method=POST status=200 …`. Control characters of clients are escaped."""
+    """Lines for people: `08:15:02 request method=POST status=200 …`. Control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = getattr(record, "facts", {})

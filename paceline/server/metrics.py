@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.server.bridge import Bridge
 
 STATES = ("starting", "ready", "draining", "dead")
-PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # of a step: fields time_* of EngineStats
+PARTS = ("plan", "draft", "verify", "accept", "emit", "host", "wait")  # parts of a step: fields time_* of EngineStats
 # Upper bounds of histograms, in seconds.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
@@ -127,11 +127,11 @@ class Metrics:
         }
 
     def _acceptance(self) -> list[float]:
-        """Share of drafts that were right up to and including position 0, 1, …"""
+        """Return, for position 0, 1, …, the share of drafts that were accepted up to and including it."""
         return [count / self._drafts.total() for count in self._positions()]
 
     def _positions(self) -> list[int]:
-        """Number of drafts that were right up to and including position 0, 1, …"""
+        """Count, for position 0, 1, …, the drafts that were accepted up to and including it."""
         longest = max(self._drafts, default=0)
         return [sum(self._drafts[accepted] for accepted in range(i + 1, longest + 1)) for i in range(longest)]
 
@@ -209,7 +209,7 @@ class Metrics:
         )
 
     def _of_the_estimate(self) -> Iterator[Metric]:
-        """Yield the estimated speed-up, without a sample if there is no estimate: a number would be believed."""
+        """Yield the estimated speed-up. Without an estimate the metrics have no value: a number would mislead."""
         estimate = self._speedup.estimate()
         for name, attribute in (("", "speedup"), ("_low", "low"), ("_high", "high")):
             value = None if estimate is None else getattr(estimate, attribute)

@@ -1,6 +1,6 @@
 """Errors as OpenAI's clients expect them: a status and `{"error": {message, type, param, code}}`.
 
-A fault of the server itself is logged and not described: no message leaves here with a path or a traceback in it.
+A fault of the server itself is logged, but the client gets a fixed message: none contains a path or a traceback.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+# Bad ends of a sequence → status, code and message for the client.
 ENDINGS = {
     Finish.ABORT: (503, "aborted", "the server ended this request before it was complete; send it again"),
     Finish.DEADLINE: (504, "timeout", "the request took longer than this server allows; ask for fewer tokens"),
@@ -110,7 +111,7 @@ def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
 
 
 def _field(error: PacelineError, path: str) -> str | None:
-    """Find the field of the request that is at fault. Errors of the server itself name it already."""
+    """Find the field of the body that is at fault; errors raised by the server itself name it already."""
     param: str | None = getattr(error, "param", None)
     if param is None:
         return None

@@ -1,8 +1,8 @@
 """The server as a process: listen, start, serve, drain, stop.
 
-SIGTERM or SIGINT: no new requests, and `drain_timeout` seconds for those that run. The same signal again ends them at
-once; a third leaves without waiting. SIGHUP: settings are read anew. While it drains the server still answers, so that
-/health can say so.
+SIGTERM or SIGINT starts to drain: the server takes no new requests and gives running ones `drain_timeout` seconds. A
+second such signal aborts them; a third exits without waiting. SIGHUP reads the settings anew. A draining server still
+answers HTTP, so that /health can report it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from paceline.server.record import Recorder
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer, toolkit
 
-KEEP_ALIVE_SECONDS = 75  # of an idle connection; longer than most clients and balancers keep theirs
-LAST_ANSWERS_SECONDS = 5  # for answers to leave after the engine has stopped
+KEEP_ALIVE_SECONDS = 75  # life of an idle connection; longer than most clients and balancers keep theirs
+LAST_ANSWERS_SECONDS = 5  # time for answers to be sent after the engine has stopped
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Take the address before anything slow happens. Connections are accepted once the server listens."""
+    """Bind the address, before the model is loaded. Connections are accepted once the server listens."""
     check_tls(settings)
     if settings.otlp_endpoint is not None:
         toolkit()
@@ -115,7 +115,7 @@ class ServerProcess:
                 await asyncio.to_thread(self.tracer.close)
 
     def stop(self) -> None:
-        """Drain; abort what runs if this is the second call, leave at once if it is the third."""
+        """Drain. A second call aborts running requests; a third exits at once."""
         self._signals += 1
         timeout = self.live.settings.drain_timeout if self._signals == 1 else 0.0
         logs.say("stopping", open_requests=self.bridge.open_requests, seconds=timeout)

@@ -1,8 +1,8 @@
 """A record of a share of the requests, for `paceline audit` to replay. Off unless the operator names a file.
 
-A line has the prompt's token ids and the sampling parameters, with the seed if the client gave one; no key, no address,
-no answer. A prompt can be read from its tokens, so the file is readable by its owner alone, and belongs to whoever may
-read prompts. A file that cannot be written costs the record, never a request.
+A line has the id, the prompt's token ids and the sampling parameters, with the seed if the client gave one; no key, no
+address, no answer. A prompt can be read from its tokens, so only the owner of the file can read it. If a write fails,
+recording ends; requests go on.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Settings:
 
 
 def is_local(host: str) -> bool:
-    """True for a name or an address that means this machine wherever it is used."""
+    """True for a name or an address that every machine resolves to itself."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

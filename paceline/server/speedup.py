@@ -22,8 +22,8 @@ class Estimate:
 class SpeedUp:
     """Estimates how much faster answers were written with speculation than they would have been without it.
 
-    It is an estimate because no answer is decoded twice. Each answer that came to its end counts from its second token
-    on: tokens n, plain steps s, rounds r, seconds t on the wall. Over the latest answers, plain ones included, it fits
+    It is an estimate because no answer is decoded twice. Each complete answer counts from its second token on: tokens
+    n, plain steps s, rounds r, seconds t of wall time. Over the latest answers, plain ones included, it fits
     t ≈ plain · s + round · r by least squares. An answer weighs 1 / (s + r), since its variance grows with its length.
     Without speculation an answer would have taken n steps; so over the answers that had rounds
 

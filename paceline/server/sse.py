@@ -1,11 +1,11 @@
-"""How answers travel: as a whole in JSON, or as server-sent events while they grow.
+"""Send answers: as one JSON body, or as server-sent events while they grow.
 
-An answer (see `HttpAnswer` and the package `answers`) says what is sent. This module ends every request: when all is
-said, when the client leaves, when something fails. Before the first byte a failure is a status, after it an event of
-the stream.
+An answer (see `HttpAnswer` and the package `answers`) makes the content. This module ends every request: when the
+answer is complete, the client leaves, or something fails. A failure before the first byte is an HTTP status; a later
+one is an event of the stream.
 
-The path of an event is short on purpose: it runs once a token, with cold caches, because the model's weights pass
-through them between two tokens. For the same reason everything that came of a step leaves in one write.
+The code for an event is short on purpose: it runs once a token, with cold CPU caches, because the model's weights pass
+through them between two tokens. For the same reason all events that have arrived are sent in one write.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HttpAnswer(Protocol):
     def whole(self) -> BaseModel: ...
 
     def chunks(self, event: TokenEvent) -> Iterable[bytes]:
-        """Make what an event adds to a stream, each part by `chunk` or `event`."""
+        """Make the chunks that an event adds to a stream, each by `chunk` or `event`."""
 
     def end(self) -> Iterable[bytes]: ...
 
@@ -86,7 +86,7 @@ async def send(
 
 
 def check(bridge: Bridge, event: TokenEvent) -> None:
-    """Raise if this event ends its sequence in any way but well."""
+    """Raise if this event ends its sequence by an abort, a deadline or an error."""
     if event.finish is not None and (problem := failure(event, dead=bridge.state == "dead")):
         raise problem
 
@@ -117,7 +117,7 @@ async def _departure(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one send for each step of the engine. When the client leaves, everything ends at once."""
+    """Server-sent events, one send for all events that have arrived. A client that leaves aborts its requests."""
 
     media_type = "text/event-stream"
 
@@ -131,7 +131,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._events:
-            with suppress(OSError):  # the client has gone, and the server knows it before `receive` says so
+            with suppress(OSError):  # a write failed: the client left, and `receive` has not reported it yet
                 await while_there(receive, self._send(send, scope[DIRECT_SEND]))
 
     async def _send(self, send: Send, direct: Send) -> None:
@@ -159,5 +159,5 @@ class EventStream(Response):
                 check(self._bridge, event)
                 parts += self._answer.chunks(event)
         finally:
-            if parts:  # also what came before a failure
+            if parts:  # chunks made before a failure are sent, too
                 await send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})

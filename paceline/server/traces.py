@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of requests. Off, and free, unless the setting `otlp_endpoint` says where to send them.
+"""OpenTelemetry traces of requests. Off, at no cost, unless the setting `otlp_endpoint` says where to send them.
 
     POST /v1/chat/completions ───────────────────────   the HTTP request; continues the client's `traceparent`
       chat smollm2            ──────────────────────    one a sequence, by the conventions for generative AI
@@ -27,8 +27,8 @@ OPERATIONS = {  # path → name in the conventions
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
 }
-CARRIED = (b"traceparent", b"tracestate")
-NANOSECONDS = 1_000_000_000  # a second
+CARRIED = (b"traceparent", b"tracestate")  # headers that carry the client's trace
+NANOSECONDS = 1_000_000_000  # nanoseconds per second
 
 
 class Tracer:

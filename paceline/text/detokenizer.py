@@ -3,7 +3,7 @@
     ids ─▶ IncrementalDecoder ─▶ text ─▶ StopChecker ─▶ text that is safe to show
 
 The pieces that `IncrementalDecoder` returns add up to the text that `Tokenizer.decode` gives for all ids at once.
-`StopChecker` finds the same however the text was cut into pieces. `TextStream` is the two in a row.
+`StopChecker` finds the same however the text was cut into pieces. `TextStream` combines the two.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class TextStream:
         skip_special: bool = True,
         continuation: bool = False,
     ) -> None:
-        """Stop strings are looked for behind the first `stops_from` tokens."""
+        """Make a stream that looks for stop strings only after the first `stops_from` tokens."""
         self.tokens = 0  # tokens taken so far; the last one completed the stop string, if `match` is set
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
         self._checker = StopChecker(stops, include_stop=include_stop)

@@ -148,7 +148,7 @@ def _sentencepiece(
 
 
 def _scored_merges(metadata: Metadata, tokens: list[str], kinds: list[int]) -> list[tuple[str, str]]:
-    """Merges by score: every way to split a token into two tokens is a merge, tokens of a better score first."""
+    """Make merges from scores: each split of a token into two tokens is one, tokens of a better score first."""
     scores = _numbers(metadata, "scores", len(tokens))
     normal = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == Kind.NORMAL}
     order = sorted(normal.values(), key=lambda i: -scores[i])
@@ -165,7 +165,7 @@ def _splits(token: str, normal: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _encodable(tokens: list[str], kinds: list[int]) -> dict[str, int]:
-    """Ids by text of all tokens that text may become; of two with the same text the first counts."""
+    """Map texts to ids for all tokens that text may become. Of two with the same text the first counts."""
     vocab: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind not in SPECIAL:

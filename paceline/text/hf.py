@@ -1,7 +1,8 @@
 """A tokenizer from a model directory, as Hugging Face publishes them. These files are read:
 
     tokenizer.json                          the tokens, and how text is cut
-    tokenizer_config.json                   which token is bos or eos, whether bos is added
+    tokenizer_config.json                   which token is bos or eos, whether they are added
+    special_tokens_map.json                 names of special tokens that tokenizer_config.json leaves out
     generation_config.json or config.json   further tokens that end an answer
     chat_template.jinja, chat_template.json or tokenizer_config.json   the chat template
 
@@ -21,7 +22,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from paceline.errors import ModelFileError, UnsupportedModel
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
-MAX_ID = 10_000_000  # far above any vocabulary; a larger id is an error that would cost much memory
+MAX_ID = 10_000_000  # bound of ids, far above any vocabulary; a larger one is an error that would cost much memory
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 Json = dict[str, Any]
@@ -138,7 +139,7 @@ def _takes_leading_space(decoder: Json) -> bool:
 
 
 def _components(part: Any, key: str) -> Iterator[Json]:
-    """The steps of a decoder or pre-tokenizer, with nested sequences laid out flat."""
+    """Yield the steps of a decoder, pre-tokenizer or post-processor, with nested sequences flattened."""
     if part is None:
         return
     todo = [json.loads(part.__getstate__())]
@@ -151,7 +152,7 @@ def _components(part: Any, key: str) -> Iterator[Json]:
 
 
 def _inner_encoder(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The encoder for text after a control token: some models put a space only before the first text."""
+    """Make the encoder for text after a control token: some models put a space only before the first text."""
     steps = list(_components(encoder.pre_tokenizer, "pretokenizers"))
     if not any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps):
         return encoder
@@ -171,7 +172,7 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
-    """The ids that tokenizer.json puts before and after a text."""
+    """Find the ids that tokenizer.json puts before and after a text."""
     for step in _components(encoder.post_processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return (step["cls"][1],), (step["sep"][1],)
@@ -181,7 +182,7 @@ def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
 
 
 def _template_frame(pieces: list[Json], tokens: Json) -> Frame:
-    """The ids before and after the text, from `pieces`: special tokens by name, and among them the text."""
+    """Find the ids before and after the text in `pieces`: special tokens by name, and the text between them."""
     sides: list[list[int]] = [[]]
     for piece in pieces:
         if "Sequence" in piece:
@@ -194,7 +195,7 @@ def _template_frame(pieces: list[Json], tokens: Json) -> Frame:
 
 
 def _frame(config: Json, frame: Frame, ids: Mapping[str, int | None]) -> Frame:
-    """The ids around a text: as tokenizer.json says, or as tokenizer_config.json says where that has no frame."""
+    """Choose the ids around a text: those of tokenizer.json, or if it has none those of tokenizer_config.json."""
     if frame != ((), ()):
         return frame
     prefix = _known(ids.get("bos_token")) if config.get("add_bos_token") is True else ()
@@ -256,7 +257,7 @@ def _read_json(file: Path) -> Json:
 
 
 def _content(token: object, name: str) -> str | None:
-    """The text of a token, which is written as a text, or as an object with its text and flags."""
+    """Read the text of a token, which the file writes as a string, or as an object with text and flags."""
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not isinstance(text, str):
         raise ModelFileError(f"{name} in tokenizer_config.json must be a string, not {type(text).__name__}")

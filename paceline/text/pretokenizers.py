@@ -38,7 +38,7 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     nfc: bool = False  # the model was trained on composed characters
     whole_words: bool = False  # a word that is a token stays whole, whatever the merges say
-    adds_bos: bool = False  # default for files that do not say
+    adds_bos: bool = False  # default for files without add_bos_token
 
     def build(self) -> pre_tokenizers.PreTokenizer:
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]

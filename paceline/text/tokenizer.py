@@ -86,12 +86,12 @@ class Tokenizer:
         return data.decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; no bytes for ids that the model's embedding is padded with."""
+        """Return the bytes of one token; none for ids that the model's embedding is padded with."""
         table = self.vocabulary.token_bytes
         return table[token_id] if 0 <= token_id < len(table) else b""
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token as the model's file writes it ("Ġthe", "▁the"); None for an id without a token."""
+        """Return a token as the model's file writes it ("Ġthe", "▁the"); None for an id without a token."""
         tokens = self.vocabulary.tokens
         return (tokens[token_id] or None) if 0 <= token_id < len(tokens) else None
 
@@ -115,7 +115,7 @@ class Tokenizer:
 
 
 def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[tokenizers.Tokenizer, Sequence[int]]:
-    """A tokenizer that finds nothing but control tokens, and the model's id of each that it can find."""
+    """Make a tokenizer that finds only control tokens, and list the model's id for each of its own ids."""
     finder = tokenizers.Tokenizer(models.BPE())
     by_text = {token.content: (token_id, token) for token_id, token in sorted(control.items(), reverse=True)}
     finder.add_special_tokens([token for _, token in by_text.values()])

@@ -103,14 +103,14 @@ def _spm_bytes(token: str) -> bytes:
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """Everything that a tokenizer is made of, from whichever files it was read."""
+    """The parts of a tokenizer, in one form for all file formats."""
 
     vocabulary: Vocabulary
     encoder: tokenizers.Tokenizer  # text -> ids, never a control token
     inner_encoder: tokenizers.Tokenizer  # as `encoder`, for text that follows a control token
     control: dict[int, tokenizers.AddedToken]  # control tokens, which encoding with `special=True` looks for
     prefix: tuple[int, ...]  # ids that the model expects before any text
-    suffix: tuple[int, ...]  # ids that the model expects after it
+    suffix: tuple[int, ...]  # ids that the model expects after any text
     bos_id: int | None
     eos_ids: tuple[int, ...]  # the token that files name as eos, then all others that end an answer
     chat_template: str | None

@@ -1,6 +1,6 @@
 """The answer to a chat: one `ChatCompletion`, or chunks of type chat.completion.chunk.
 
-Chunks are plain dicts, not the models of `protocol`, because there is one for every token; tests hold them against
+Chunks are plain dicts, not the models of `protocol`, because there is one for every token. Tests check that they fit
 those models.
 """
 
@@ -90,7 +90,7 @@ class ChatAnswer:
             yield sse.chunk(self._head, self._tally.next_chunk({"choices": [delta]}, choice, event, texts))
 
     def _first(self, choice: Choice) -> Fields:
-        """Make the chunk before a choice has said anything: its role, and what was asked to be told of the prompt."""
+        """Make the first chunk of a choice: its role, and the facts about the prompt that the client asked for."""
         delta = {"role": "assistant", "content": ""}
         fields: Fields = {"choices": [{"index": choice.index, "delta": delta, "finish_reason": None}]}
         if self._extras.token_ids:
@@ -100,7 +100,7 @@ class ChatAnswer:
         return fields
 
     def _delta(self, choice: Choice, event: TokenEvent) -> Fields | None:
-        """Make the choice of an event's chunk. None: the event is not worth a chunk."""
+        """Make the choice in the chunk of an event. None: the event needs no chunk."""
         ends = event.finish is not None
         said = self._read(choice, event.text, ends=ends)
         if not (said.content or said.calls or ends or (event.tokens and self._extras.tokens)):
@@ -132,7 +132,7 @@ class ChatAnswer:
     # Both.
 
     def _read(self, choice: Choice, text: str, *, ends: bool) -> Said:
-        """Divide text that is new into content and calls of tools."""
+        """Divide new text into content and tool calls."""
         return self._parsers[choice.index].read(text, ends=ends) if self._parsers else Said(text)
 
     def _finish_reason(self, choice: Choice) -> Literal["stop", "length", "tool_calls"]:

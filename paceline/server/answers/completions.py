@@ -1,6 +1,6 @@
 """The answer to a completion, of one prompt or many: one `Completion`, or chunks of type text_completion.
 
-Chunks are plain dicts, not the models of `protocol`, because there is one for every token; tests hold them against
+Chunks are plain dicts, not the models of `protocol`, because there is one for every token. Tests check that they fit
 those models.
 """
 
@@ -45,7 +45,7 @@ class CompletionAnswer:
         return made
 
     def _choice(self, choice: Choice) -> CompletionChoice:
-        """Make a choice: its beginning with everything that followed."""
+        """Make a whole choice: the part known before its first token, and everything after it."""
         sample, made = choice.sample, self._beginning(choice)
         made.text += sample.text
         if self._extras.logprobs:
@@ -72,7 +72,7 @@ class CompletionAnswer:
             yield sse.chunk(self._head, self._tally.next_chunk({"choices": [part]}, choice, event, texts))
 
     def _part(self, choice: Choice, event: TokenEvent, texts: list[str]) -> Fields | None:
-        """Make the choice of an event's chunk. None: the event is not worth a chunk."""
+        """Make the choice in the chunk of an event. None: the event needs no chunk."""
         ends = event.finish is not None
         if not (event.text or ends or (event.tokens and self._extras.tokens)):
             return None
@@ -96,7 +96,7 @@ class CompletionAnswer:
     # Both.
 
     def _beginning(self, choice: Choice) -> CompletionChoice:
-        """Make the part of a choice that is known before it has said anything: with echo, the prompt."""
+        """Make the part of a choice that is known before its first token: with echo, the prompt."""
         made = CompletionChoice(index=choice.index, text="", logprobs=None, finish_reason=None)
         asked, scores = self._tally.asked, self._tally.prompt_logprobs.get(choice.prompt)
         prompt = asked.requests[choice.prompt].prompt

@@ -1,6 +1,6 @@
 """The answer in OpenAI's newer form, a list of items: messages, and calls of functions.
 
-A stream tells of each item when it begins, grows and ends, in numbered events of type response.*.
+A stream sends numbered events of type response.* when an item begins, grows and ends.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class ResponsesAnswer:
         self._tally = Tally(asked, tokenizer, model=model)
         self._sample = self._tally.choices[0].sample
         self._parser = asked.tools.parser() if asked.tools else None
-        self._items: list[Fields] = []  # complete ones
+        self._items: list[Fields] = []  # complete items
         self._message: str | None = None  # id of the message that is being written
-        self._texts: list[str] = []  # parts of its text so far
-        self._number = -1  # of the latest event
+        self._texts: list[str] = []  # parts of that message so far
+        self._number = -1  # sequence number of the latest event
 
     # The whole answer.
 
@@ -62,7 +62,7 @@ class ResponsesAnswer:
     # Items: each grows by events, and is kept once it is complete.
 
     def _write(self, text: str, *, ends: bool) -> Iterator[bytes]:
-        """Add text that is new to the items, and make the events that tell of it."""
+        """Add new text to the items, and make the events that report it."""
         said = Said(text) if self._parser is None else self._parser.read(text, ends=ends)
         if said.content:
             yield from self._begin_message()

@@ -1,7 +1,7 @@
-"""Running totals of one HTTP request, whichever endpoint answers it: texts, usage, and the work of speculation.
+"""Running totals of one HTTP request, for every endpoint: texts, usage, and the work of speculation.
 
 A `Tally` collects the events of all prompts and samples of the request. It knows the fields that the endpoints share;
-the classes beside this file know the rest.
+the answer classes of this package add the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FINGERPRINT = f"paceline-{__version__}"
 class Choice:
     """One sample of one prompt."""
 
-    index: int  # over all prompts
+    index: int  # index among all choices of the request
     prompt: int  # index of its prompt
     decoder: IncrementalDecoder
     sample: Sample = field(default_factory=Sample)
@@ -38,7 +38,7 @@ class Choice:
     offset: int = 0  # characters of text before the next token, for log-probabilities
 
     def texts(self, tokens: Sequence[int]) -> list[str]:
-        """Decode tokens one by one, each exactly once in its order: the text that each adds."""
+        """Decode new tokens one by one and return the text that each adds. Pass every token once, in order."""
         return [self.decoder.push(token) for token in tokens]
 
     @property
@@ -56,9 +56,9 @@ class Extras:
 
     logprobs: bool = False
     token_ids: bool = False
-    events: bool = False  # in each chunk: how its tokens came about
-    usage: bool = False  # in a last chunk
-    usage_always: bool = False  # in each chunk
+    events: bool = False  # the origins of its tokens, in each chunk
+    usage: bool = False  # token counts, in a last chunk
+    usage_always: bool = False  # token counts, in each chunk
 
     @classmethod
     def of(cls, body: ChatRequest | CompletionRequest) -> Self:
@@ -73,7 +73,7 @@ class Extras:
 
     @property
     def tokens(self) -> bool:
-        """True when a token is worth a chunk even before it adds text."""
+        """True when a token needs a chunk even if it adds no text yet."""
         return self.texts or self.token_ids or self.usage_always
 
     @property
@@ -136,14 +136,14 @@ class Tally:
         }
 
     def first_chunk(self, fields: Fields) -> Fields:
-        """Complete the first chunk of a choice: with usage, and once in a stream with remarks."""
+        """Add usage to the first chunk of a choice, and the remarks to the first chunk of the stream."""
         fields |= self.remarks
         self.remarks = {}
         self._add_usage(fields)
         return fields
 
     def next_chunk(self, fields: Fields, choice: Choice, event: TokenEvent, texts: list[str]) -> Fields:
-        """Complete the chunk of an event: with its tokens' origins and `texts`, statistics at the end, and usage."""
+        """Add the origins and `texts` of its tokens, usage, and at the end statistics to the chunk of an event."""
         if self.extras.events:
             fields["paceline"] = {
                 "round": choice.events,

@@ -7,9 +7,9 @@
     Rates     limits how often and how many at once a caller may ask
     Bodies    reads the body: complete, within its size, and JSON that every parser reads alike
 
-All of it is plain ASGI: what a route streams is not buffered. Each guard answers by itself what it does not let
-through, in under a second, with OpenAI's error body. A body that the answer does not need is read and dropped for a
-moment, so that the client finds the answer; then the connection is closed.
+Guards are plain ASGI and buffer no response. A guard that refuses a request answers it itself with OpenAI's error body,
+in under a second once it knows the reason. If the client is still sending a body, the guard reads and drops it for two
+seconds at most, so that the client can read the answer. Then the connection is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.server.traces import Tracer
 
 
 def install_guards(app: FastAPI, live: CurrentSettings, *, tracer: Tracer | None = None) -> None:
-    """Put the guards around an app. Each is added outside of those before it."""
+    """Put the guards around an app. Each call of `add_middleware` wraps the earlier ones."""
     app.add_middleware(Bodies, live=live)
     app.add_middleware(Rates, live=live)
     app.add_middleware(Keys, live=live)

@@ -79,7 +79,7 @@ def _too_large(size: int | None, settings: Settings) -> NoReturn:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body in one message; after it whatever the client sends next, which is that it leaves."""
+    """Make a `receive` that returns the body in one message, and then the client's next message: its departure."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

@@ -10,8 +10,8 @@ from paceline.server.live import CurrentSettings
 from paceline.server.problems import error_response
 from paceline.server.settings import Settings
 
-BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods
-LINGER_SECONDS = 2.0  # for which an unwanted body is read and dropped
+BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods of requests without a body
+LINGER_SECONDS = 2.0  # longest time in which an unwanted body is read and dropped
 
 
 class Refusal(Exception):

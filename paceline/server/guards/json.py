@@ -1,4 +1,4 @@
-"""A check of JSON that is stricter than parsers are, so that no two parsers read the same body differently."""
+"""A check of JSON that is stricter than usual parsers, so that no two of them read a body differently."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 def check_json(body: bytes, *, max_depth: int) -> None:
     """Raise Refusal unless the body is JSON that every parser reads alike.
 
-    That is UTF-8 without a byte order mark, no name twice in an object, no NaN, no half of a surrogate pair, and no
-    deeper than allowed. The depth comes first, so that no parser has to recurse."""
+    Such JSON is UTF-8 without a byte order mark. It repeats no name within an object, has no NaN and no half of a
+    surrogate pair, and is nested no deeper than allowed. Depth is checked before parsing, which recurses."""
     if body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         _bad_json("begins with a byte order mark; leave it out")
     try:
@@ -46,13 +46,13 @@ def check_json(body: bytes, *, max_depth: int) -> None:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits raise ValueError, too
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         _bad_json(f"is not valid JSON{where}")
 
 
 def _nesting(body: bytes) -> tuple[int, int]:
-    """Count how deep brackets are nested at most, and how many open. Whether they pair is for the parser to say."""
+    """Return the greatest depth of brackets and the number of opening ones. The parser checks that they pair."""
     brackets = np.frombuffer(STRING.sub(b"", body).translate(BRACKETS, NO_BRACKETS), dtype=np.int8)
     opens = brackets == ord("[")
     depths = np.cumsum(np.where(opens, np.int8(1), np.int8(-1)), dtype=np.int32)

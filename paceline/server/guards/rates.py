@@ -16,7 +16,7 @@ from paceline.server.guards.keys import ADMIN_PREFIX
 from paceline.server.live import CurrentSettings
 
 MINUTE = 60.0  # seconds
-MAX_CALLERS = 4096  # in memory, before the quiet ones are forgotten
+MAX_CALLERS = 4096  # callers in memory; beyond that, those without recent requests are forgotten
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Caller:
 
 
 class Rates:
-    """Counts requests by caller, except those that only look (GET) and those of the admin."""
+    """Limits requests by caller, except those of the admin and of methods without a body, such as GET."""
 
     def __init__(self, app: ASGIApp, live: CurrentSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.app, self.live, self.clock = app, live, clock

@@ -20,7 +20,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Trace:
-    """Follows a request from its arrival to its last byte. No exception leaves the server with its text."""
+    """Middleware that follows a request from arrival to last byte. No text of an exception reaches the client."""
 
     def __init__(
         self,

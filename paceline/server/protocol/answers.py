@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 
 def new_id(kind: str) -> str:
-    """Make an id as OpenAI writes them: `kind` says of what."""
+    """Make an id in OpenAI's form: `kind`, a hyphen and random hex digits."""
     return f"{kind}-{uuid.uuid4().hex}"
 
 

@@ -2,7 +2,7 @@
 
 Types are strict: "5" or true is no number. A field that is not listed here never fails a request; it is kept, so that
 the answer can name it (`ignored`). Ranges serve the OpenAPI document alone (`within`): values are checked where they
-are used, and a test holds the two together.
+are used, and a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.rules import BUILT_IN
 from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
-MAX_TOP_LOGPROBS = 20  # OpenAI's, for a chat
+MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
 RULES = ", ".join(BUILT_IN)
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
@@ -35,7 +35,7 @@ def within(description: str | None = None, **limits: float) -> Any:
 
 
 def ignored(body: RequestPart, prefix: str = "") -> Iterator[str]:
-    """Name the fields that were sent and are not known here."""
+    """Yield the names of fields that were sent and are unknown here."""
     for name in body.model_extra or ():
         yield prefix + name
     for name in body.model_fields_set & type(body).model_fields.keys():

@@ -1,1 +1,1 @@
-"""The endpoints: functions alone, one file a family. `translate` reads their bodies, `answers` writes their answers."""
+"""The endpoints: one function each, one file per family. `translate` reads bodies, `answers` writes answers."""

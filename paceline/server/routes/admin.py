@@ -1,4 +1,4 @@
-"""/admin: control of a running server, for whoever has the admin key (see `guards.keys`)."""
+"""/admin: control of a running server, for callers with the admin key (see `guards.keys`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of an answer, `response_format` or `text.format`, as a grammar. It is compiled elsewhere."""
+"""The form of an answer, `response_format` or `text.format`, as a grammar that is not compiled yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may ask of speculation, within the limits that the server's settings set."""
+"""The field `speculation` of a request, checked against the limits of the server's settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.types import Speculation
 
 
 def read_speculation(options: SpeculationOptions | None, settings: Settings) -> Speculation:
-    """Read the field `speculation` of a body; the server's defaults fill what it leaves open."""
+    """Read the field `speculation` of a body; the server's defaults fill absent options."""
     if options is None:
         options = SpeculationOptions.model_validate({})
     _check_allowed(options, settings)

@@ -1,4 +1,4 @@
-"""The endpoints' bodies as requests of the engine."""
+"""Translate the bodies of endpoints to requests of the engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from paceline.types import Grammar, Request, SamplingParams, Speculation
 T = TypeVar("T")
 
 COMPLETION_TOKENS = 16  # max_tokens of a completion that gives none: OpenAI's default
-LONG_TEXT = 20_000  # characters from which tokenising is taken off the event loop
+LONG_TEXT = 20_000  # characters; longer texts are tokenised on a thread, not on the event loop
 
-# Fields of a body with the name and meaning of SamplingParams' own, and those with another name.
+# SAME: fields with one name in a body and in SamplingParams. RENAMED: field of a body → name in SamplingParams.
 SAME = (
     "temperature",
     "top_p",
@@ -58,11 +58,11 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """One body as the engine's requests, with what its answer must know of it."""
+    """One body as the engine's requests, with the facts that its answer needs."""
 
     id: str
     requests: tuple[Request, ...]  # one a prompt
-    prompts: tuple[str | None, ...] = ()  # as text; None for token ids
+    prompts: tuple[str | None, ...] = ()  # texts of a completion's prompts; None for token ids
     tools: Tools | None = None
     ignored: tuple[str, ...] = ()  # fields without effect
 
@@ -154,7 +154,7 @@ class Translator:
                 lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
                 characters=_characters([placed, listed]),
             )
-        except (InvalidRequest, ModelFileError) as error:  # the latter: the template did what it may not
+        except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
@@ -221,7 +221,7 @@ class Translator:
         if body.prediction is not None and not prediction:
             names.add("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
-            names.add("speculation.p_min")  # a device drafts for a whole batch at once
+            names.add("speculation.p_min")  # has no effect on a device, which drafts for a whole batch at once
         return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(sorted(names)))
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
@@ -250,7 +250,7 @@ class Translator:
 
 
 def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
-    """Find how many tokens an answer may have, and the name of a field that was given in vain."""
+    """Find how many tokens an answer may have, and the fields that have no effect on it."""
     old, new = body.max_tokens, body.max_completion_tokens
     if new is None:
         return old, []
@@ -267,7 +267,7 @@ def chat_logprobs(body: ChatRequest) -> int | None:
 
 
 def without_stream(body: ChatRequest | CompletionRequest) -> list[str]:
-    """Name the options of a stream if they were given for an answer that is none."""
+    """Name `stream_options` if it was given for an answer that is not streamed."""
     return ["stream_options"] if body.stream_options is not None and not body.stream else []
 
 
