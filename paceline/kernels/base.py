@@ -13,11 +13,11 @@ Row r attends to these slots, in the order of positions:
   prefill row beside a tree of another sequence, has no tail at all.
 A sliding window w further limits this to the last w of them.
 
-A *tap* is a place where hidden states are kept for drafters that read them: a number below that of the layers is the
-residual stream that enters this layer, the number of layers itself the state after the last norm. A Forward is told its
-taps when it is made; it keeps nothing without any, or where a batch does not ask for it.
+A *tap* is a place where hidden states are kept for drafters that read them. In a model of n layers, tap i < n is the
+residual stream that enters layer i, and tap n is the state after the last norm. A Forward gets its taps when it is
+made. It keeps no hidden states if it has no taps, or if a batch does not ask for them.
 
-Nothing here knows of requests, drafters or queues.
+Nothing here depends on requests, drafters or queues.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Forward(Protocol):
 
     vocab_size: int
     bitwise: bool  # True: a row's result never depends on which other rows ride along
-    taps: Sequence[int]  # ascending; see above
+    taps: Sequence[int]  # ascending; the module's docstring defines a tap
     cheap_rows: int  # rows up to which a pass costs hardly more than reading its weights
 
     @property

@@ -98,7 +98,7 @@ def _float8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows_at_a_time(weight: Tensor) -> int:
-    """Return the rows of a piece. Quantisation makes many passes over a piece, so that its size matters."""
+    """Return the rows of a piece. Quantisation makes many passes over a piece, so its size matters."""
     return max(1, (GPU_PIECE if weight.is_cuda else CPU_PIECE) // weight.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""The operations of a round between forward passes, in plain torch: the oracle of kernels/cuda, and what a CPU runs.
+"""The operations of a round between forward passes, in plain torch: the oracle of kernels/cuda, also run on CPUs.
 
     layout   make the rows of a pass from the committed tokens and the draft behind them
     draw     draw tokens from logits, as sampling/sampler.py defines it
@@ -186,10 +186,10 @@ def accept(
 ) -> None:
     """Commit the drafted tokens that the target agrees with, and the target's own token after them.
 
-    `targets` int32 [rows] are the tokens that the target draws after each row. Rows `row_starts[b] … row_starts[b + 1]`
-    of seat b are the last committed token and its draft. At the end of a prompt there is no draft: then `roots[b]` is
-    the seat's only row. Seats of the dummy lane change nothing. For a longest draft of k, the outcome is `out` int32
-    [seats, 2 + 2 * (k + 1)], unused entries 0:
+    `targets` int32 [rows] are the tokens that the target draws after each row. Rows from `row_starts[b]` to
+    `row_starts[b + 1] - 1` of seat b are the last committed token and its draft. At the end of a prompt there is no
+    draft: then `roots[b]` is the seat's only row. Seats of the dummy lane change nothing. For a longest draft of k, the
+    outcome is `out` int32 [seats, 2 + 2 * (k + 1)], unused entries 0:
 
         accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length
 

@@ -1,1 +1,1 @@
-"""Models: from files on disk to weights and a decoder. Knows nothing of requests."""
+"""Models: from files on disk to weights and a decoder. It does not depend on requests."""

@@ -1,8 +1,9 @@
 """The one decoder of all architectures: they differ in the fields of their ModelConfig, not in code.
 
-It computes hidden states from a batch and logits from hidden states. A Backend does what is more than arithmetic on
-rows: attention over pages, the KV memory, and products with weights that may be quantised. `forwards/compiled.py` and
-`forwards/cuda.py` write the same decoder for their kernels; docs/architecture.md lists which operation is where.
+It computes hidden states from a batch and logits from hidden states. A Backend does everything beyond arithmetic on
+rows: attention over pages, the KV memory, and products with weights that may be quantised.
+`runner/forwards/compiled.py` and `runner/forwards/cuda.py` express the same decoder with their kernels;
+docs/architecture.md lists which operation is where.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ def _q4_k(data: Bytes) -> Quantised:
 def _six_bit_pairs(packed: Bytes) -> tuple[Tensor, Tensor]:
     """Unpack eight scales and eight minima of 6 bits each from 12 bytes, as float32 [rows, blocks, 8].
 
-    Bytes 0-3 and 4-7 have four scales and four minima in their low 6 bits, and in their top 2 bits the top bits of the
-    other four; bytes 8-11 have the low 4 bits of those, scales in the low halves and minima in the high ones."""
+    The low 6 bits of bytes 0-3 are scales 0-3, the low 6 bits of bytes 4-7 are minima 0-3. Their top 2 bits are the top
+    bits of scales 4-7 and of minima 4-7. Bytes 8-11 have the low 4 bits of scales 4-7 in their low halves, and of
+    minima 4-7 in their high halves."""
     low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
     minima = np.concatenate([middle & 63, (high >> 4) | (middle >> 6 << 4)], axis=-1)

@@ -73,7 +73,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def _gemma(config: ModelConfig, fields: Fields) -> ModelConfig:
-    # the 27B model (62 layers) scales by its hidden size; no key says so
+    # the 27B model (62 layers) scales attention by hidden size / heads, not by head_dim; no key says so
     width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_dim
     return replace(
         config,

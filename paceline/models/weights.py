@@ -1,6 +1,6 @@
 """Weights by canonical name, from any source, in the requested format.
 
-    embed  norm  head          [vocab, hidden]  [hidden]  [vocab, hidden]; no head where it is tied to embed
+    embed  norm  head          [vocab, hidden]  [hidden]  [vocab, hidden]; no head if it is tied to embed
     layers.i.attn_norm  q  k  v  o  q_norm  k_norm  post_attn_norm  mlp_norm  gate  up  down  post_mlp_norm
     layers.i.q.bias …
 

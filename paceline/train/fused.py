@@ -53,7 +53,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @fused
 def round_to_8_bits(x: Tensor, group: int) -> Tensor:
-    """Round rows [rows, inputs] as a quantised product rounds its inputs: to ±127 steps of each group's largest."""
+    """Round rows [rows, inputs] as a quantised product rounds its inputs: a group's largest is ±127 steps."""
     blocks = x.float().view(*x.shape[:-1], -1, group)
     top = blocks.abs().amax(dim=-1, keepdim=True)
     whole = (blocks * torch.where(top > 0, 127.0 / top, 0.0)).round()
@@ -68,7 +68,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @fused
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, the gated activation of an MLP."""
+    """Compute silu(gate) · up, the gated activation of an MLP."""
     return functional.silu(gate) * up
 
 
@@ -93,7 +93,7 @@ def cross_entropy(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tens
 
 @fused
 def overlap_loss(logits: Tensor, wanted: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """-log Σ min(p, q) of each row, for p = `wanted` [rows, tokens] and q = softmax(logits); the gradient of
+    """Compute -log Σ min(p, q) of each row, for p = `wanted` [rows, tokens] and q = softmax(logits); the gradient of
     Σ weights · loss with respect to the logits; and the best token of each row."""
     q, p = logits.float().softmax(dim=-1), wanted.float()
     short = torch.where(q < p, q, 0.0)  # tokens for which a larger q would overlap more

@@ -86,7 +86,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """A measurement of a trained drafter on evaluation sets; nothing is written."""
+    """A measurement of a trained drafter on evaluation sets; no file is left behind."""
 
     target: TargetOptions
     drafter: Path

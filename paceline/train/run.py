@@ -32,13 +32,13 @@ from paceline.train.students.kinds import Start, new_student
 from paceline.train.students.published import read_initial_head
 from paceline.train.students.student import Student
 
-SKETCH_EXCHANGES = 256  # exchanges that a student's `finish` sees
-REPORT_SECONDS = 5.0  # between two reports of how many prompts are answered
+SKETCH_EXCHANGES = 256  # training exchanges that a student's `finish` reads, to fit a sketch
+REPORT_SECONDS = 5.0  # between two reports of answered shards
 
 
 @dataclass(slots=True)
 class TrainRun:
-    """One training with answers and a student: what the trainer starts from, and what it reports to."""
+    """One training with its answers and its student: the input of the trainer, and the receiver of its reports."""
 
     options: TrainOptions
     world: World

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-HELD_OUT_STREAM = 3  # which prompts are held out; with seed 0, whatever the user's seed
-TEMPERATURE_STREAM = 4  # which training answers are sampled
+HELD_OUT_STREAM = 3  # choice of held-out prompts; used with seed 0, never with the user's seed
+TEMPERATURE_STREAM = 4  # choice of training answers that are sampled
 EAGLE_STREAM = 7  # initial weights of an EAGLE head
 SMALL_STREAM = 11  # initial weights of a small model
 

@@ -75,7 +75,7 @@ def replace_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def tensors_file(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file without a note."""
+    """Return the bytes of a safetensors file without a note."""
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     return save(plain, metadata={"format": "pt"})
 

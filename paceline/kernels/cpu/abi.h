@@ -1,4 +1,4 @@
-/* The ABI: what Python mirrors of the C kernels, and nothing else. Its mirror is abi.py.
+/* The ABI of the C kernels: every declaration that Python mirrors, and no other. The mirror is abi.py.
 
    abi.c lists every constant, size and offset of this file. Python compares that list with its mirror when it loads the
    library: a field that is added, moved or swapped on one side only is an error there, and never corrupts memory. */
@@ -58,11 +58,11 @@ typedef struct {
     int32_t window; /* ATTEND: positions that a row sees; 0: all */
     int32_t parts;  /* matrices in `part` */
     int32_t column; /* KEEP: first column in the features */
-    int32_t few;    /* REFINE: outputs that a slice's shortlist holds at least */
-    float epsilon;  /* of the norms */
-    float scale;    /* EMBED: of the embedding; ROTATE: of the queries */
-    const float *norm;     /* weights of the norm, or NULL; ROTATE: of the queries' norm */
-    const float *key_norm; /* ROTATE: of the keys' norm, or NULL; PAIR: of the hidden state's */
+    int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
+    float epsilon;  /* epsilon of the norms */
+    float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
+    const float *norm;     /* weights of the norm, or NULL; ROTATE: weights of the queries' norm */
+    const float *key_norm; /* ROTATE: weights of the keys' norm, or NULL; PAIR: weights of the hidden state's norm */
     const float *cosine;   /* [positions][head_dim / 2] */
     const float *sine;     /* [positions][head_dim / 2] */
     matrix part[MAX_PARTS];
@@ -78,7 +78,7 @@ typedef struct {
     int32_t vocab;
     int32_t layers;
     int32_t pages;
-    int32_t positions; /* of the longest context */
+    int32_t positions; /* positions of the longest context */
     int32_t threads;
     int32_t features; /* numbers of a row of hidden states, all taps together */
     uint16_t *kv; /* bf16 [layers][pages][kv_heads] of {keys [head_dim / 2][PAGE][2], values [PAGE / 2][head_dim][2]} */
@@ -116,7 +116,8 @@ typedef struct {
     int32_t *tokens;                  /* out [outs] */
 } draws;
 
-/* Parameters and results of drafts. A node's confidence is the probability that it and all its ancestors are accepted. */
+/* Parameters and results of drafts. A node's confidence is the probability that it and all its ancestors are
+   accepted. */
 typedef struct {
     const int32_t *ids;                /* [vocab] target token of each output */
     const int32_t *limits;             /* [sequences] most nodes of a draft, at least 1 */
@@ -150,7 +151,7 @@ typedef struct program program;
 
 EXPORT const abi_entry *paceline_abi(void);
 
-/* A pool of threads, the caller among them; NULL: out of memory. It lives as long as the process. */
+/* Make a pool of `threads` threads, the caller among them; NULL: out of memory. It exists until the process ends. */
 EXPORT pool *paceline_pool_new(int threads);
 
 /* Bytes of one tile of a matrix. */
@@ -171,28 +172,29 @@ EXPORT void paceline_program_free(program *);
 /* Run a pass. */
 EXPORT int paceline_program_run(program *, const batch *);
 
-/* Run a pass, then draw the token after each row with logits: the best, or by the noise of its sequence's seed and its
-   position. After a drafted token that was not drawn itself the result is arbitrary. */
+/* Run a pass, then draw the token after each row with logits: the best token, or with noise that depends on the
+   sequence's seed and the position. The result of a row whose own drafted token was not drawn is arbitrary. */
 EXPORT int paceline_program_draw(program *, const batch *, const draws *);
 
 /* Draft with a head: the pass over `first`, which has one logit row a sequence, then one pass for each level of the
-   tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error drafts hold what was found
-   before it. */
+   tree. logits and argmax of `first` have room for BEAM rows a sequence. After an error the drafts hold
+   the nodes that were found before it. */
 EXPORT int paceline_draft(program *head, const batch *first, const order *);
 
 /* From now on, start the first pass of the head's next draft as soon as the target has drawn its tokens.
    ids [vocab]: target token of each of the head's outputs. Both programs may be freed in any order. */
 EXPORT void paceline_prefetch(program *target, program *head, const int32_t *ids, int vocab);
 
-/* Copy KV slots onto slots in every layer, reading all before writing any. Non-zero: out of memory. */
+/* Copy KV slots `source` onto slots `target` in every layer; all are read before any is written. Non-zero: out of
+   memory. */
 EXPORT int paceline_kv_move(const shape *, const int32_t *source, const int32_t *target, int count);
 
 /* Read KV slots: keys and values bf16 [layers][count][kv_heads][head_dim]. */
 EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uint16_t *keys, uint16_t *values);
 
 /* tokens[row] = argmax(logits[row] * inverse_temperature[row] + noise of keys[row]); 0 where all is NaN. logits: a
-   pointer for each row. keys [rows][2]. ids [vocab]: token of each output, that the noise is keyed by; NULL: the
-   outputs are the tokens. Non-zero: out of memory. */
+   pointer for each row. keys [rows][2]. ids [vocab]: token of each output, which keys the noise; NULL: outputs are
+   tokens. Non-zero: out of memory. */
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);
 

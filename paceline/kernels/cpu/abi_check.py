@@ -1,4 +1,4 @@
-"""Compares the library's own list of its ABI (abi.c) with the mirror in Python, when the library is loaded.
+"""Compare the library's own list of its ABI (abi.c) with the mirror in Python, when the library is loaded.
 
 A library is always compiled from the sources beside this file, so a mismatch means that abi.h and abi.py were not
 changed together.
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     """One fact: the value of a constant, the size of a structure, or the offset and size of a field."""
 
     value: int
-    size: int = 0  # of a field
+    size: int = 0  # bytes of a field; 0 for constants and structures
 
 
 def check_abi(library: ctypes.CDLL) -> None:
@@ -32,7 +32,7 @@ def check_abi(library: ctypes.CDLL) -> None:
 
 
 def compiled_entries(library: ctypes.CDLL) -> dict[str, Entry]:
-    """The list of abi.c."""
+    """List the ABI as abi.c states it."""
     found: dict[str, Entry] = {}
     for entry in library.paceline_abi():  # an array of unknown length: an entry without a name ends it
         if entry.name is None:
@@ -42,7 +42,7 @@ def compiled_entries(library: ctypes.CDLL) -> dict[str, Entry]:
 
 
 def mirrored_entries() -> dict[str, Entry]:
-    """The same list by abi.py; fields come before their structure, so that a message names them first."""
+    """List the ABI as abi.py mirrors it; fields come before their structure, so that a message names them first."""
     found = {name: Entry(value) for name, value in abi.CONSTANTS.items()}
     found |= {member.name: Entry(member.value) for enum in abi.ENUMS for member in enum}
     for name, structure in abi.STRUCTURES.items():

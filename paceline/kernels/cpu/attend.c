@@ -3,8 +3,8 @@
    A row's keys are taken in chunks of 128 positions that begin at multiples of 128. Each chunk gives a maximum, a sum
    and a weighted value, and these are folded from the lowest chunk to the highest. So a row's result depends on its
    position and keys alone: not on the rows beside it, not on which thread computed which chunk, and not on whether its
-   ancestors were found through the page table or through `tails`. Values are added in pairs, those of positions 2i and
-   2i + 1 at once; values of a pair that are not adjacent are copied side by side first.
+   ancestors were found through the page table or through `tails`. The values of positions 2i and 2i + 1 are added as
+   one pair. If the two are not adjacent in memory, they are copied side by side first.
 
    The rows of a tree score the pages of all nodes together. Then each row copies the scores of its own ancestors to
    their positions:
@@ -20,15 +20,15 @@ typedef struct {
     const operation *o;
     scratch *s;
     query_block block;
-    int index; /* of the block */
+    int index; /* number of the block */
     int head;  /* KV head */
     int group; /* queries of a row: heads that share the KV head */
     int low;   /* first chunk that any row of the block needs */
     int high;  /* end of the chunks that any row needs */
 } walk;
 
-/* Keys [from, to) of a chunk that a query attends to, none where from >= to. Those from `tail` on are found through
-   `tails`. */
+/* Keys [from, to) of a chunk that a query attends to; from >= to: none. Keys from `tail` on are found through `tails`,
+   earlier ones through the page table. */
 typedef struct {
     int from, to, tail;
 } reach;
@@ -56,7 +56,8 @@ static reach reach_of(const walk *w, int row, int c) {
     return (reach){from, to, larger(base_in(w, c), from)};
 }
 
-/* Keys of chunk c that any row of the block attends to; those before `tail` are found through the page table. */
+/* Find the keys of chunk c that any row of the block attends to. Keys before `tail` are found through the page
+   table. */
 static reach reach_of_all(const walk *w, int c) {
     reach all = {CHUNK, 0, 0};
     for (int r = 0; r < w->block.rows; r++) {
@@ -68,7 +69,8 @@ static reach reach_of_all(const walk *w, int c) {
     return all;
 }
 
-/* Queries to take at once of those that are left, so that all turns are about the same size. */
+/* Divide the queries that are left into turns of about the same size, at most `most` each; return the size of a
+   turn. */
 static int some_of(int left, int most) {
     const int turns = (left + most - 1) / most;
     return (left + turns - 1) / turns;
@@ -83,7 +85,7 @@ static void score_block(const walk *w, const score_job *job, float *out, int str
     }
 }
 
-/* A job for the first SCORE_PAGES of `count` pages, that prefetches as many after them. */
+/* Make a job that scores the first SCORE_PAGES of `count` pages and prefetches as many pages after them. */
 static score_job job_of(const walk *w, const int32_t *pages, int count) {
     score_job job = {.pages = smaller(count, SCORE_PAGES)};
     for (int i = 0; i < job.pages; i++) {
@@ -107,7 +109,7 @@ static void score_shared(const walk *w, int c, reach all) {
     }
 }
 
-/* Score all nodes of the trees. A tree that begins inside a shared page finds that page's scores already there. */
+/* Score all nodes of the sequence's tree. If the tree begins inside a shared page, that page's scores are copied. */
 static void score_tails(const walk *w, int c, reach all) {
     const tail_plan *t = &w->p->plan.tails;
     const int32_t *pages = t->pages + t->starts[w->block.sequence];
@@ -150,7 +152,7 @@ static void weigh_shared(const walk *w, int c, int from, int to, float *out) {
     }
 }
 
-/* The value of a key of chunk c, as one row finds it. */
+/* Find the value of a key of chunk c: through the page table, or through the row's own `tails`. */
 static const uint16_t *value_of(const walk *w, int row, int c, int key) {
     const batch *b = w->p->batch;
     const int step = c * CHUNK + key - b->bases[w->block.sequence];
@@ -159,7 +161,7 @@ static const uint16_t *value_of(const walk *w, int row, int c, int key) {
     return value_at(&w->p->shape, w->o->layer, slot, w->head);
 }
 
-/* Interleave two values, as a page does. */
+/* Interleave the numbers of two values, as in a page. */
 static void gather_pair(uint16_t *restrict out, const uint16_t *even, const uint16_t *odd, int dim) {
     for (int d = 0; d < 2 * dim; d += 2) out[d] = even[d], out[d + 1] = odd[d];
 }
@@ -178,8 +180,8 @@ static void weigh_tail(const walk *w, int r, int c, int from, int to, float *out
     }
 }
 
-/* Add the weighted values of chunk c: pairs that all rows share, then those of each row's own ancestors. A pair whose
-   second key is the first of a tree belongs to the latter. */
+/* Add the weighted values of chunk c: first the pairs that all rows share, then the pairs of each row's own ancestors.
+   A pair whose second key is the first key of a tree counts as the row's own. */
 static void weigh_all(const walk *w, int c, reach all, float *out) {
     const int trees = all.tail < all.to, from = even_below(all.from), tail = even_below(all.tail);
     weigh_shared(w, c, from, trees ? tail : even_above(all.to), out);
@@ -189,7 +191,7 @@ static void weigh_all(const walk *w, int c, reach all, float *out) {
     }
 }
 
-/* out [queries of the block][head_dim weighted values, maximum, sum] of chunk c */
+/* Compute chunk c for the block: out [queries of the block][head_dim weighted values, maximum, sum]. */
 static void block_chunk(const walk *w, int c, float *out) {
     const int dim = w->p->shape.head_dim, width = dim + 2, queries = w->block.rows * w->group;
     const reach all = reach_of_all(w, c);
@@ -258,7 +260,7 @@ static void whole_walk(const walk *w) {
     emit_state(w);
 }
 
-/* Walk over some of the chunks. The last of the splits to finish folds all of them. */
+/* Walk over the chunks of one split. The split that finishes last folds the chunks of all splits. */
 static void split_walk(const walk *w, int split) {
     const program *p = w->p;
     const int chunks = w->high - w->low, first = w->low + chunks * split / p->plan.splits;

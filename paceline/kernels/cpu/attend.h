@@ -17,15 +17,15 @@ typedef struct {
     int pages;               /* 1 or 2 */
 } score_job;
 
-/* Adjacent values: those of `pairs` pairs of keys, from key `key` of the chunk on. */
+/* Adjacent values of `pairs` pairs of keys; the first is the value of key `key` of the chunk. */
 typedef struct {
     const uint16_t *values;
     int key;
     int pairs;
 } value_run;
 
-/* Score the keys of one or two pages with queries [count][dim]: out [queries][stride]. `fetching`: prefetch the values
-   of these pages and the keys of the next meanwhile; pages are scattered, so the hardware cannot guess them. */
+/* Score the keys of one or two pages with queries [count][dim]: out [count][stride]. `fetching`: also prefetch the
+   values of these pages and the keys of the next; pages are scattered, so the hardware cannot predict them. */
 INLINE void score_pages(const narrow *queries, const int count, const int pages, const score_job *job, int dim,
                         const int fetching, float *out, int stride) {
     const narrow *q[(SCORE_QUERIES + 2) / 3]; /* every third query, so that all pointers fit the registers */
@@ -76,7 +76,7 @@ static unsigned lanes_between(int from, int to) {
     return ((1u << to) - 1) & ~((1u << from) - 1);
 }
 
-/* weights[low, high) ← exp(score - maximum), zero outside of [from, to). The sum is that of the rounded weights. */
+/* weights[low, high) ← exp(score - maximum), zero outside of [from, to); sum ← sum of the rounded weights */
 static void softmax(float *scores, narrow *weights, int low, int high, int from, int to, float *maximum, float *sum) {
     const vf nothing = vf_set1(-INFINITY);
     vf top = nothing, total = vf_set1(0.0f);

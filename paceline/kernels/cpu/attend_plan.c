@@ -1,6 +1,6 @@
-/* Plans attention before a pass: rows into query blocks, chunks onto threads, and the places of the nodes of trees.
+/* Plan attention before a pass: cut rows into query blocks, give chunks to threads, and place the nodes of trees.
 
-   A plan is made once a pass and used by every layer. It never changes what is computed for a row. */
+   A plan is made once a pass and used by every layer. It never changes the result of a row. */
 #include "attend_plan.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "program.h"
 
 #define PARTIAL_FLOATS_MAX (1 << 24) /* 64 MiB for the partial results of split walks */
-#define UNITS_PER_THREAD 4           /* enough units of work to keep every thread busy */
+#define UNITS_PER_THREAD 4           /* units of work per thread that keep every thread busy */
 
 /* ---- trees ---- */
 
@@ -28,7 +28,8 @@ static int page_among(int32_t *pages, int first, int *count, int page) {
     return (*count)++ - first;
 }
 
-/* Collect the pages of a sequence's nodes and the places of each row's ancestors in them; return the pages so far. */
+/* Collect the pages of a sequence's nodes, and the places of each row's ancestors in them. Return the number of pages
+   of all sequences so far. */
 static int plan_tree(const batch *b, tail_plan *t, int s, int count) {
     const int first = count;
     for (int row = b->row_starts[s]; row < b->row_starts[s + 1]; row++)
@@ -84,7 +85,7 @@ static void make_blocks(program *p, int parts) {
     for (int s = 0; s < p->batch->sequences; s++) cut_rows(p, s, parts);
 }
 
-/* Chunks of the row with the longest context. */
+/* Count the chunks of the row with the longest context. */
 static int count_chunks(const batch *b) {
     int chunks = 1;
     for (int row = 0; row < b->rows; row++)
@@ -106,8 +107,9 @@ static int reserve_partials(program *p, int64_t floats) {
     return p->plan.partials ? 0 : -1;
 }
 
-/* Query blocks first; chunks are split among threads only where blocks and heads do not keep all threads busy. Cutting
-   a sequence's rows in two is tried before: it costs less than folding the chunks of several threads. */
+/* Work is divided in three steps, each only if the one before does not keep all threads busy: by query blocks and KV
+   heads; then by cutting each sequence's rows in two; then by splitting chunks among threads. Cutting rows costs less
+   than folding the chunks of several threads. */
 int plan_attention(program *p) {
     if (!plan_trees(p)) return -1;
     const int threads = pool_threads(p->pool), heads = p->shape.kv_heads, wanted = UNITS_PER_THREAD * threads;

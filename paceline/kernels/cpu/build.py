@@ -1,8 +1,8 @@
-"""Compiles the C sources once for this machine, into the user's cache, and loads the library.
+"""Compile the C sources once for this machine, into the user's cache, and load the library.
 
-The file name is a hash of sources, flags and compiler: a new version never loads an old library, and processes that
-compile at the same time write the same file and rename it into place. `-march=native` is never used: a library is one
-of four variants, whose flags are written here.
+The file name has a hash of sources, flags and compiler: a new version never loads an old library. Processes that
+compile at the same time each write a temporary file and rename it into place. `-march=native` is never used: a library
+is one of four variants, whose flags are written here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def choose_variant() -> str:
 
 
 def compiler() -> list[str]:
-    """The command of the C compiler: `$CC`, else the machine's cc, gcc or clang."""
+    """Return the command of the C compiler: `$CC`, else the machine's cc, gcc or clang."""
     if command := shlex.split(os.environ.get("CC", "")):
         return command
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)

@@ -1,16 +1,16 @@
-/* Which tokens may follow a row of a draft, and how likely the target accepts each. */
+/* Candidates: tokens that may follow a row of a draft, and the probability that the target accepts each. */
 #include <math.h>
 
 #include "tree.h"
 #include "vmath.h"
 
-#define LOG_MASS_NATS 14.0f /* logits further below the best add nothing to a softmax's sum that counts */
-#define AHEAD_MAX 6.0f      /* nats: a lead beyond it makes the best token no more likely */
-#define FILTER_NATS 16      /* range of the counts for filters below the best logit */
-#define FILTER_STEPS 16     /* counts a nat */
-#define FILTERED_AT_ONCE 512 /* outputs that pass the filters and are picked from together */
+#define LOG_MASS_NATS 14.0f /* logits further below the best are too small to count in a softmax's sum */
+#define AHEAD_MAX 6.0f      /* nats; a larger lead makes the best token no more likely to be accepted */
+#define FILTER_NATS 16      /* nats below the best logit that the filters' histogram covers */
+#define FILTER_STEPS 16     /* steps of the histogram per nat */
+#define FILTERED_AT_ONCE 512 /* outputs that pass the filters and get their noise together */
 
-/* The outputs of a row: all of them, or those on its shortlists. */
+/* The outputs of a row: all of them, or only the ones on its shortlists. */
 typedef struct {
     const float *logits;
     const int32_t *ids; /* target tokens */
@@ -24,10 +24,10 @@ static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 /* Probability that the target's own token is the head's token of this rank, for the trees of a compiled head.
 
    Fitted to 10,000 rows of MT-bench (docs/experiments.md, "Trees of a head", and again in "Temperature 1 on two cores,
-   once more"). Greedy, the best token is right more often than its probability says, because the target takes its best
-   one, too. Under shared noise two distances count as much: of the best ahead of the second, and of the others behind
-   the best, in nats with noise. Chains that the host draws token by token know only the probability; their curve is in
-   paceline/drafters/draft_in_progress.py. */
+   once more"). Without noise, the best token is right more often than its probability says, because the target takes
+   its best token, too. With noise, which the target shares, two distances in nats between noisy values matter as well:
+   how far the best token is ahead of the second, and how far another token is behind the best. Chains that the host
+   draws token by token know only the probability; their curve is in paceline/drafters/draft_in_progress.py. */
 static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
     const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
     if (!noisy) return rank ? probability : 2.5f * probability / (1.0f + 1.5f * probability);
@@ -35,7 +35,7 @@ static float tree_acceptance(int rank, float probability, const best *tops, int 
     return logistic(0.83f * sqrtf(probability) + 0.74f * (ahead < AHEAD_MAX ? ahead : AHEAD_MAX) - 1.25f);
 }
 
-/* log Σ exp(logit - most), without logits that are too small to count */
+/* Compute log Σ exp(logit - most); vectors whose logits are all too small to count are left out. */
 static float log_mass(const float *logits, int vocab, float most) {
     const vf top = vf_set1(most), lowest = vf_set1(most - LOG_MASS_NATS);
     vf sum = vf_set1(0.0f);
@@ -51,10 +51,11 @@ static float log_mass(const float *logits, int vocab, float most) {
 
 /* ---- filters ---- */
 
-/* About the smallest logit that min-p, top-k and top-p keep; -INFINITY: they keep all.
+/* Approximate the smallest logit that min-p, top-k and top-p keep; -INFINITY: they keep all.
 
-   Outputs are counted by how far they are below the best, in steps of 1 / FILTER_STEPS nat; a step is kept or dropped
-   as a whole. A guess need not be exact, and outputs more than FILTER_NATS below the best have no mass that counts. */
+   A histogram counts outputs by their distance below the best, in steps of 1 / FILTER_STEPS nat; a step is kept or
+   dropped as a whole. A draft's filters need not be exact. Outputs more than FILTER_NATS below the best have a mass
+   that is too small to count. */
 static float filter_floor(const float *logits, int vocab, float best, float inverse_temperature, float min_p,
                           float top_p, int top_k) {
     int32_t counts[FILTER_NATS * FILTER_STEPS] = {0};
@@ -78,10 +79,10 @@ static float filter_floor(const float *logits, int vocab, float best, float inve
     return best - (float)(last + 1) / FILTER_STEPS / inverse_temperature;
 }
 
-/* Tokens to find, at least two: the acceptance of the first depends on the second. */
+/* Number of tokens to find: at least two, because the acceptance of the first depends on the second. */
 static int wanted_tops(const order *o) { return o->width > 1 ? o->width : 2; }
 
-/* Pick the best noisy outputs among those whose logits are above the floor. */
+/* Pick the best noisy outputs among all whose logits are above the floor. */
 static void pick_above(const order *o, const outputs *of, float floor, float inverse_temperature, const uint32_t *keys,
                        best *tops) {
     float values[FILTERED_AT_ONCE];

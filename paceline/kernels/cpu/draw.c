@@ -1,8 +1,8 @@
-/* The token after each row with logits: the best, or by the noise of the sequence's seed and the row's position.
+/* Draw the token after each row with logits: the best, or with noise of the sequence's seed and the row's position.
 
-   Only tokens on the path that the target draws are drawn with noise, one after the other, since the next row of the
-   path is known only then. In a draft that is about every third row. Behind a drafted token that was not drawn the
-   result is the best token: it is never used. */
+   Noise is computed only along the path that the target draws, row by row: each token decides which row comes next.
+   That is about a third of the rows of a draft. Rows behind a drafted token that was not drawn get the best token,
+   which is never used. */
 #include "draw.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct {
     float *inverse_temperature;
     float *bound; /* noisy value of the best logit */
     uint32_t *keys;
-    int32_t *outs; /* which row with logits it is */
+    int32_t *outs; /* index among the rows with logits */
     int32_t *tokens;
     int count;
 } noisy_rows;

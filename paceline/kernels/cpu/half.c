@@ -31,7 +31,7 @@ static void half_rows(const program *p, const operation *o, int tile, int first,
     }
 }
 
-/* output ← input times one matrix, whose outputs are a multiple of TILE; without any epilogue */
+/* output ← input times one matrix, without any epilogue; the number of outputs is a multiple of TILE */
 void run_linear_half(member *self, program *p, const operation *o) {
     const int tiles = o->part[0].outputs / TILE, rows = p->batch->rows;
     work_begin(self, tiles);

@@ -2,7 +2,7 @@
 
 [layers][pages][kv_heads] of { keys [head_dim / 2][PAGE_SIZE][2], values [PAGE_SIZE / 2][head_dim][2] }
 
-A vector of 16 pairs is then two dimensions of 16 keys, or 16 dimensions of the values of two keys.
+So a vector of 16 pairs holds two dimensions of 16 keys, or 16 dimensions of the values of two keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.kernels.cpu.memory import Region
 
 
 def page_bytes(*, layers: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one page over all layers."""
+    """Count the bytes of one page over all layers."""
     return 2 * 2 * PAGE_SIZE * layers * kv_heads * head_dim
 
 

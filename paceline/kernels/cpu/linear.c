@@ -5,16 +5,16 @@
 #include "program.h"
 #include "vmath.h"
 
-/* Measured on two cores of a Zen 4: docs/experiments.md, "Several rows of one sequence on a CPU" and "Temperature 1 on
-   two cores", with "once more". */
-#define ROWS_QUANTISED_ALONE 8       /* up to here each thread quantises all rows for itself, and saves a wait */
-#define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while tiles pass by */
+/* Measured on two cores of a Zen 4: docs/experiments.md, "Several rows of one sequence", "Temperature 1 on two
+   cores" and "Temperature 1 on two cores, once more". */
+#define ROWS_QUANTISED_ALONE 8       /* rows up to which each thread quantises all rows for itself, and saves a wait */
+#define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while weights are read */
 #define L2_AHEAD_BYTES 32768         /* from the weights in use to those prefetched into the second-level cache */
 #define L1_AHEAD_BYTES 1024          /* from the weights in use to those prefetched into the first-level cache */
 #define LINES_PER_GROUP 5            /* cache lines that memory delivers while a thread quantises GROUP inputs */
-#define ROWS_WITHOUT_PREFETCH 3      /* up to here memory sets the pace, and the hardware prefetches best alone */
+#define ROWS_WITHOUT_PREFETCH 3      /* rows up to which memory is the limit, and the hardware prefetches best alone */
 
-/* Whether the outputs are logits, exact or rough: only rows with logits are computed. */
+/* Whether the outputs are logits, exact or rough. If so, only rows with logits are computed. */
 static int gives_logits(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
 
 static int block_rows(const quantised *in, int block) {
@@ -145,8 +145,8 @@ INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
 }
 
-/* One kernel for each number of rows, so that sums stay in registers. Where a kernel takes whole blocks, the distance
-   between the inputs of a row is known to the compiler as well. */
+/* One kernel for each number of rows, so that sums stay in registers. If a kernel takes whole blocks, the compiler also
+   knows the distance between the inputs of a row. */
 #define ROWS_CASE(n, kernel)                                                                                           \
     case n: {                                                                                                          \
         const int some = n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS;                                                    \
@@ -226,8 +226,8 @@ static void stripe_product(const matrix *m, int tile, const quantised *in, int f
 
 static int is_gated(const operation *o) { return o->epilogue == SILU_GATE || o->epilogue == GELU_GATE; }
 
-/* Find the matrix that a tile of the output belongs to, and make `tile` the index in it. Gates: the first of the
-   two. */
+/* Find the matrix that a tile of the output belongs to, and make `tile` the index in it. A gated operation returns the
+   first of its two matrices. */
 static const matrix *part_of(const operation *o, int *tile) {
     const matrix *m = o->part;
     while (!is_gated(o) && *tile * TILE >= m->outputs) *tile -= (m++->outputs + TILE - 1) / TILE;
@@ -258,8 +258,8 @@ static int count_tiles(const operation *o) {
     return tiles;
 }
 
-/* Quantise all rows, each thread some of them. The rows of a block are interleaved, so one thread takes all of them;
-   where there are few blocks, each thread takes some of their columns. */
+/* Quantise all rows; threads share the work by blocks, since the rows of a block are interleaved. If there are few
+   blocks, threads share the columns of each block, too. */
 static void quantise_together(member *self, program *p, const operation *o, const quantised *in) {
     const int groups = o->part[0].inputs / GROUP, blocks = (in->rows + BLOCK - 1) / BLOCK;
     const int parts = blocks < 2 * self->count ? self->count : 1;
@@ -272,8 +272,8 @@ static void quantise_together(member *self, program *p, const operation *o, cons
     work_end(self);
 }
 
-/* The weights that a thread begins with: memory would be idle while it quantises. Afterwards prefetch_ahead stays as
-   far ahead. */
+/* Return the weights that a thread begins with. They are prefetched while it quantises, when memory would be idle;
+   afterwards prefetch_ahead keeps the same distance. */
 static weight_span first_weights(const member *self, const operation *o, int rows) {
     int tile = (int)((int64_t)self->units * self->index / self->count);
     const matrix *m = part_of(o, &tile);
@@ -281,8 +281,8 @@ static weight_span first_weights(const member *self, const operation *o, int row
     return (weight_span){first, rows > ROWS_WITHOUT_PREFETCH ? first + L2_AHEAD_BYTES : first};
 }
 
-/* Quantise all rows for this thread alone. If the work is already over, other threads may be writing to the inputs: the
-   result is then meaningless, but no unit is left that would use it. */
+/* Quantise all rows for this thread alone. If the work is over before that is done, other threads may be writing to the
+   inputs. The result is then meaningless, but no unit is left to use it. */
 static void quantise_alone(member *self, program *p, const operation *o, const quantised *in) {
     if (work_over(self)) return;
     quantise_rows(p, o, in, 0, in->rows, 0, o->part[0].inputs / GROUP, first_weights(self, o, in->rows));

@@ -17,7 +17,7 @@ class Region:
     """`size` bytes at `address`: a mapping of its own, unmapped with the object."""
 
     def __init__(self, size: int, *, what: str) -> None:
-        """`what` the memory is for: named in the error where there is none."""
+        """Map the memory. `what` names its purpose in the error if there is no memory."""
         self.size = size
         try:
             self._map = mmap.mmap(-1, max(size, 1) + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -38,7 +38,7 @@ class Arena:
         self._used = 0  # bytes of the last region
 
     def take(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes; they live as long as the arena."""
+        """Return the address of `size` zeroed bytes; they are valid as long as the arena exists."""
         if not self._regions or self._used + size > self._regions[-1].size:
             self._regions.append(Region(max(size, REGION_BYTES), what="the model's weights"))
             self._used = 0

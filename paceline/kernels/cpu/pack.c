@@ -1,7 +1,7 @@
-/* Packs quantised matrices into tiles, and unpacks rows of them.
+/* Pack quantised matrices into tiles, and unpack rows of them.
 
    A tile holds 16 outputs, one group of 32 inputs after the other. Each group has its weights and then its scales, so
-   that a kernel reads one stream from front to end: with scales apart the hardware prefetched half as fast.
+   that a kernel reads one stream in order: with separate scales the hardware prefetched half as fast.
 
    CHANNEL8  8 × [16 outputs][4 inputs] u8; 16 scales in float at the end of the tile
    GROUP8    8 × [16 outputs][4 inputs] u8, 16 scales in fp16
@@ -16,7 +16,7 @@ EXPORT int64_t paceline_tile_bytes(int format, int inputs) {
     return inputs / GROUP * group_bytes(format) + (format == CHANNEL8 ? 64 : 0);
 }
 
-/* Byte of weight (output `lane`, input j) in a tile; a byte of GROUP4 holds two of them. */
+/* Byte of the weight of output `lane` and input j in a tile; a byte of GROUP4 holds two weights. */
 static int64_t byte_of(int format, int lane, int j) {
     const int block = j % GROUP / (format == GROUP4 ? 8 : 4);
     return j / GROUP * group_bytes(format) + block * 64 + lane * 4 + j % 4;

@@ -1,7 +1,8 @@
 /* Sampling: argmax of logits * inverse temperature + Gumbel noise (noise.h).
 
-   Noise costs two logarithms, and most tokens are too far behind for any noise to bring them forward. So a bound comes
-   first: the noisy value of some good token, which the winner reaches. Tokens that cannot reach it need no noise. */
+   Noise costs two logarithms, and most tokens are too far behind to win with any noise. So a bound is found first: the
+   noisy value of a token with a high logit. The winner is at least as high. Tokens that cannot reach it need no
+   noise. */
 #include "pick.h"
 
 #include <math.h>
@@ -10,12 +11,12 @@
 #include "noise.h"
 #include "pool.h"
 
-#define TOKENS_PER_UNIT 4096
-#define BOUND_MAX 1e4f /* of its absolute value: beyond, rounding may be worth more than the slack of may_reach */
+#define TOKENS_PER_UNIT 4096 /* of the vocabulary, per unit of work */
+#define BOUND_MAX 1e4f /* largest |bound| that is used; beyond it, rounding may exceed the slack of may_reach */
 
 /* ---- one token a row ---- */
 
-/* Keep the best of some noisy values; the first among equals. */
+/* Keep the highest of some noisy values in `top`; the first among equals. */
 static void note(best *top, vf noisy, int first, int count) {
     float values[LANES];
     if (!vf_ge(noisy, vf_set1(top->value))) return;
@@ -25,9 +26,10 @@ static void note(best *top, vf noisy, int first, int count) {
             *top = (best){values[i], first + i};
 }
 
-/* Whether any of LANES tokens, with scaled logits l and uniform numbers u, may reach `least` with noise; without
-   logarithms. -log(-log u) <= -log(1 - u), so that l + noise >= least needs 1 - u <= exp(l - least). A power of two
-   that is not less replaces the exponential. The slack of 1 % is far above any rounding. NaN counts as far behind. */
+/* Whether any of LANES tokens, with scaled logits l and uniform numbers u, may reach `least` with noise; computed
+   without logarithms. Since -log(-log u) <= -log(1 - u), l + noise >= least needs 1 - u <= exp(l - least). A power of
+   two that is not smaller replaces the exponential. The slack of 1 % is far above any rounding. NaN counts as far
+   behind. */
 INLINE int may_reach(vf l, vf u, vf least) {
     const vf behind = vf_max(vf_min(vf_sub(least, l), vf_set1(80.0f)), vf_set1(0.0f));
     const vi halvings = vf_to_int(vf_sub(vf_mul(behind, vf_set1(1.44269504f)), vf_set1(0.5f))); /* rounded down */
@@ -35,7 +37,8 @@ INLINE int may_reach(vf l, vf u, vf least) {
     return vf_ge(vf_mul(needed, vf_set1(1.01f)), vf_sub(vf_set1(1.0f), u)) != 0;
 }
 
-/* First of the LANES outputs, a whole vector of [from, to), that hold the best logit; -1: there is no whole vector. */
+/* Find the vector of LANES outputs in [from, to) that holds the best logit, and return its first output; -1: there is
+   no whole vector. */
 static int best_vector(const float *logits, int from, int to) {
     float most = -INFINITY;
     int at = -1;
@@ -46,7 +49,7 @@ static int best_vector(const float *logits, int from, int to) {
     return at;
 }
 
-/* A bound for [from, to): the highest noisy value in the vector with the best logit. Not a number: there is no
+/* Find a bound for [from, to): the highest noisy value in the vector with the best logit. Not finite: there is no
    bound. */
 static float find_bound(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
                         int from, int to) {
@@ -57,7 +60,7 @@ static float find_bound(const float *logits, float inverse_temperature, const ui
     return vf_top(vf_add(vf_mul(vf_load(logits + at), vf_set1(inverse_temperature)), gumbel(uniform(token, k0, k1))));
 }
 
-/* The best output of [from, to); NOTHING where all are below the bound. */
+/* Find the best output of [from, to); NOTHING: all are below the bound. */
 static best pick_bounded(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
                          int from, int to, float bound) {
     const vi k0 = vi_set1((int32_t)keys[0]), k1 = vi_set1((int32_t)keys[1]), lane = count_up();
@@ -134,7 +137,7 @@ static uint64_t finalise(uint64_t bits) {
 }
 
 void token_keys(uint32_t *keys, uint64_t seed, int position) {
-    const uint64_t counter = (uint64_t)position * 4; /* four streams a position; tokens have the first */
+    const uint64_t counter = (uint64_t)position * 4; /* four streams per position; the first is for tokens */
     const uint64_t bits = finalise(seed ^ finalise(counter * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u));
     keys[0] = (uint32_t)(bits >> 32);
     keys[1] = (uint32_t)bits;
@@ -159,7 +162,7 @@ void insert_top(best *tops, int count, best one) {
     tops[i] = one;
 }
 
-/* A bound for the best few: the last of the `count` best noisy values in the vector with the best logit. */
+/* Find a bound for the `count` best: the lowest of the `count` best noisy values in the vector with the best logit. */
 static float find_bound_of_few(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids,
                                int vocab, int count) {
     best tops[LANES];
@@ -196,8 +199,8 @@ void pick_several(const float *logits, float inverse_temperature, const uint32_t
     }
 }
 
-/* -log(-log u) with d = 1 - u. The inner logarithm is the beginning of its series, d + d²/2 + d³/2: right where the
-   noise is large. The outer one is read off the bits of a float, and at most 0.06 off. */
+/* Approximate -log(-log u) with d = 1 - u. The inner logarithm is the cubic d + d²/2 + d³/2, which is accurate where
+   the noise is large. The outer logarithm is read from the bits of a float; its error is at most 0.06. */
 vf add_rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids) {
     const vf half = vf_set1(0.5f), one = vf_set1(1.0f);
     const vf d = vf_sub(one, uniform(vi_load(ids), vi_set1((int32_t)keys[0]), vi_set1((int32_t)keys[1])));

@@ -1,4 +1,4 @@
-/* Choosing tokens: the best logits, with or without Gumbel noise. */
+/* Choose tokens: the best logits, with or without Gumbel noise. */
 #ifndef PACELINE_PICK_H
 #define PACELINE_PICK_H
 
@@ -12,7 +12,7 @@ typedef struct {
     int32_t index;
 } best;
 
-/* The noise that the tokens after some rows are drawn with. */
+/* The noise for drawing the tokens after some rows. */
 typedef struct {
     const float *inverse_temperature; /* [outs]; 0: no noise */
     const uint32_t *keys;             /* [outs][2] */
@@ -28,7 +28,7 @@ typedef struct {
     const float *bound;               /* [rows] noisy value that some output has; NULL: to be found */
     int rows;
     int vocab;
-    int units;  /* of work for a row */
+    int units;  /* units of work per row */
     best *best; /* [rows][units] */
 } pick;
 
@@ -36,10 +36,10 @@ typedef struct {
    Non-zero: out of memory. */
 int pick_rows(pool *, pick *, int32_t *tokens);
 
-/* The noisy value of one output. */
+/* Compute logit * inverse temperature + noise of one token. */
 float noisy_value(float logit, float inverse_temperature, const uint32_t *keys, int token);
 
-/* The keys of the noise of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN. */
+/* Compute the noise keys of the token at a position: paceline.sampling.noise_keys of Stream.TOKEN. */
 void token_keys(uint32_t *keys, uint64_t seed, int position);
 
 /* Merge the `count` best of logits * inverse temperature + noise into `tops`, the best first. count <= LANES.
@@ -47,12 +47,12 @@ void token_keys(uint32_t *keys, uint64_t seed, int position);
 void pick_several(const float *logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids, int vocab,
                   best *tops, int count);
 
-/* logits * inverse temperature + an approximation of the noise, for LANES tokens. */
+/* Compute logits * inverse temperature + an approximation of the noise, for LANES tokens. */
 vf add_rough_noise(vf logits, float inverse_temperature, const uint32_t *keys, const int32_t *ids);
 
 void clear_tops(best *tops, int count);
 
-/* Insert one into the sorted best so far, after its equals. */
+/* Insert `one` into the `count` best so far, which are sorted, after its equals. */
 void insert_top(best *tops, int count, best one);
 
 #endif

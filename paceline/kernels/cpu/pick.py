@@ -19,9 +19,9 @@ def pick(
     *,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].
+    """Draw argmax(logits [n, vocab] * inverse_temperatures [n] + gumbel(keys [n, 2])) as int64 [n].
 
-    `ids` int32 [vocab]: the target's token of each output, by which the noise is keyed; None: outputs are tokens."""
+    `ids` int32 [vocab]: the target's token of each output, which keys the noise; None: outputs are tokens."""
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32, f"logits of {logits.dtype}"
     assert logits.stride(1) == 1, "the logits of a row are adjacent"

@@ -1,4 +1,4 @@
-/* The threads of a pool and their counters: see pool.h for what it promises. */
+/* The threads of a pool and their counters; pool.h is the contract. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -10,17 +10,17 @@
 
 #include "simd.h"
 
-#define COUNTER_SETS 4            /* works use them in turn */
-#define TAKEN_DIVISOR 4           /* a member takes 1 / this of the units left in a share at once */
+#define COUNTER_SETS 4            /* sets of counters; successive works use them in turn */
+#define TAKEN_DIVISOR 4           /* a member takes 1/4 of the units left in a share at once */
 #define UNITS_TAKEN_MAX 16        /* most units that a member takes at once */
-#define WORKS_PER_RUN_MAX (1u << 20)
+#define WORKS_PER_RUN_MAX (1u << 20) /* more works than any run has */
 #define SPINS_BEFORE_YIELD 2048
 #define YIELDS_BEFORE_NAP 64
 #define NAP_NANOSECONDS 20000
 #define SPIN_NANOSECONDS 150000   /* time that a helper spins after a run before it sleeps */
 
-/* The number of a work in the upper half, a count of its units in the lower. A counter is never cleared: a newer number
-   makes it new. */
+/* A counter of units: the number of a work in the upper half, a count of its units in the lower. A counter is never
+   cleared: the number of a newer work makes the count zero. */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t value;
 } counter;
@@ -30,17 +30,17 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_int inside;      /* helpers that take part in the run */
     atomic_int open;                             /* whether helpers may still enter the run */
     _Alignas(CACHE_LINE) int threads;
-    unsigned works;    /* of all runs before this one */
+    unsigned works;    /* works of all runs before this one */
     unsigned started;  /* number of the last run of pool_start */
     unsigned finished; /* number of the last run of pool_start that came to its end */
     atomic_int sleepers;
     atomic_int stopping;
-    pid_t owner; /* process that has the threads: a forked child has only the memory */
+    pid_t owner; /* process of the threads: a forked child has only the memory */
     pool_function *function;
     void *argument;
     counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, then units finished */
     pthread_t *helpers;
-    pthread_mutex_t lock;    /* of the sleeping helpers */
+    pthread_mutex_t lock;    /* guards the sleep of helpers */
     pthread_mutex_t running; /* held by the thread that runs something */
     pthread_cond_t wake;
 };
@@ -71,7 +71,7 @@ static counter *counter_of(const member *self, int share) {
     return &self->pool->counters[self->work % COUNTER_SETS * (unsigned)(self->count + 1) + (unsigned)share];
 }
 
-/* The count of this work; -1: a later work uses the counter, and this one is long over. */
+/* Read the count of this work from a counter's value; -1: a later work uses the counter, and this one is over. */
 static int64_t count_in(const member *self, uint64_t value) {
     const int32_t later = (int32_t)((uint32_t)(value >> 32) - self->work);
     return later > 0 ? -1 : later < 0 ? 0 : (int64_t)(uint32_t)value;
@@ -87,8 +87,8 @@ void work_begin(member *self, int units) {
     self->done = 0;
 }
 
-/* Take some units of one share, fewer as it comes to its end. False: none is left. An atomic operation makes the CPU
-   wait for all loads in flight, so there should be few of them among the loads of a matrix. */
+/* Take some units of one share, fewer near its end. False: none is left. An atomic operation makes the CPU wait for all
+   loads in flight, so a member that reads a matrix should take units rarely. */
 static int take(member *self, int share) {
     const int first = (int)((int64_t)self->units * share / self->count);
     const int last = (int)((int64_t)self->units * (share + 1) / self->count);
@@ -140,7 +140,7 @@ static unsigned take_part(pool *p, int index) {
     return self.work;
 }
 
-/* Take part in a run that is open. A run is not over before all helpers that entered have left. */
+/* Take part in the run if it is still open. A run is not over before all helpers that entered have left. */
 static void join_run(pool *p, int index) {
     atomic_fetch_add(&p->inside, 1);
     if (atomic_load(&p->open)) take_part(p, index);
@@ -196,7 +196,7 @@ static void close_run(pool *p) {
     p->works = works; /* no helper reads it any more */
 }
 
-/* Make the caller the only one who runs, and finish a run that helpers were started on. */
+/* Lock the pool for the caller, and finish a run of pool_start that is not finished yet. */
 static void enter(pool *p) {
     pthread_mutex_lock(&p->running);
     if (p->owner != getpid()) {
@@ -268,7 +268,7 @@ EXPORT pool *paceline_pool_new(int threads) {
     pthread_mutex_init(&p->running, NULL);
     pthread_cond_init(&p->wake, NULL);
     p->threads = 1;
-    /* A helper that cannot be started makes the pool smaller: nothing runs yet. */
+    /* If a helper cannot be started, the pool is smaller; nothing runs yet. */
     while (p->counters && p->helpers && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
     if (p->counters && p->helpers) return p;
     free_pool(p);

@@ -1,9 +1,9 @@
 /* A pool of threads that run one function together and share the work inside it.
 
    The calling thread is member 0, the others are helpers. After a run helpers spin for a moment, because the next pass
-   usually follows at once, then they sleep. Machines are noisy, so a thread is never waited for: only the units of work
-   that it has taken are. Which member computes which unit is decided while running, and no result may depend on it. A
-   helper that the system has suspended catches up when it is back: works that are over cost it nothing. */
+   usually follows at once, then they sleep. The system may suspend a thread at any time, so members never wait for a
+   thread, only for the units of work that it has taken. Which member computes which unit is decided while running, and
+   no result may depend on it. A suspended helper catches up when it runs again: works that are over cost it nothing. */
 #ifndef PACELINE_POOL_H
 #define PACELINE_POOL_H
 
@@ -15,10 +15,10 @@
 /* One thread in a run, and its place in the current work. */
 typedef struct {
     pool *pool;
-    int index;     /* of this member */
-    int count;     /* members */
+    int index;     /* number of this member */
+    int count;     /* number of members */
     unsigned work; /* number of the current work, the same for all members */
-    int units;     /* of the current work */
+    int units;     /* units of the current work */
     int victim;    /* member whose share units are taken from */
     int next;      /* first unit that is taken and not begun */
     int last;      /* end of the units that are taken */
@@ -32,8 +32,8 @@ typedef void pool_function(member *self, void *argument);
 /* Run a function in every thread, and wait for its end. */
 void pool_run(pool *, pool_function *, void *argument);
 
-/* Let the helpers start on a run while the caller goes on, and return its number; 0: there are no helpers. The memory
-   that it reads and writes must stay. The run ends when the caller finishes it, or when the pool runs anything else. */
+/* Let the helpers start a run while the caller continues, and return its number; 0: there are no helpers. The memory
+   that the run uses must stay valid. The run ends when the caller finishes it, or when the pool runs anything else. */
 unsigned pool_start(pool *, pool_function *, void *argument);
 
 /* Help with a started run until its end. False: it never ended, because a fork took the helpers away. */
@@ -52,10 +52,10 @@ void work_begin(member *, int units);
 /* Take the next unit, or return -1. */
 int work_next(member *);
 
-/* Wait until all units are finished; whatever they wrote is visible afterwards. */
+/* Wait until all units are finished; everything that they wrote is visible afterwards. */
 void work_end(member *);
 
-/* Whether all units are finished: preparing for them is useless then. */
+/* Whether all units are finished; preparing for them is then useless. */
 int work_over(const member *);
 
 #endif

@@ -28,7 +28,7 @@ def _core(cpu: int) -> str:
 
 @cache
 def thread_pool(library: Library, threads: int) -> int:
-    """Return the address of the pool of `threads` threads; it lives as long as the process."""
+    """Return the address of the pool of `threads` threads; it exists until the process ends."""
     assert threads > 0, f"{threads} threads"
     pool = library.paceline_pool_new(threads)
     if not pool:

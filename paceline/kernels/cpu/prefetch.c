@@ -1,22 +1,22 @@
-/* Prefetched passes: a head starts to read while the host still looks at what the target has drawn.
+/* Prefetched passes: a head starts its first pass while the host still processes the target's draws.
 
    After a pass over drafts and the draws from it, the accepted path and the token after it are known:
 
        rows of the pass    root   the   cat   a         accepted path: root, the
        drawn after them    the    dog   ...   ...       the head reads (root, the) and (the, dog)
 
-   These are the rows of the head's next first pass, if the host goes on as it mostly does. The pool's helpers start on
-   them at once, without the caller. When the host asks for exactly this pass, it is done or nearly done, and the caller
-   helps to finish it. "Exactly" compares tokens, positions, slots, pages, hidden states and noise. When the host asks
-   for anything else, its rows are computed as ever and overwrite the slots that they need. */
+   These are usually the rows of the head's next first pass. The pool's helpers start on them at once, without the
+   caller. When the host asks for exactly this pass, it is done or nearly done, and the caller helps to finish it.
+   "Exactly" means equal tokens, positions, slots, pages, hidden states and noise. When the host asks for any other
+   pass, that pass is computed as usual and overwrites the slots that it needs. */
 #include <stdlib.h>
 
 #include "draw.h"
 #include "program.h"
 
-#define MAX_SEQUENCES 8    /* with more sequences, some are likely to end or to change drafter */
+#define MAX_SEQUENCES 8    /* most sequences of a pass; with more, some are likely to end or to change drafter */
 #define MAX_MISSES 4       /* passes in a row that were not asked for, before only one in RETRY_INTERVAL is started */
-#define RETRY_INTERVAL 32
+#define RETRY_INTERVAL 32  /* passes */
 
 /* ---- rows of the pass ---- */
 
@@ -96,7 +96,7 @@ static int all_draft(const batch *b, const draws *d) {
     return all;
 }
 
-/* Whether this pass is not worth starting: a host that draws by other rules than this noise misses every time. */
+/* Whether this pass is not worth starting: if the host draws by other rules than this noise, every pass is a miss. */
 static int is_in_vain(prefetch *f) { return f->misses >= MAX_MISSES && ++f->skipped % RETRY_INTERVAL; }
 
 void start_prefetch(program *target, const batch *b, const draws *d) {

@@ -7,10 +7,10 @@
 #include "pick.h"
 
 typedef struct {
-    program *head;   /* of a target: the head whose passes are prefetched; or NULL */
-    program *target; /* of a head: the target whose passes start the prefetched ones; or NULL */
+    program *head;   /* set in a target: the head whose passes are prefetched; or NULL */
+    program *target; /* set in a head: the target whose passes start the prefetched ones; or NULL */
 
-    /* The rest belongs to a head. */
+    /* The following fields are used in a head only. */
     unsigned run; /* number of the pool's run that computes the pass; 0: none is in flight */
     batch batch;  /* the pass; it points to the arrays below */
     int32_t *tokens;
@@ -20,16 +20,16 @@ typedef struct {
     int32_t *bases;
     int32_t *page_table;
     int32_t *logit_rows;
-    row_noise noise;            /* of the tokens to be drawn after it; it points to the two arrays below */
+    row_noise noise;            /* noise of the tokens to draw after the pass; it points to the arrays below */
     float *inverse_temperature; /* [sequences] */
     uint32_t *keys;             /* [sequences][2] */
     const int32_t *ids;         /* [vocab] target token of each of the head's outputs */
     int32_t vocab;
     int32_t misses;  /* passes in a row that were not asked for */
-    int32_t skipped; /* passes that were not started because of the misses */
+    int32_t skipped; /* passes considered after too many misses; one in RETRY_INTERVAL of them is started */
     int64_t hits;    /* passes that were asked for */
-    char *memory;    /* of the arrays above */
-    size_t capacity; /* bytes */
+    char *memory;    /* allocation of the arrays above */
+    size_t capacity; /* bytes of `memory` */
 } prefetch;
 
 /* Start the pass that the target's head is likely to need next, after a pass of the target and the draws from it. */
@@ -39,7 +39,7 @@ void start_prefetch(program *target, const batch *, const draws *);
    is in flight afterwards. */
 int take_prefetched(program *head, const batch *, const row_noise *);
 
-/* Wait for a prefetched pass and forget it. */
+/* Wait for a prefetched pass and discard it. */
 void drop_prefetched(program *head);
 
 /* Detach a program, target or head, and free its memory for prefetched passes. */

@@ -63,7 +63,7 @@ static int has_pairs(const operation *operations, int count) {
     return 0;
 }
 
-/* Room for the outputs of one slice; 0: the program makes no shortlists. */
+/* Count the outputs of one slice, rounded up; 0: the program makes no shortlists. */
 static int slice_outputs(const operation *operations, int count) {
     for (int i = 0; i < count; i++)
         if (operations[i].kind == REFINE) return operations[i].part[0].outputs / SLICES + LANES;
@@ -120,7 +120,7 @@ EXPORT program *paceline_program_new(pool *pool, const shape *s, const operation
 
 int reserve_rows(program *p, int rows) {
     if (rows <= p->row_capacity) return 1;
-    drop_prefetched(p); /* it works on the memory that goes */
+    drop_prefetched(p); /* it uses the memory that is freed below */
     p->row_capacity = 0;
     free_quantised(&p->shared);
     free(p->plan.blocks), free(p->plan.finished);
@@ -158,7 +158,8 @@ static int outside(const int32_t *values, int count, int limit) {
     return 0;
 }
 
-/* Every row of a sequence must find its keys: pages for positions below its base, slots of its ancestors above. */
+/* Check that every row of a sequence finds its keys: pages for positions below its base, slots of its ancestors
+   above. */
 static int check_sequence(const program *p, const batch *b, int s) {
     const int first = b->row_starts[s], last = b->row_starts[s + 1];
     int known = 0; /* positions that are found through the page table */
@@ -202,13 +203,13 @@ static void run_operation(member *self, program *p, const operation *o) {
     }
 }
 
-/* Prefetch what the next operation begins with: memory is idle while threads wait for each other. */
+/* Prefetch the first data of the next operation, since memory is idle while threads wait for each other. */
 static void fetch_for(const member *self, const program *p, const operation *next) {
     if (next->kind == ROTATE) fetch_slots(self, p, next);
 }
 
-/* Operations that a pass needs. Without logits a pass ends after the last layer's keys and values, unless hidden states
-   are kept after them. */
+/* Count the operations that a pass needs. Without logits a pass ends once the last layer's keys and values are stored,
+   unless hidden states are kept after that. */
 static int needed_operations(const program *p) {
     int n = p->count;
     if (p->batch->outs) return n;
@@ -217,8 +218,8 @@ static int needed_operations(const program *p) {
     return n;
 }
 
-/* Whether this pass skips an operation: those for features without features, those for shortlists without shortlists,
-   and the logits where shortlists replace them. */
+/* Whether this pass skips an operation. A pass without features skips operations for features, and a pass without
+   shortlists skips operations for shortlists. A pass with shortlists skips the logits. */
 static int is_skipped(const program *p, const operation *o) {
     if (o->input == FEATURES || o->kind == KEEP) return !p->batch->features;
     if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
@@ -236,8 +237,8 @@ void forward(member *self, void *argument) {
     }
 }
 
-/* Clear the best of every thread: one that comes too late for this pass must not leave what it found in an earlier
-   one. */
+/* Clear the best logits of every thread. A thread that comes too late for this pass must not contribute results of an
+   earlier one. */
 static void clear_best(program *p) {
     for (int t = 0; t < p->shape.threads; t++)
         for (int i = 0; i < p->batch->outs; i++) p->scratch[t].best[i] = (best){-INFINITY, NOTHING};

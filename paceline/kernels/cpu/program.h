@@ -1,7 +1,7 @@
 /* A forward pass from the inside: the program, its buffers, and the memory of each thread.
 
-   What Python hands over is in abi.h. The plan of attention, shortlists and prefetched passes have one field of the
-   program each, declared in the header that is named for them. */
+   abi.h declares the structures that Python passes. The program has one field each for the plan of attention, for
+   shortlists and for prefetched passes; attend_plan.h, screen.h and prefetch.h declare them. */
 #ifndef PACELINE_PROGRAM_H
 #define PACELINE_PROGRAM_H
 
@@ -14,39 +14,39 @@
 #include "simd.h"
 
 #define BLOCK 8                     /* rows whose quantised inputs are interleaved */
-#define STRIPE 32                   /* rows that a tile serves while it is in the first-level cache */
+#define STRIPE 32                   /* rows that are multiplied with a tile while it is in the first-level cache */
 #define CHUNK 128                   /* keys of one softmax; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
-#define OWN_BUFFERS FEATURES        /* buffers before FEATURES, which is the caller's */
+#define OWN_BUFFERS FEATURES        /* number of buffers before FEATURES, which is the caller's memory */
 
 _Static_assert(TILE == LANES, "the outputs of a tile are one vector");
 
 /* Rows quantised to int8, with a scale for each group of 32 inputs.
 
-   BLOCK rows are interleaved, so that one pointer walks all of them; the last block has the rows that are left.
+   BLOCK rows are interleaved, so that one pointer walks over all of them; the last block has the remaining rows.
    With `rows` rows in a block: q [inputs / 4][rows][4]; scale, shift and offset [groups][rows]. */
 typedef struct {
     int8_t *q;
     float *scale;
     float *shift;    /* scale * sum of q */
     int32_t *offset; /* -128 * sum of q */
-    int32_t rows;    /* of all blocks */
+    int32_t rows;    /* rows of all blocks */
 } quantised;
 
 /* Memory of one thread. */
 typedef struct {
-    quantised inputs;     /* of one block */
+    quantised inputs;     /* inputs of one block */
     float *row;           /* one normalised row */
     narrow *queries;      /* [QUERY_BLOCK][head_dim] */
     float *scores;        /* [QUERY_BLOCK][CHUNK] */
     narrow *weights;      /* [QUERY_BLOCK][CHUNK] softmax of the scores, not yet divided by its sum */
     uint16_t *gathered;   /* [CHUNK / 2][head_dim][2] values of one row's ancestors in a tree */
-    float *sums;          /* [QUERY_BLOCK][head_dim + 2] of one chunk */
-    float *state;         /* [QUERY_BLOCK][head_dim + 2] of all chunks so far */
-    float *tail_scores;   /* [QUERY_BLOCK][tail_plan.widest * PAGE] of the nodes of a tree */
+    float *sums;          /* [QUERY_BLOCK][head_dim + 2] results of one chunk */
+    float *state;         /* [QUERY_BLOCK][head_dim + 2] results of all chunks so far */
+    float *tail_scores;   /* [QUERY_BLOCK][tail_plan.widest * PAGE] scores of the nodes of a tree */
     int32_t tail_pages;   /* pages that tail_scores has room for */
     best *best;           /* [outs] highest logit that this thread has seen */
-    float *slice;         /* rough scores of one slice, where the program makes shortlists */
+    float *slice;         /* rough scores of one slice, for shortlists */
 } scratch;
 
 struct program {
@@ -57,12 +57,12 @@ struct program {
     int32_t row_capacity;
     int32_t out_capacity;
     int32_t inputs_max; /* inputs of the widest linear operation */
-    int32_t last_rows;  /* rows of the pass before whose residual stream is still there */
+    int32_t last_rows;  /* rows of the last pass whose residual stream is still valid */
     float *buffer[OWN_BUFFERS + 1];
     int32_t stride[OWN_BUFFERS + 1]; /* floats of a row */
-    quantised shared;                /* inputs of a linear operation, where threads quantise them together */
+    quantised shared;                /* inputs of a linear operation that threads quantise together */
     scratch *scratch;                /* [threads] */
-    const batch *batch;              /* of the pass that runs */
+    const batch *batch;              /* batch of the current pass */
     attend_plan plan;
     screen screen;
     prefetch prefetch;
@@ -91,13 +91,13 @@ void unpack_row(const matrix *, int n, float *out);
 /* Run a pass: FINE, or why nothing was computed. */
 int run_pass(program *, const batch *);
 
-/* The parts of a pass: check the batch and prepare (FINE, or why not), `forward` in every thread, gather the
-   results. */
+/* The three parts of a pass: check the batch and prepare (FINE, or the reason for refusal), run `forward` in every
+   thread, gather the results. */
 int prepare_pass(program *, const batch *);
 void forward(member *, void *program);
 void finish_pass(const program *);
 
-/* Make room for rows. False: out of memory. Where memory grows, the results of the last pass are lost. */
+/* Make room for rows. False: out of memory. If memory grows, the results of the last pass are lost. */
 int reserve_rows(program *, int rows);
 
 /* ---- places ---- */

@@ -1,7 +1,7 @@
 """A forward pass as a list of operations: built once from Python, then run as one C call.
 
-A program knows linear layers, norms, rotation and attention, but no models: the runner decides which operations make a
-decoder. The program keeps alive all memory that its operations point to.
+A program consists of linear layers, norms, rotation and attention; the runner decides which of them make a decoder. The
+program owns, or holds a reference to, all memory that its operations point to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.kernels.cpu.memory import Arena
 from paceline.kernels.cpu.pool import thread_pool
 from paceline.kernels.quant import GROUP, Quantised, quantise
 
-Fields = dict[str, float | int | None]  # of an Operation
+Fields = dict[str, float | int | None]  # fields of an Operation
 PROBLEMS = {
     Status.BAD_TOKEN: "a token outside of the vocabulary",
     Status.BAD_POSITION: "a position outside of the context or of the draft",
@@ -46,14 +46,14 @@ PROBLEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A matrix in the arena, in tiles of 16 outputs, with its bias."""
+    """A matrix in the arena, in tiles of 16 outputs, with its bias; from `pack_rows`: row by row, with its scales."""
 
     address: int
     stride: int  # bytes from tile to tile
     format: Format
     outputs: int
     inputs: int
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # from `pack_rows`: the scales of its rows
     column: int = 0  # first column of its outputs in the output buffer
 
 
@@ -73,7 +73,7 @@ class Program:
         self._handle: int | None = None
 
     def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
-        """Copy matrices [n, k], each with its bias, into the arena: interleaved tile by tile, as gates read them."""
+        """Copy matrices [n, k], each with its bias, into the arena, interleaved tile by tile: gates read them so."""
         formats = [_format(weight) for weight, _ in weights]
         sizes = [self._tile_bytes(format, weight) for format, (weight, _) in zip(formats, weights, strict=True)]
         assert len({len(weight.q) for weight, _ in weights}) == 1, (
@@ -182,14 +182,14 @@ class Program:
         """Let a draft compute only the outputs that may be among the best (docs/adr/0013).
 
         All outputs are computed roughly, through `down` and `up`. At least `few` of each slice are then computed
-        exactly, by `exact` from `pack_rows`. `norms`: the one before `down`, and the one before `exact`."""
+        exactly, by `exact` from `pack_rows`. `norms`: the norm before `down`, and the norm before `exact`."""
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
         self._add(OperationKind.REFINE, [exact], fields | {"few": few})
 
     def finish(self) -> None:
-        """Make the C program of the operations so far."""
+        """Make the C program from the operations added so far."""
         operations = (Operation * len(self._operations))(*self._operations)
         arguments = (self._pool, byref(self._shape), byref(operations), len(operations))
         self._handle = self._library.paceline_program_new(*arguments)

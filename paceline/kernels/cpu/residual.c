@@ -1,4 +1,4 @@
-/* Operations on the residual stream: embeddings in, norms of branches added, hidden states out. */
+/* Operations on the residual stream: embed tokens, add normed branches, keep hidden states. */
 #include "program.h"
 #include "vmath.h"
 

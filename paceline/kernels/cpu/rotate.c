@@ -2,8 +2,8 @@
 #include "program.h"
 #include "vmath.h"
 
-#define BF16_MAX 0x1.fep127f
-#define ROWS_PER_UNIT 16
+#define BF16_MAX 0x1.fep127f /* largest finite bf16 number */
+#define ROWS_PER_UNIT 16     /* rows of one head that a thread takes at once */
 
 /* Rotate the pairs (d, d + half) by the angles of the position, and multiply by `scale`. */
 static void rotate(float *x, const float *cosine, const float *sine, int half, float scale) {
@@ -49,9 +49,9 @@ static void rotate_head(program *p, const operation *o, int row, int head) {
         store_key_value(s, o->layer, p->batch->slots[row], head - s->heads, x, x + s->kv_heads * dim);
 }
 
-/* A unit is one head of ROWS_PER_UNIT rows: the keys and values that it stores are adjacent from row to row. This is
-   the order of heads within the units of some rows. Keys come before the last queries, so that the thread that has
-   computed them begins with them, and other threads take over queries. */
+/* Map a unit to its head. A unit is one head of ROWS_PER_UNIT rows: the keys and values that it stores are adjacent
+   from row to row. Key heads come before the last query heads, so that the thread that has projected the keys begins
+   with them, and other threads can take over queries. */
 static int head_of(const shape *s, int unit) {
     const int before = s->heads - s->kv_heads; /* queries that come before the keys */
     return unit < before ? unit : unit < s->heads ? unit + s->kv_heads : unit - s->kv_heads;
@@ -72,7 +72,7 @@ void run_rotate(member *self, program *p, const operation *o) {
     }
 }
 
-/* Prefetch the slot of a row. Its key is interleaved with those of its page, which is prefetched once. */
+/* Prefetch the slot of a row. Its key is interleaved with the other keys of its page, which is prefetched once. */
 static void fetch_slot(const program *p, const operation *o, int row, int head) {
     const int dim = p->shape.head_dim, slot = p->batch->slots[row];
     const uint16_t *keys = keys_of(&p->shape, o->layer, slot / PAGE, head);

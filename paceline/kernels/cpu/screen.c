@@ -1,8 +1,9 @@
 /* Shortlists of a head's outputs, for drafts that need only the best few (docs/adr/0013).
 
-   Every output is first computed roughly, from a third of the dimensions (`SKETCHED`, see runner/heads/sketch.py), plus an
-   approximation of the noise that it will be drawn with. The best of each slice are then computed exactly. A slice is
-   every SLICES-th tile: frequent tokens have neighbouring ids, and are spread over all slices. */
+   Every output first gets a rough score: its product in a subspace of at most a third of the dimensions (`SKETCHED`,
+   see runner/heads/sketch.py), plus an approximation of its noise. The best outputs of each slice are then computed
+   exactly. A slice is every SLICES-th tile: frequent tokens have neighbouring ids, and are so spread over all
+   slices. */
 #include "screen.h"
 
 #include <math.h>
@@ -10,10 +11,10 @@
 #include "program.h"
 #include "vmath.h"
 
-#define CUT_STEPS 12      /* of the search for a cut, at most */
+#define CUT_STEPS 12      /* most steps of the search for a cut */
 #define CUT_RANGE 32.0f   /* nats from the best score of a slice down to the lowest cut */
-#define FIRST_CUT 6.0f    /* nats from the best score of a slice down to where the cut mostly is */
-#define OUTPUTS_AT_ONCE 4 /* whose sums are independent, so that none waits for another */
+#define FIRST_CUT 6.0f    /* nats from the best score of a slice down to the usual cut */
+#define OUTPUTS_AT_ONCE 4 /* outputs computed together; their sums are independent, so that none waits for another */
 
 void score_tile(program *p, int tile, int vocab, int first_row, int rows, const float *rough) {
     const row_noise *noise = p->screen.noise;
@@ -46,7 +47,8 @@ static int count_from(const float *scores, int count, float cut) {
     return found;
 }
 
-/* Find a score that at least `few` outputs reach, and not many more. */
+/* Find a score that at least `few` outputs reach, and not many more. If the search finds none, return a higher
+   score, which fewer outputs may reach. */
 static float find_cut(const float *scores, int count, int few) {
     const int most = few + few / 2 + 1 < SHORTLIST ? few + few / 2 + 1 : SHORTLIST;
     float high = best_of(scores, count), low = high - CUT_RANGE, middle = high - FIRST_CUT;

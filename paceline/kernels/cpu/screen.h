@@ -1,10 +1,10 @@
-/* Shortlists: the outputs of a head that may be among the best, for drafts that need only those. */
+/* Shortlists: the outputs of a head that may be among the best, for drafts that need no others. */
 #ifndef PACELINE_SCREEN_H
 #define PACELINE_SCREEN_H
 
 #include "pick.h"
 
-#define SLICES 16    /* of a row's outputs, each with a shortlist of its own */
+#define SLICES 16    /* slices of a row's outputs; each has its own shortlist */
 #define SHORTLIST 40 /* most outputs on a shortlist */
 
 /* The outputs of one slice of a row that may be among the row's best. */
@@ -20,7 +20,7 @@ typedef struct {
     shortlist *lists;       /* [outs][SLICES] */
 } screen;
 
-/* Score one tile of rough logits [rows][TILE] and store the scores in place of logits. */
+/* Score one tile of rough logits [rows][TILE], and store the scores in the memory for logits. */
 void score_tile(program *, int tile, int vocab, int first_row, int rows, const float *rough);
 
 #endif

@@ -1,18 +1,18 @@
 /* Vectors of 16 lanes, with the same functions in all variants: the only place that knows instruction sets.
 
-   vf is 16 floats, vi 16 int32. Every function works lane by lane: the result of a lane never depends on another lane.
-   Each rounds once; vf_fma rounds once with hardware FMA and twice in the portable variant. vf_sum adds the upper half
-   of the lanes to the lower, and so on. vf_top and vi_sum are exact in any order. vf_ge gives one bit for each lane;
-   vf_select takes `yes` where the bit is set.
+   vf is 16 floats, vi 16 int32. All functions but vf_sum, vf_top and vi_sum work lane by lane: the result of a lane
+   never depends on another lane. Each operation rounds once; only the portable vf_fma rounds twice. vf_sum adds the
+   upper half of the lanes to the lower half, then halves again until one number is left. vf_top and vi_sum are exact in
+   any order. vf_ge gives one bit for each lane; vf_select takes `yes` for lanes whose bit is set.
 
    A weight tile holds 16 outputs. dot4 and dot8 add up, exactly and in integers, the products of weights with signed
    8-bit inputs: four inputs a call, and one group of 32 at most. dot4 takes its unsigned weights as they are. dot8
    takes 8-bit weights as q - 128; a variant may begin its sum with `offset` = -128 * sum of the inputs instead.
 
-   vp is 16 pairs of bf16 numbers. vp_load reads 16 adjacent pairs, vp_set1 repeats one pair of `narrow` numbers. These
-   are bf16 numbers, too, in the form that a variant multiplies best; vf_narrow rounds to them, stores them and returns
-   their value. vf_dot2 adds the product of the odd numbers of each pair to the sum, then that of the even ones, and
-   rounds each time. AVX512_BF16 does the same, except that numbers below 2^-126 are zero there.
+   vp is 16 pairs of bf16 numbers. vp_load reads 16 adjacent pairs, vp_set1 repeats one pair of `narrow` numbers. A
+   `narrow` number is a bf16 number in the form that a variant multiplies best; vf_narrow rounds floats to `narrow`,
+   stores them and returns their values. vf_dot2 adds the product of the odd numbers of each pair to the sum, then that
+   of the even ones, and rounds each time. AVX512_BF16 does the same, except that numbers below 2^-126 are zero there.
 
    prefetch_l1 and prefetch_l2 ask for a cache line in the first-level or second-level cache. */
 #ifndef PACELINE_SIMD_H

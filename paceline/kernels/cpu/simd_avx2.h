@@ -4,6 +4,7 @@
 typedef struct { __m256 a, b; } vf;
 typedef struct { __m256i a, b; } vi;
 
+/* Sizes of kernels: simd_avx512.h says what each counts. */
 #define MAX_KERNEL_ROWS 2
 #define SCORE_QUERIES 4
 #define SCORE_PAGES 1

@@ -5,6 +5,7 @@
 typedef struct { float v[16]; } vf;
 typedef struct { int32_t v[16]; } vi;
 
+/* Sizes of kernels: simd_avx512.h says what each counts. */
 #define MAX_KERNEL_ROWS 1
 #define SCORE_QUERIES 1
 #define SCORE_PAGES 1

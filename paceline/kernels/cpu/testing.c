@@ -2,7 +2,7 @@
 #include "noise.h"
 #include "program.h"
 
-/* The noise itself: out [vocab]. */
+/* Compute the noise of every token: out [vocab]. */
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out) {
     for (int j = 0; j < vocab; j += LANES) {
         float values[LANES];
@@ -11,5 +11,5 @@ EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out) {
     }
 }
 
-/* Prefetched passes of a head that were asked for. */
+/* Count the prefetched passes of a head that were asked for. */
 EXPORT int64_t paceline_prefetched(const program *head) { return head->prefetch.hits; }

@@ -1,8 +1,8 @@
 /* A draft in one call: a head's first pass, then one pass for each level of a tree.
 
        root ── the ── cat ── sat        Every row with logits gives its best tokens, with or without noise. A node's
-            │     └── dog               confidence is that of its parent times the probability that the target
-            └─ a ──── cat               accepts it. A node with too little is left out, and nothing follows it.
+            │     └── dog               confidence is its parent's times the probability that the target
+            └─ a ──── cat               accepts it. A node with too little confidence is left out, and has no children.
 
    The nodes of a level are read in one pass. A node's keys and values go behind those of the committed text, in the
    order in which nodes are read; its row sees the text and its own ancestors (`tails`). The first pass is the caller's
@@ -24,7 +24,7 @@ static void find_all_candidates(member *self, void *argument) {
     work_end(self);
 }
 
-/* Nodes with at least this confidence. */
+/* Count the nodes with at least this confidence. */
 static int count_above(const tree *t, float confidence) {
     int count = 0;
     for (int i = 0; i < t->count; i++) count += t->nodes[i].confidence >= confidence;
@@ -51,7 +51,7 @@ static void grow(const drafting *d) {
     for (int row = 0; row < d->now->outs; row++) add_nodes(d, row);
 }
 
-/* Nodes with more confidence than node `at`; among equals the earlier come first. */
+/* Count the nodes with more confidence than node `at`, and earlier nodes with equal confidence. */
 static int rank_of(const tree *t, int at) {
     const float own = t->nodes[at].confidence;
     int rank = 0;
@@ -60,7 +60,7 @@ static int rank_of(const tree *t, int at) {
     return rank;
 }
 
-/* The rank that a node will have once the better nodes of its level have been read and have grown as usual. */
+/* Estimate the rank of a node after the better nodes of its level have been read and have got their usual children. */
 static int expected_rank(const tree *t, int at) {
     const float own = t->nodes[at].confidence;
     int rank = rank_of(t, at);
@@ -69,7 +69,8 @@ static int expected_rank(const tree *t, int at) {
     return rank;
 }
 
-/* Choose the nodes of the last level to read next, the most likely first: those after which there is room for more. */
+/* Choose the nodes of the last level to read next, the most likely first. A node is read only if its children may still
+   be among the best `limit` nodes. */
 static int choose(const drafting *d, int s, int32_t *chosen) {
     tree *t = &d->trees[s];
     const int limit = d->o->limits[s], room = limit - 1 - t->read;
@@ -96,7 +97,7 @@ typedef struct {
     int32_t *tokens, *positions, *slots, *starts, *bases, *rows, *carry, *tails, *table;
 } level;
 
-/* Make a node a row: its slot is the next behind the text. */
+/* Make a node a row of the batch; it takes the next KV slot behind the committed text. */
 static void put_row(const drafting *d, const level *l, int s, int at, int row, int carry) {
     tree *t = &d->trees[s];
     node *n = &t->nodes[at];
@@ -139,7 +140,7 @@ static void plan_level(const drafting *d, batch *next, const level *l) {
                     .sequences = going, .table_width = width, .outs = rows, .depth = DEPTH_MAX};
 }
 
-/* Run a pass that makes shortlists where the head can, under the noise of the tokens to be drawn from it. */
+/* Run a pass under the noise of the tokens that follow its rows; it makes shortlists if the head can. */
 static int read_level(const drafting *d, const batch *b) {
     const row_noise noise = {d->inverse_temperature, &d->keys[0][0], d->o->ids};
     for (int row = 0; row < b->outs; row++) {
@@ -172,7 +173,7 @@ static void write_draft(const order *o, int s, const tree *t) {
     o->counts[s] = count;
 }
 
-/* Start an empty tree for each sequence: FINE, or why there cannot be a first pass. */
+/* Start an empty tree for each sequence. BAD_ROWS: a sequence's logit row does not exist. */
 static int plant(const drafting *d) {
     const batch *first = d->first;
     int status = FINE;

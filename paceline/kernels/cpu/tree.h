@@ -1,4 +1,4 @@
-/* A draft in progress: the trees of all sequences, and the pass whose rows grow them. */
+/* A draft in progress: the trees of all sequences, and the pass whose rows add nodes to them. */
 #ifndef PACELINE_TREE_H
 #define PACELINE_TREE_H
 
@@ -12,7 +12,7 @@ typedef struct {
     int32_t token;
     int32_t parent;          /* a node; -1: the root */
     int32_t depth;           /* from 1 */
-    int32_t row;             /* in the pass that read it; -1: not read */
+    int32_t row;             /* row in the pass that read the node; -1: not read */
     int32_t tail[DEPTH_MAX]; /* KV slots of its ancestors and itself, once it is read */
 } node;
 
@@ -32,16 +32,17 @@ typedef struct {
     const batch *now;   /* the last pass */
     tree *trees;        /* [sequences] */
 
-    /* By row with logits of the last pass. */
-    int32_t *owners;                 /* its sequence */
-    int32_t *origins;                /* its node; -1: the root */
-    best (*tops)[WIDTH_MAX];         /* tokens that may follow it, the best first */
-    float (*acceptance)[WIDTH_MAX];  /* probability of each that it is the target's own token */
-    uint32_t (*keys)[2];             /* of the noise */
+    /* Arrays with one element per row with logits of the last pass. */
+    int32_t *owners;                 /* sequence of the row */
+    int32_t *origins;                /* node of the row; -1: the root */
+    best (*tops)[WIDTH_MAX];         /* tokens that may follow the row, the best first */
+    float (*acceptance)[WIDTH_MAX];  /* probability that each is the target's own token */
+    uint32_t (*keys)[2];             /* keys of the noise */
     float *inverse_temperature;      /* 0: no noise */
 } drafting;
 
-/* Find the tokens that may follow one row, and how likely the target accepts each: fills `tops` and `acceptance`. */
+/* Find the tokens that may follow one row, and the probability that the target accepts each; fill `tops` and
+   `acceptance`. */
 void find_candidates(const drafting *, int row);
 
 #endif

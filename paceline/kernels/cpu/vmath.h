@@ -1,4 +1,4 @@
-/* exp, log, the two activations and the norm of vectors, from single operations in a fixed order. */
+/* exp, log, two activations and the RMS norm of vectors, composed of single operations in a fixed order. */
 #ifndef PACELINE_VMATH_H
 #define PACELINE_VMATH_H
 

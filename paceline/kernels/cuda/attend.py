@@ -35,7 +35,7 @@ from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import narrowed, turn
 from paceline.kernels.quant import FP8, FP8_MAX
 
-SPLIT = 512  # positions of a split at most
+SPLIT = 512  # most positions of a split
 FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
@@ -184,7 +184,7 @@ class Attention:
         split = tile * each
         span = min(max_context, window + rows + split) if window else max_context  # a window may start within a unit
         tiles = max(1, triton.cdiv(span, tile))
-        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # few tiles: one program is soon done
+        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # few tiles: one program is fast
         if tiles == 1 or tiles * blocks <= room:
             return tile, tiles
         return split, triton.cdiv(span, split)

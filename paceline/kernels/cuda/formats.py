@@ -6,8 +6,8 @@
     GROUPED  q uint8 [n, k],                  w = q · scale[n, k / 32] + minimum[n, k / 32]
     NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[n, k / 32] + minimum[n, k / 32]
 
-Of each 64 inputs, NIBBLES has the first 32 in the low halves of 32 bytes and the others in the high halves. `parts` is
-the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
+NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. `parts`
+is the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
 """
 
 from __future__ import annotations

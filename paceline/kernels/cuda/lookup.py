@@ -1,4 +1,4 @@
-"""N-gram drafts on a CUDA device: those of drafters/ngram.py, without an index, by a search of the whole history.
+"""N-gram drafts on a CUDA device: the drafts of drafters/ngram.py, found by a search of the history without an index.
 
     _search   (chunk of the history, seat)   find the longest n-gram that ends in the chunk; of equal ones the latest
     _copy     (seat)                         take the best chunk, and copy the tokens after it behind the committed ones
@@ -111,7 +111,7 @@ def _copy(
     count = tl.where(key > 0, count, 0)
     tl.store(found + seat, count)
     mine = tokens + lane.to(tl.int64) * stride
-    source = key & _PLACE  # a copy that reaches the last token continues from `source`
+    source = key & _PLACE  # a copy that passes the last token starts again at `source`
     for start in range(0, count, _COPY):
         step = start + tl.arange(0, _COPY)
         inside = step < count

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import libdevice
 
 from paceline.kernels import noise
 
-ROUGHLY = 1e-3  # bound of twice the error of `rough_gumbel`
+ROUGHLY = 1e-3  # upper bound of twice the error of `rough_gumbel`
 
 LN2_HIGH, LN2_LOW = tl.constexpr(noise.LN2_HIGH), tl.constexpr(noise.LN2_LOW)
 _LN2 = tl.constexpr(0.6931472)

@@ -1,7 +1,7 @@
 """`layout`, `accept` and `push` of a round on a CUDA device; `round_reference` defines them.
 
 Each is one launch. Lengths, tokens and pages are read and written in the device's memory, so that a captured round
-needs nothing from the host. Programs write disjoint memory, but for seats of the dummy lane, which commit nothing.
+needs nothing from the host. Programs write disjoint memory, except for seats of the dummy lane, which commit nothing.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _layout(
     room = row_count - seat_count - (tl.cumsum(extra, axis=0) - extra)
     count = tl.where(real, 1 + tl.minimum(extra, tl.maximum(room, 0)), 0)
     end = tl.cumsum(count, axis=0)  # [SEATS]
-    if tl.program_id(0) == 0:  # other programs may read old or new counts: to cut twice changes nothing
+    if tl.program_id(0) == 0:  # other programs may read old or new counts: cutting twice changes nothing
         tl.store(counts + seat, count, mask=real)
         tl.store(row_starts + 1 + seat, end, mask=real)
         tl.store(row_starts, 0)

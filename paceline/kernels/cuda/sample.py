@@ -30,7 +30,7 @@ from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BI
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
 PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
 CAPACITY = 4096  # logits in the list of a row
-REACH = 10.0  # with top-p alone, the list has the logits at most this far below the largest
+REACH = 10.0  # nats; with top-p and no top-k, the list has the logits at most this far below the largest
 
 _CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
 _REACH, _ROUGHLY = (tl.constexpr(value) for value in (REACH, ROUGHLY))

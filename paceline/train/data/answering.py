@@ -1,4 +1,4 @@
-"""Answers from the target: Paceline's own engine, plain, with as many sequences at once as the device holds.
+"""Answers from the target: Paceline's own engine generates them without speculation, for many sequences at once.
 
 An answer costs the host more time than it costs a GPU, so a GPU gets several worker processes (`python -m
 paceline.train.data.answering STORE …`). Each worker has its own engine and its own shards, and stops when its parent
@@ -28,7 +28,7 @@ from paceline.train.data.answers import SHARD_PROMPTS, AnswerStore, Exchange
 from paceline.train.options import TargetOptions
 from paceline.types import OFF, Finish, Request, SamplingParams
 
-POLL_SECONDS = 0.5  # between two looks at what the workers have done
+POLL_SECONDS = 0.5  # between two checks of the workers
 KV_MEMORY_SHARE = 0.6  # share of free GPU memory for the KV caches of all workers
 
 Report = Callable[[int, int], None]  # shards done, shards in all
@@ -111,7 +111,7 @@ def _work(store: AnswerStore, shards: Sequence[int], workers: Workers, done: Cal
     )
     ready = read_target(settings.target, format=settings.format, device=workers.device, config=config)
     assert ready.tokenizer is not None
-    # Without a tokenizer the engine makes no text, which nothing here would read.
+    # Without a tokenizer the engine makes no text; only tokens are needed here.
     silent = replace(ready, tokenizer=None)
     engine = assemble(silent, config=config, device=workers.device, threads=workers.threads).engine
     for shard, exchanges in Answering(engine, ready.tokenizer, store, shards, batch=workers.batch).run():
@@ -120,8 +120,8 @@ def _work(store: AnswerStore, shards: Sequence[int], workers: Workers, done: Cal
 
 
 def _kv_memory(workers: Workers) -> int | None:
-    """KV memory of one worker in bytes; None: as much as the engine chooses. Workers that share a GPU share what is
-    free on it."""
+    """Return the KV memory of one worker in bytes; None: the engine chooses. Workers on one GPU share its free
+    memory."""
     if workers.device == "cpu" or workers.count == 1:
         return None
     import torch
@@ -140,9 +140,9 @@ class Answering:
         self._tokenizer = tokenizer
         self._template = ChatTemplate(tokenizer)
         self._store = store
-        self._shards = list(shards)  # not complete yet
+        self._shards = list(shards)  # shards that are not complete yet
         self._waiting = (index for shard in shards for index in _members(store, shard))
-        self._max_running = batch + batch // 4  # more than fit a step, so that the engine never runs short
+        self._max_running = batch + batch // 4  # more than fit a step, so that the engine always has a full batch
         self._running: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # prompt and answer so far
         self._finished: dict[int, Exchange] = {}
 
@@ -184,7 +184,7 @@ class Answering:
 
 
 def _members(store: AnswerStore, shard: int) -> range:
-    """Indices of a shard's questions."""
+    """Return the indices of a shard's questions."""
     return range(shard * SHARD_PROMPTS, min((shard + 1) * SHARD_PROMPTS, len(store.questions)))
 
 

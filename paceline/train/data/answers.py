@@ -4,7 +4,7 @@
     prompts.jsonl    every prompt in order, with its set and its temperature
     shard-00012.safetensors    prompts [12 * SHARD_PROMPTS, 13 * SHARD_PROMPTS) with their answers
 
-A shard is written whole and never again, so a kill at any moment costs only the shards that were being answered.
+A shard is written once and as a whole, so a kill at any moment costs only the shards that were being answered.
 Answers made with other settings are refused, not mixed.
 """
 
@@ -25,7 +25,7 @@ from paceline.models.directory import read_json
 from paceline.models.weights import Format
 from paceline.train.storage import read_tensors, write_bytes, write_json, write_tensors
 
-SHARD_PROMPTS = 256  # a few seconds of work for a GPU
+SHARD_PROMPTS = 256  # prompts of a shard: a few seconds of work for a GPU
 TRAIN, HELD_OUT = "train", "held-out"
 
 
@@ -102,7 +102,7 @@ class AnswerStore:
         return self.path / f"shard-{shard:05}.safetensors"
 
     def missing(self) -> list[int]:
-        """Shards that are not answered yet."""
+        """List the shards that are not answered yet."""
         return [shard for shard in range(self.shards) if not self.shard_path(shard).exists()]
 
     def write(self, shard: int, exchanges: Sequence[Exchange]) -> None:

@@ -37,8 +37,8 @@ class TextBatch:
 
 
 def epoch_batches(exchanges: Sequence[Exchange], *, tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Indices of the exchanges of each batch, in the order of the epoch. A batch has at most `tokens` with its padding,
-    or is a single exchange."""
+    """Return the indices of the exchanges of each batch, in the order of the epoch. A batch has at most `tokens` tokens
+    with its padding, or is a single exchange."""
     random = seeded_generator(seed, epoch)
     lengths = np.array([len(exchange.tokens) for exchange in exchanges])
     order = torch.randperm(len(exchanges), generator=random).numpy()
@@ -51,7 +51,7 @@ def epoch_batches(exchanges: Sequence[Exchange], *, tokens: int, seed: int, epoc
 
 
 def in_order(exchanges: Sequence[Exchange], *, tokens: int) -> Iterator[TextBatch]:
-    """Batches of all exchanges, shortest first."""
+    """Yield batches of all exchanges, shortest first."""
     lengths = np.array([len(exchange.tokens) for exchange in exchanges])
     for batch in _cut(np.argsort(lengths, kind="stable"), lengths, tokens):
         yield pad([exchanges[index] for index in batch])

@@ -1,8 +1,8 @@
 """The prompts of a training, split into evaluation sets, held-out prompts and prompts to train on.
 
-Prompts that overlap with an evaluation set or an excluded text are not trained on. Which prompts are held out depends
-on the prompts alone, not on the seed. So a second training that starts from the head of the first is judged by prompts
-that neither has seen.
+Prompts that overlap with an evaluation set or an excluded text are not trained on. The choice of held-out prompts
+depends on the prompts alone, not on the seed. So a second training that starts from the head of the first is judged by
+prompts that neither has seen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def split_prompts(options: TrainOptions) -> Split:
 
 
 def _held_out_and_train(options: TrainOptions) -> tuple[list[Prompt], list[Prompt], int]:
-    """Held-out prompts, prompts to train on, and the number of prompts left out for overlap."""
+    """Return held-out prompts, prompts to train on, and the number of prompts left out for overlap."""
     excluded = [text for path in (*options.excludes, *options.evals.values()) for text in read_texts(path)]
     prompts = read_prompts(options.prompts)
     clean, overlapping = separate([prompt.text for prompt in prompts], excluded)
@@ -65,7 +65,7 @@ def _held_out_and_train(options: TrainOptions) -> tuple[list[Prompt], list[Promp
 
 
 def _training_questions(options: TrainOptions, train: list[Prompt]) -> list[Question]:
-    """First answers are sampled at `temperature` with probability `sampled`, further answers always."""
+    """Make the questions to train on. First answers are sampled with probability `sampled`, further answers always."""
     draws = torch.rand(len(train), generator=seeded_generator(options.seed, TEMPERATURE_STREAM)).tolist()
     temperatures = [options.temperature if draw < options.sampled else 0.0 for draw in draws]
     first = [Question(TRAIN, prompt.text, temperature) for prompt, temperature in zip(train, temperatures, strict=True)]
@@ -73,7 +73,7 @@ def _training_questions(options: TrainOptions, train: list[Prompt]) -> list[Ques
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read prompts that are a single user message. Any other prompt could not be put to the target as it was meant."""
+    """Read prompts that are a single user message. Any other prompt cannot be given to the target as it was meant."""
     prompts = read_file(path)
     for prompt in prompts:
         if len(prompt.messages) != 1:

@@ -4,7 +4,7 @@
     hidden     [tokens of all exchanges, hidden]
 
 The first epoch fills the cache. Cached states equal the teacher's up to rounding: they are those of the batch in which
-the text was first seen. Where float features do not fit, they are kept in 8 bits; where those do not fit either,
+the text was first seen. If float features do not fit, they are kept in 8 bits; if these do not fit either,
 nothing is cached and every batch is computed again.
 """
 
@@ -26,7 +26,7 @@ GROUP_FEATURES = 32  # features that share a scale, in 8 bits
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes that the cache may take. None on a CPU: its toy targets compute states as fast as a cache returns them."""
+    """Return the bytes that the cache may take; 0 on a CPU, where toy targets compute states as fast as a cache."""
     return torch.cuda.mem_get_info(device)[0] - RESERVED_BYTES if device.type == "cuda" else 0
 
 
@@ -65,7 +65,7 @@ class StateCache:
         self._known[indices] = True
 
     def _rows(self, indices: Sequence[int], texts: TextBatch) -> Tensor:
-        """[sequences, length] row of each token in the cache; padding has that of the last token."""
+        """Return the row of each token in the cache, [sequences, length]; padding has the row of the last token."""
         first = torch.from_numpy(self._offsets[indices]).to(texts.ids.device, non_blocking=True)
         at = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         return first[:, None] + torch.minimum(at, texts.ends[:, None] - 1)
@@ -93,7 +93,7 @@ class FloatRows:
         self._rows[places] = rows
 
     def at(self, places: Tensor) -> Tensor:
-        """[..., width] for places [...]"""
+        """Return the rows [..., width] at places [...]."""
         return self._rows[places]
 
 
@@ -125,5 +125,5 @@ class RoundedRows(FloatRows):
 
 
 def _groups(width: int) -> int:
-    """Number of groups in a row: GROUP_FEATURES columns each, or fewer where the width is no multiple of it."""
+    """Number of groups in a row: GROUP_FEATURES columns each, or fewer if the width is no multiple of it."""
     return width // math.gcd(width, GROUP_FEATURES)

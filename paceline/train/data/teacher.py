@@ -5,8 +5,8 @@ The teacher is the decoder that the engine runs, over sequences side by side ins
     row b * length + i   token i of sequence b; padding comes last, where no other token attends to it
 
 A quantised target rounds the inputs of its products to 8 bits in groups of 32 when it serves (`kernels.quant`), and its
-hidden states differ accordingly. The teacher does the same in float32, so that a drafter learns from the states that
-it will be given.
+hidden states differ accordingly. The teacher rounds the same way in float32, so that a drafter learns from the states
+that it will be given.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Teacher:
         return self._weight("norm")
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[..., hidden] for ids [...]"""
+        """Return the embeddings [..., hidden] of ids [...]."""
         return self._decoder.embed(ids.flatten()).view(*ids.shape, -1).to(self._dtype)
 
     def _weight(self, name: str) -> Tensor:
@@ -99,14 +99,14 @@ class _FusedNormDecoder(Decoder):
 
 
 def _rows(ids: Tensor) -> Batch:
-    """A batch of whole texts; its fields about pages stay empty."""
+    """Make a batch of whole texts; its fields about pages stay empty."""
     none = torch.empty(0, dtype=torch.int32)
     positions = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids))
     return Batch(ids.flatten(), positions, slots=none, row_starts=none, bases=none, page_table=none, logit_rows=none)
 
 
 class SideBySide:
-    """A Backend for whole texts without a KV cache: keys and values of a layer live until the next layer."""
+    """A Backend for whole texts without a KV cache: keys and values of a layer are kept until the next layer."""
 
     def __init__(self, sequences: int, length: int, *, rounded: bool = False) -> None:
         self._shape = (sequences, length)
@@ -149,7 +149,7 @@ def tensor_cores(wanted: bool) -> Iterator[None]:
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """[length, length] True where a row may attend: to itself and the window - 1 rows before it."""
+    """Return a mask [length, length], True where a row may attend: to itself and the window - 1 rows before it."""
     at = torch.arange(length, device=device)
     distance = at[:, None] - at
     return (distance >= 0) & (distance < window)

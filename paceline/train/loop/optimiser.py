@@ -1,6 +1,6 @@
 """The optimiser: Muon for the matrices between two norms, AdamW for vectors and matrices over the vocabulary.
 
-Muon gives every direction of a matrix' update the same length. Its updates are scaled to the size of Adam's, so that
+Muon gives every direction of a matrix's update the same length. Its updates are scaled to the size of Adam's, so that
 one learning rate serves both; it needs a larger one than Adam alone (docs/experiments.md).
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 ADAM_BETAS = (0.9, 0.95)
 MUON_MOMENTUM = 0.95
-VOCABULARY_ASPECT = 8  # rows by columns; beyond it rows are tokens, most of which a batch does not touch
+VOCABULARY_ASPECT = 8  # rows / columns; a larger ratio means one row per token, and a batch touches few tokens
 STATE_TENSORS = ("exp_avg", "exp_avg_sq", "step", "momentum_buffer")  # per parameter, as torch names them
 
 
@@ -40,7 +40,7 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """State tensors for a checkpoint, by the name of the state tensor, a dot, and the name of the parameter."""
+        """Return the state tensors for a checkpoint; a name is that of the state tensor, a dot, and the parameter's."""
         return {
             f"{what}.{name}": part.state[param][what]
             for part in self._parts
@@ -50,7 +50,7 @@ class Optimiser:
         }
 
     def load_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what `state` returned; here by state tensor, then by parameter."""
+        """Restore the result of `state`, here as a dictionary by state tensor, then by parameter."""
         for part in self._parts:
             mine = [param for group in part.param_groups for param in group["params"]]
             for name, param in self._params.items():

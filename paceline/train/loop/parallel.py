@@ -1,6 +1,6 @@
 """Data-parallel training by several processes, as `torchrun` starts them: own batches, one averaged gradient.
 
-In a single process everything here does nothing. Decisions (how much time has passed, whether to stop) are made by the
+In a single process all of this has no effect. Decisions (how much time has passed, whether to stop) are made by the
 first process and broadcast to the others, so that all take the same number of steps.
 """
 
@@ -59,7 +59,7 @@ class World:
         return float(box)
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
         if self.size > 1:
             distributed.barrier()
 

@@ -1,8 +1,8 @@
 """Tokens per round of a drafter, computed from its guesses over the target's own greedy answers.
 
-Greedy acceptance keeps a drafted token exactly when it is the answer's. So the rounds of the engine can be replayed
-over answers that already exist: without an engine, over all rows of all answers at once, and with the same result.
-Every round counts, and each has a draft: this is tokens per *round*, not tokens per step.
+Greedy acceptance keeps a drafted token if and only if it equals the answer's token. So the rounds of the engine can be
+replayed over answers that already exist: without an engine, over all rows of all answers at once, and with the same
+result. Every round counts, and each has a draft: this is tokens per *round*, not tokens per step.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def evaluate(
 def closeness(
     student: Student, teacher: Teacher, exchanges: Sequence[Exchange], *, aim: Aim, tokens: int, device: torch.device
 ) -> float:
-    """exp(-distance), from 0 to 1, by the distance that the loss of `aim` measures. For the aim `overlap` it is the
-    geometric mean of the overlap of the two distributions."""
+    """Compute exp(-distance), from 0 to 1, by the distance that the loss of `aim` measures. For the aim `overlap` it is
+    the geometric mean of the overlap of the two distributions."""
     distance, answered = 0.0, 0
     for texts in in_order(exchanges, tokens=tokens):
         there, weight = texts.to(device), int((texts.ends - texts.starts).sum())
@@ -71,7 +71,7 @@ def closeness(
 
 
 def reaches(guesses: Tensor, texts: TextBatch) -> np.ndarray:
-    """Number of right guesses at the head of the chain that starts at each row [sequences, length]."""
+    """Count the right guesses at the beginning of the chain that starts at each row [sequences, length]."""
     right = [
         guesses[..., step] == texts.ids.roll(-2 - step, dims=1) for step in range(guesses.shape[-1])
     ]  # rows that wrap around are beyond the end, which `replay` does not read
@@ -79,7 +79,7 @@ def reaches(guesses: Tensor, texts: TextBatch) -> np.ndarray:
 
 
 def replay(reach: np.ndarray, *, start: int, end: int) -> np.ndarray:
-    """Accepted tokens of each round over the answer at positions [start, end)."""
+    """Count the accepted tokens of each round over the answer at positions [start, end)."""
     lengths = []
     last = start  # the last committed token: the pass over the prompt yields the first of the answer
     while last < end - 1:

@@ -1,7 +1,8 @@
 """The trainer: batches, gradients, a learning rate that falls to zero, evaluations, checkpoints.
 
-Progress of a training, from 0 to 1, is steps by `max_steps` or seconds by `minutes`; the learning rate and the
-evaluations depend on it alone. After a kill the loop resumes from the last checkpoint with the batch that followed it.
+Progress of a training, from 0 to 1, is steps / `max_steps`, or else seconds / (60 * `minutes`). It decides when to
+evaluate and, after a warm-up by steps, the learning rate. After a kill the loop resumes from the last checkpoint with
+the batch that followed it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from paceline.train.students.labels import Aim
 from paceline.train.students.student import Losses, Student
 
 MAX_GRADIENT_NORM = 1.0
-WARM_UP_STEPS = 100  # at most a tenth of all
+WARM_UP_STEPS = 100  # at most a tenth of `max_steps`, if that is given
 REPORT_SECONDS = 5.0  # between two progress reports
 SAVE_SECONDS = 120.0  # between two checkpoints, if no evaluation comes before
 LARGEST_LOSS = 1e6  # nats; beyond it training has diverged
@@ -216,15 +217,16 @@ class Trainer:
         return self._stuck()
 
     def _worth(self, score: Score) -> float:
-        """The number by which evaluations are compared. For the aim `likelihood` it is tokens per round, which counts
-        greedy tokens; for `overlap` it is how closely the distributions overlap, which covers sampled tokens too."""
+        """Return the number by which evaluations are compared. For the aim `likelihood` it is tokens per round, which
+        counts greedy tokens; for `overlap` it is how closely the distributions overlap, which covers sampled tokens
+        too."""
         if self.aim == "likelihood":
             return score.tokens_per_round
         tokens, device = self.schedule.batch_tokens, self.world.device
         return closeness(self.student, self.teacher, self.held_out, aim=self.aim, tokens=tokens, device=device)
 
     def _stuck(self) -> bool:
-        """True if the last `patience` evaluations brought no improvement. The evaluation before the first step does not
+        """Whether the last `patience` evaluations brought no improvement. The evaluation before the first step does not
         count: a learning rate that is large again first makes a trained head worse, and better only as it falls."""
         found = [record["worth"] for record in self.progress.history if record["step"]]
         last, before = found[-self.schedule.patience :], found[: -self.schedule.patience]

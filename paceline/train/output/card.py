@@ -23,7 +23,7 @@ class Facts:
     left_out: int  # prompts that overlap with an evaluation set
     answers: int
     answer_tokens: int
-    sampled: float  # share of answers
+    sampled: float  # share of answers that are sampled
     temperature: float
     vocabulary: tuple[int, float] | None  # size of the draft vocabulary, and the share of the answers it covers
     origin: tuple[str, str | None] | None  # name and licence of the initial head

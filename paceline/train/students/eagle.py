@@ -154,8 +154,8 @@ class EagleStudent:
         }
 
     def _cast(self) -> dict[str, Tensor]:
-        """Weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients reach the
-        float32 parameters."""
+        """Return the weights of one batch: matrices rounded as in the file, in the dtype of the arithmetic. Gradients
+        reach the float32 parameters."""
         written = {name: as_written(name, p, self._packing) for name, p in self.params.items()}
         return {name: p.to(self._dtype) if p.dim() == 2 else p for name, p in written.items()}
 
@@ -199,7 +199,7 @@ class EagleStudent:
 
 
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention of the newest step; all tensors are [sequences, length, heads, head_dim].
+    """Compute attention of the newest step; all tensors are [sequences, length, heads, head_dim].
 
     weights   [.., length, length + OWN_COLUMNS]   keys of step 0, then keys of the row's own chain, oldest first
     """
@@ -228,7 +228,7 @@ def shifted(x: Tensor, rows: int) -> Tensor:
 
 
 def _mask(length: int, step: int, *, like: Tensor) -> Tensor:
-    """[length, length + OWN_COLUMNS] zero where a row of this step may attend, else minus infinity."""
+    """Return a mask [length, length + OWN_COLUMNS]: 0 where a row of this step may attend, else minus infinity."""
     at = torch.arange(length, device=like.device)
     firsts = at[:, None] - step >= at
     own = (torch.arange(OWN_COLUMNS, device=like.device) < step).expand(length, OWN_COLUMNS)
@@ -261,7 +261,7 @@ def _config(shape: EagleShape) -> dict[str, object]:
 
 
 def _scaling(scaling: RopeScaling) -> dict[str, object]:
-    """The `rope_scaling` entry of config.json."""
+    """Return the `rope_scaling` entry of config.json."""
     found: dict[str, object] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         found |= {

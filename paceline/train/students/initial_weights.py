@@ -36,13 +36,13 @@ def draft_vocabulary(exchanges: Sequence[Exchange], *, size: int, vocab: int, al
 
 
 def vocabulary_of(exchanges: Sequence[Exchange], ids: Tensor, *, vocab: int) -> DraftVocabulary:
-    """The draft vocabulary `ids`, with its coverage of the answers."""
+    """Return the draft vocabulary `ids`, with its coverage of the answers."""
     counts = _counts(exchanges, vocab)
     return DraftVocabulary(ids, float(counts[ids.numpy()].sum() / max(1, counts.sum())))
 
 
 def _counts(exchanges: Sequence[Exchange], vocab: int) -> np.ndarray:
-    """Occurrences of each token in the answers [vocab]."""
+    """Count each token in the answers, [vocab]."""
     counts = np.zeros(vocab, dtype=np.int64)
     for exchange in exchanges:
         counts += np.bincount(exchange.tokens[exchange.prompt :], minlength=vocab)

@@ -69,7 +69,7 @@ def new_student(
 
 
 def read_student(folder: Path, model: LoadedModel, *, device: torch.device) -> tuple[Student, Teacher]:
-    """Read a trained drafter, of the kind that its config.json tells, and a teacher for it."""
+    """Read a trained drafter, of the kind that its config.json states, and a teacher for it."""
     config, dtype = read_json(member(folder, "config.json")), arithmetic(device)
     if "medusa_num_heads" in config:
         teacher = Teacher(model, layers=(), dtype=dtype, device=device)
@@ -85,7 +85,7 @@ def read_student(folder: Path, model: LoadedModel, *, device: torch.device) -> t
 
 
 def arithmetic(device: torch.device) -> torch.dtype:
-    """The dtype that students and teachers compute in."""
+    """Return the dtype that students and teachers compute in."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

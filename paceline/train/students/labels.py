@@ -1,6 +1,6 @@
 """Soft labels, the target's own distribution over the next token, and the loss of a student against them.
 
-The label is the whole distribution, not the token that came: a drafter is right as often as it agrees with the target,
+The label is the whole distribution, not one token: a drafter is right as often as it agrees with the target,
 greedy or sampled. The loss has one of two aims:
 
     likelihood   cross-entropy; every token that is possible counts
@@ -54,7 +54,7 @@ class SoftLoss(torch.autograd.Function):
 
 def soft_loss(logits: Tensor, labels: Labels, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss, differentiable in the logits [rows, tokens]; its distance from the target in nats, which is 0
-    where the distributions are equal; and the best token of each row."""
+    if the distributions are equal; and the best token of each row."""
     both = SoftLoss.apply(logits, labels.wanted, weights, labels.aim)  # type: ignore[no-untyped-call]  # torch has no types
     loss, best = cast(tuple[Tensor, Tensor], both)
     least = 0.0 if labels.aim == "overlap" else (labels.entropy * weights).sum()

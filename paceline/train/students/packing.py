@@ -26,7 +26,7 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 
 def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]:
-    """Tensors of the file, with scales and minimums."""
+    """Return the tensors of the file, with scales and minimums."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2:
@@ -45,7 +45,7 @@ def packed(tensors: Mapping[str, Tensor], packing: Packing) -> dict[str, Tensor]
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a file as float32, without scales and minimums; integer tables stay as they are."""
+    """Convert the tensors of a file to float32, without scales and minimums; integer tables stay as they are."""
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8:
@@ -69,7 +69,7 @@ def as_written(name: str, tensor: Tensor, packing: Packing) -> Tensor:
 
 
 def _in_4_bits(name: str, tensor: Tensor, packing: Packing) -> bool:
-    """True if this tensor is written in 4 bits. A matrix whose inputs do not fill whole groups takes 8."""
+    """Whether this tensor is written in 4 bits. A matrix whose inputs do not fill whole groups takes 8."""
     return packing == "int4" and tensor.dim() == 2 and name != FUSION and tensor.shape[1] % GROUP == 0
 
 

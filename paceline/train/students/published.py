@@ -137,7 +137,7 @@ def _shape(folder: Path, config: EagleConfig, target: ModelConfig, steps: int) -
 
 
 def _license(folder: Path) -> str | None:
-    """The licence in the front matter of a head's model card, between its first two lines of `---`."""
+    """Read the licence in the front matter of a head's model card, between its first two lines of `---`."""
     card = folder / "README.md"
     if not card.is_file():
         return None

@@ -36,14 +36,14 @@ class Student(Protocol):
     def losses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, aim: Aim) -> Losses: ...
 
     def guesses(self, teacher: Teacher, states: TargetStates, texts: TextBatch, steps: int) -> Tensor:
-        """Tokens [sequences, length, steps] of the chain that starts at each row, given that earlier guesses of the
-        chain are right."""
+        """Return the tokens [sequences, length, steps] of the chain that starts at each row, given that earlier guesses
+        of the chain are right."""
 
     def finish(self, teacher: Teacher, batches: Iterable[TextBatch]) -> None:
         """Compute what the files need beyond the trained parameters; called once, when training has ended."""
 
     def files(self) -> dict[str, bytes]:
-        """The files that `eagle:PATH`, `medusa:PATH` or `model:PATH` loads."""
+        """Return the files that `eagle:PATH`, `medusa:PATH` or `model:PATH` loads."""
 
 
 def leaves(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -52,9 +52,9 @@ def leaves(params: Mapping[str, Tensor], device: torch.device) -> dict[str, Tens
 
 
 def label_rows(texts: TextBatch, known: Tensor, *, ahead: int = 2) -> Tensor:
-    """Rows p to learn from, as indices into the flattened batch: token p + `ahead` must be in the answer, beyond its
-    first token, and in the vocabulary `known` [vocab]. The first token of an answer is never drafted: the pass over
-    the prompt yields it."""
+    """Find the rows p to learn from, as indices into the flattened batch: token p + `ahead` must be in the answer,
+    beyond its first token, and in the vocabulary `known` [vocab]. The first token of an answer is never drafted: the
+    pass over the prompt yields it."""
     length = texts.ids.shape[1]
     at = torch.arange(length, device=texts.ids.device)
     inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None] - ahead)  # [sequences, length]
@@ -63,6 +63,6 @@ def label_rows(texts: TextBatch, known: Tensor, *, ahead: int = 2) -> Tensor:
 
 
 def best_tokens(hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    """Index of the largest logit of each row [rows], without holding all logits at once."""
+    """Find the index of the largest logit of each row [rows], without holding all logits at once."""
     parts = [hidden[first : first + LOGIT_ROWS] for first in range(0, len(hidden), LOGIT_ROWS)]
     return torch.cat([logits(part).argmax(dim=-1) for part in parts])
