@@ -171,6 +171,10 @@ class Engine:
     def _fly(self, flights: Flights, began: float) -> None:
         """Launch a step and land the one before it; with nothing to launch, land what is in the air."""
         plan = self._plan()
+        if not all(flights.carries(work.sequence) for work in plan.works):
+            # For lack of pages all flights landed, and with the tokens that they brought a prediction goes on.
+            self._step_on_host(began)
+            return
         if plan.works:
             flights.launch(plan.works)
             self.stats.count_launch(self._clock() - began)
