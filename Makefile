@@ -4,6 +4,10 @@
 #   make demo       a real model with and without speculation
 #   make serve      a server with a playground on http://127.0.0.1:8000 (SERVE="MODEL --option …" for another)
 #   make test       everything CI runs: check, then the tests with coverage
+#   make test-avx2, make test-portable
+#                   the same tests with every kernel and library held to an older CPU: one with AVX2 and no AVX-512,
+#                   and the oldest that the libraries have code for (TESTS="tests/kernels …" for some of them)
+#   make test-slow  long proofs, before a release: what they prove, `make test` shows by less
 #   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
 #   make check      lint, format, types, import directions
 #   make fmt        repair what can be repaired automatically
@@ -14,6 +18,7 @@
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 GPU_TESTS ?= tests/kernels/cuda
+TESTS ?=
 PEERS ?= .peers
 BENCH ?=
 SERVE ?= smollm2
@@ -26,10 +31,15 @@ READY_TO_SERVE := .venv/.ready-to-serve
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
+TESTING := test test-avx2 test-portable test-slow
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
-test: export OMP_NUM_THREADS = 1
+$(TESTING): export OMP_NUM_THREADS = 1
+# Bytecode is kept beside the environment even where it is written nowhere else: half of the time to collect the tests,
+# in three processes, and two seconds for each process that a test starts.
+$(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
+$(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve test test-gpu check fmt bench page clean
+.PHONY: demo serve $(TESTING) test-gpu check fmt bench page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -41,6 +51,12 @@ serve: $(READY_TO_SERVE)
 
 test: check
 	$(BIN)/python -m pytest --cov -n 2 --dist worksteal
+
+test-avx2 test-portable: test-%: $(READY_TO_DEVELOP)
+	$(BIN)/python -m tests.held_to $* -n 2 --dist worksteal $(TESTS)
+
+test-slow: $(READY_TO_DEVELOP)
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 # Not in .venv, whose torch may be the one without CUDA.
 test-gpu:

@@ -184,6 +184,7 @@ class Engine:
         plan = self._scheduler.plan()
         if plan.falls_short:
             self._land(0)
+            depth = self._stepper.depth(self._scheduler.running)  # a sequence may have changed its drafter
             plan = self._scheduler.plan()
         plan.depth = depth if plan.works else 0
         self.stats.preemptions += len(plan.preempted)

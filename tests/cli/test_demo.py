@@ -13,14 +13,15 @@ TINY = ("--format", "int8", "--threads", "1", "--max-tokens", "12", "--rounds", 
 
 
 def test_json_for_the_embedded_model(cli: Cli) -> None:
-    status, out, err = cli("demo", "--json", "--max-tokens", "32", "--rounds", "1")
+    unhurried = "--no-measure-cost"  # what is drafted must not depend on the clock
+    status, out, err = cli("demo", "--json", "--max-tokens", "32", "--rounds", "1", unhurried)
     assert (status, err) == (0, "")
     results = json.loads(out.splitlines()[-1])
     assert list(results) == ["greedy", "sampled"]
     for result in results.values():
         assert list(result) == ["plain_tok_s", "speculative_tok_s", "tokens_per_step", "identical", "tokens_per_round"]
         assert result["identical"] is True
-        assert result["tokens_per_step"] == result["tokens_per_round"] > 1.5
+        assert result["tokens_per_step"] == result["tokens_per_round"] > 3
         assert result["plain_tok_s"] > 0
         assert result["speculative_tok_s"] > 0
 

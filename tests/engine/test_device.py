@@ -290,6 +290,25 @@ def test_what_is_measured_is_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert [landing.decodes for landing in landings] == decoding
 
 
+def test_a_prompt_beside_a_wasted_seat_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chunk that counts and one seat that does not are as many as one seat, and still no step of decoding."""
+    rig = build("toy", on_device={}, max_step_tokens=8)
+    stepper, landings = rig.engine._stepper, []
+    land = stepper.land
+    monkeypatch.setattr(stepper, "land", lambda: landings.append(land()) or landings[-1])
+    going = Run(rig)
+    going.submit([ask("a", tokens=40)])
+    for _ in range(4):
+        going.step()
+    going.submit([ask("b", 60, text=1)])
+    going.step()
+    rig.engine.abort("a")
+    going.finish()
+    [wasted] = [landing for landing in landings if landing.wasted and landing.works]
+    assert [work.samples for work in wasted.works] == [False]
+    assert not wasted.decodes
+
+
 def test_catching_up_keeps_to_the_rows_of_a_step() -> None:
     """Two sequences whose drafter is behind share them; the one that must wait drafts later."""
     rig = build("toy", on_device=GOOD, max_draft_batch=2, max_step_tokens=12)

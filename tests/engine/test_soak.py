@@ -20,6 +20,8 @@ Random = np.random.Generator
 REGISTERED: dict[str, Made] = {name: made for rigs in RIGS.values() for name, made in rigs.items()}
 WITH_PROBS = {*RIGS["model"], *RIGS["eagle"]}
 SCRIPTED: dict[str, dict[str, Any]] = {"chain": {"wrong": 0.2}, "tree": {"wrong": 0.4, "tree": True}}
+SEEDS = [*range(4), 9, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60) if seed != 9)]
+HOST_ALONE = {19}  # from the first step to the last one runs that no device can do
 
 
 def some_limits(random: Random) -> dict[str, Any]:
@@ -109,20 +111,20 @@ def device_request(random: Random, request: Request) -> Request:
     return replace(request, sampling=SamplingParams(**kept, **ends), speculation=speculation)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_soak(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [some_request(random, str(i)) for i in range(10)]
     soak(random, asked, {})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_soak_with_a_device(seed: int) -> None:
     random = np.random.default_rng(seed)
     asked = [device_request(random, some_request(random, str(i))) for i in range(10)]
     rig = soak(random, asked, {"on_device": {**DEVICE_RIGS, **SELF}})
     assert rig.rounds is not None
-    assert rig.rounds.launches > 20
+    assert rig.rounds.launches > 20 or seed in HOST_ALONE
 
 
 def soak(random: Random, asked: list[Request], way: dict[str, Any]) -> Rig:

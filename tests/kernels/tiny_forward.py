@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,9 @@ from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.compiled import CompiledForward
 
 CHUNK = 128  # keys whose softmax the kernels compute at once
-RUNNABLE = [name for name in VARIANTS if NEEDS.get(name, set()) <= cpu_features()]
+RUNNABLE = [name for name in VARIANTS if NEEDS.get(name, set()) <= cpu_features()]  # widest first
+if held_to := os.environ.get("PACELINE_CPU_VARIANT"):  # as tests.held_to sets it: nothing wider runs
+    RUNNABLE = RUNNABLE[RUNNABLE.index(held_to) :]
 PLAIN = ModelConfig(
     architecture="llama",
     vocab_size=90,  # no multiple of a tile

@@ -149,7 +149,7 @@ def test_trees_beside_chains(window, form, dtype, device):
     assert not attention.counters.any()
 
 
-@pytest.mark.parametrize("seed", range(40 if ON_GPU else 8))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))])
 def test_any_batch(seed, device):
     random = Random(seed)
     scene = Scene((2, 1, 8), torch.float32, device)

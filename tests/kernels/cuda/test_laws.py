@@ -74,7 +74,7 @@ def test_same_text_with_a_prediction() -> None:
     assert sum(one.stats.prediction_accepted for one in told.values()) > 0
 
 
-@pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"max_step_tokens": 7}, {"num_pages": 14}, {"prefix_cache": False}])
 @pytest.mark.parametrize("law", ["greedy", "sampled"])
 def test_same_text_under_pressure(options: Mapping[str, int], law: str) -> None:
@@ -82,7 +82,6 @@ def test_same_text_under_pressure(options: Mapping[str, int], law: str) -> None:
     assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="takes minutes by the interpreter")
 @pytest.mark.parametrize("law", ["greedy", "sampled"])
 def test_steps_on_the_host_give_the_same_text(law: str) -> None:
     """Without a device's steps: passes one by one, sampling on the host."""
