@@ -35,10 +35,14 @@ class Rule(str):
     def __new__(cls, name: object) -> Rule:
         """Find a rule by its name. Raises UnknownOption if there is none."""
         found = (_KNOWN.get(name) or _from_plugin(name)) if isinstance(name, str) else None
-        if found is None:
-            names = {*_KNOWN, *plugins.names(plugins.RULES)} - {str(name)}
-            raise UnknownOption("rule", str(name), names, param="rule")
-        return found
+        if found is not None:
+            return found
+        offered = plugins.names(plugins.RULES)
+        if name in offered:
+            problem = plugins.problem(plugins.RULES, str(name)) or "it is no paceline.accept.AcceptRule of this name"
+            raise InvalidRequest(f"the rule {str(name)!r} of another package cannot be loaded: {problem}", param="rule")
+        others = [other for other in offered if other in _KNOWN or _from_plugin(other) is not None]
+        raise UnknownOption("rule", str(name), {*_KNOWN, *others}, param="rule")
 
     def check_device(self, device: str) -> None:
         """Raise InvalidRequest if an engine on this device cannot use the rule."""

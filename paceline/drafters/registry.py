@@ -17,16 +17,20 @@ A name means the built-in or registered kind first, then an entry point, then a 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from paceline import plugins
 from paceline.drafters import eagle, medusa, model, ngram, prediction, self_copy
+from paceline.drafters.base import Drafter
 from paceline.drafters.recipe import BuildContext as BuildContext
 from paceline.drafters.recipe import DrafterKind, MakeRecipe, OnGpu
 from paceline.drafters.recipe import Recipe as Recipe
 from paceline.drafters.shipped import head_directory as head_directory
 from paceline.drafters.shipped import shipped_drafters as shipped_drafters
-from paceline.errors import InvalidRequest, ModelNotFound, UnknownOption
+from paceline.errors import InvalidRequest, ModelNotFound, PacelineError, UnknownOption
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 
@@ -40,6 +44,8 @@ REGISTRY: dict[str, DrafterKind] = {
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="host"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
 }
+
+BUILT_IN = frozenset(REGISTRY)
 
 
 def register(name: str, make: MakeRecipe, *, on_gpu: OnGpu = "refused") -> None:
@@ -75,7 +81,8 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
     name, _, options = words.partition(":")
     kind = find(name)
     if kind is not None:
-        made = kind.make(options, target, progress)
+        make = kind.make if name in BUILT_IN else _foreign(name, kind)
+        made = make(options, target, progress)
         if kind.on_gpu == "device" and made.on_device is None and target.device != "cpu":
             raise InvalidRequest(
                 f"drafter {name!r} is meant for a GPU (on_gpu='device'), but its recipe has no on_device that returns "
@@ -89,6 +96,34 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
         return model.recipe(words, target, progress)
     except ModelNotFound as error:
         raise UnknownOption("drafter", words, [*names(), "or a model's name"]) from error
+
+
+def _foreign(name: str, kind: DrafterKind) -> MakeRecipe:
+    """Wrap a kind that is not built in: whatever its code raises becomes an error that names the drafter."""
+
+    def make(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
+        with _named(name):
+            made = kind.make(options, target, progress)
+        if not isinstance(made, Recipe):
+            raise InvalidRequest(f"drafter {name!r} made a {type(made).__name__} instead of a paceline.drafters.Recipe")
+
+        def build(context: BuildContext) -> Drafter | None:
+            with _named(name):
+                return made.build(context)
+
+        return replace(made, build=build)
+
+    return make
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:  # code of another package or of the user
+        raise InvalidRequest(f"drafter {name!r} cannot be built: {type(error).__name__}: {error}") from error
 
 
 def names() -> list[str]:

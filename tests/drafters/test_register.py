@@ -53,6 +53,24 @@ def test_a_kind_for_the_device_must_have_a_drafter_for_it() -> None:
         recipe("inside", SimpleNamespace(device="cuda:0"))
 
 
+def fails(context: Any) -> NgramDrafter:
+    raise KeyError("a weight")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda *given: 1 // 0, "drafter 'mine' cannot be built: ZeroDivisionError: integer division"),
+        (lambda *given: None, "drafter 'mine' made a NoneType instead of a paceline.drafters.Recipe"),
+        (lambda *given: Recipe(name="mine", build=fails), "drafter 'mine' cannot be built: KeyError: 'a weight'"),
+    ],
+)
+def test_a_kind_that_cannot_be_built_is_named(make: Any, message: str) -> None:
+    register("mine", make)
+    with pytest.raises(InvalidRequest, match=message):
+        recipe("mine", CPU).build(SimpleNamespace())  # type: ignore[arg-type]  # it is not looked at
+
+
 @pytest.mark.parametrize("name", ["ngram", "model"])
 def test_a_name_means_one_kind(name: str) -> None:
     with pytest.raises(InvalidRequest, match="already a kind of drafter"):

@@ -47,9 +47,10 @@ def test_nobody_gets_it_who_does_not_allow_it(api: Api) -> None:
 
 
 def test_a_server_cannot_allow_what_is_not_there() -> None:
-    for name in ("gulible", "broken"):
-        with pytest.raises(UnknownOption, match=f"unknown rule '{name}'"):
-            Settings(allowed_rules=("coupled", name))
+    with pytest.raises(UnknownOption, match=r"unknown rule 'gulible'; did you mean 'gullible'\?"):
+        Settings(allowed_rules=("coupled", "gulible"))
+    with pytest.raises(InvalidRequest, match="the rule 'broken' of another package cannot be loaded: "):
+        Settings(allowed_rules=("coupled", "broken"))
 
 
 def test_it_has_no_threshold_to_set(llm: LLM) -> None:
