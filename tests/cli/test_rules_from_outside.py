@@ -57,7 +57,7 @@ def test_others_are_not_touched_by_it(cli: Cli, tiny: str) -> None:
     ("name", "said"),
     [
         ("gulible", "unknown rule 'gulible'; did you mean 'gullible'?"),
-        ("broken", "unknown rule 'broken'; known: block, coupled, gullible"),
+        ("broken", "the rule 'broken' of another package cannot be loaded"),
     ],
 )
 def test_an_unknown_or_broken_one(name: str, said: str, cli: Cli, tiny: str) -> None:
