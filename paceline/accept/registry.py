@@ -72,6 +72,11 @@ def judged_by(rule: Rule, given: Verification) -> Outcome | None:
     return own(given) if own is not None else _judged_outside(rule, given)
 
 
+def in_use(rule: Rule) -> Rule:
+    """Return the rule that drafts are judged by: the given one, or the coupled rule if that one is out of use."""
+    return Rule.COUPLED if rule in _out_of_use else rule
+
+
 def _judged_outside(rule: Rule, given: Verification) -> Outcome | None:
     if rule in _out_of_use:
         return None

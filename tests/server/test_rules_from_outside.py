@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.accept import AcceptRule
+from paceline.accept.rows import Outcome
+from paceline.accept.rule import Verification
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.llm import LLM
 from paceline.server.settings import Settings
 from tests.cli.test_rules_from_outside import SOURCE
-from tests.outside import installed
+from tests.outside import installed, registered
 from tests.server.api import Api, serving
 
 ALLOWED = ("coupled", "gullible")
@@ -31,6 +34,19 @@ def test_it_is_asked_for_by_name(llm: LLM) -> None:
         assert told["num_accepted_tokens"] == told["num_draft_tokens"] > 5
         assert api.complete(max_tokens=4)["speculation"]["rule"] == "coupled"
         assert api.get("/v1/speculation").json()["rules"] == list(ALLOWED)
+
+
+def test_an_answer_names_the_rule_that_judged_it(llm: LLM) -> None:
+    """A rule that raises is out of use; the answer says coupled, and does not claim to be lossless."""
+
+    def judge(given: Verification) -> Outcome:
+        raise ValueError("no verdict")
+
+    raises = AcceptRule(name="raises", judge=judge, lossless=False)
+    with registered(raises), serving(llm, allowed_rules=("coupled", "raises")) as api:
+        told = api.complete(temperature=0, max_tokens=40, speculation={"rule": "raises"})["speculation"]
+    assert told["num_drafts"] > 0
+    assert (told["rule"], told["lossless"]) == ("coupled", False)
 
 
 def test_it_may_be_the_default(llm: LLM) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from paceline import __version__
+from paceline.accept.registry import in_use
 from paceline.llm import Sample
 from paceline.rules import Rule
 from paceline.server.protocol.answers import SpeculationStats
@@ -199,7 +200,7 @@ def speculation_stats(all_stats: Sequence[SequenceStats], *, enabled: bool, rule
     return SpeculationStats(
         enabled=enabled,
         drafter=next((s.drafter for s in all_stats if s.drafter is not None), None),
-        rule=str(rule),
+        rule=str(in_use(rule)),
         lossless=rule.lossless or not enabled,
         num_drafts=rounds,
         num_draft_tokens=drafted,
