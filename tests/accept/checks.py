@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from paceline.draft import Draft
+from paceline.rules import BUILT_IN
 from tests.accept import by_hand
 
 
@@ -23,6 +24,7 @@ class Code(Protocol):
     accept_block: Any
     accept_likely: Any
     problem_of: Any
+    in_use: Any
 
 
 RULES = {"accept_rejection": by_hand.rejection, "accept_block": by_hand.block}  # those that need distributions
@@ -131,4 +133,17 @@ def check_outcomes(code: Code) -> None:
     assert "no Outcome" in (code.problem_of(None, given) or "")
 
 
-CHECKS = (check_coupled, check_with_distributions, check_distributions_at_the_edges, check_likely, check_outcomes)
+def check_rules_in_use(code: Code) -> None:
+    """A rule that works judges by itself."""
+    for rule in BUILT_IN:
+        assert code.in_use(rule) is rule
+
+
+CHECKS = (
+    check_coupled,
+    check_with_distributions,
+    check_distributions_at_the_edges,
+    check_likely,
+    check_outcomes,
+    check_rules_in_use,
+)
