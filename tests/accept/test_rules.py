@@ -15,6 +15,7 @@ from paceline.accept.block import accept_block
 from paceline.accept.coupled import accept_coupled
 from paceline.accept.lossy import accept_likely, typical_floors
 from paceline.accept.outside import problem_of
+from paceline.accept.registry import in_use
 from paceline.accept.rejection import accept_rejection
 from paceline.accept.rows import Outcome, Rows, walk
 from paceline.draft import Draft
@@ -30,6 +31,7 @@ CODE = SimpleNamespace(
     accept_block=accept_block,
     accept_likely=accept_likely,
     problem_of=problem_of,
+    in_use=in_use,
 )
 
 

@@ -30,6 +30,7 @@ NAMES = (
     "accept_block",
     "accept_likely",
     "problem_of",
+    "in_use",
     "register",
     "judge",
 )
