@@ -145,6 +145,7 @@ class ChatRequest(SamplingOptions):
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
+    continue_final_message: bool | None = Field(None, description="the last message is the beginning of the answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from paceline.errors import InvalidRequest
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import Detokenized, Tokenized
 from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
 from paceline.server.routes.common import translator_of

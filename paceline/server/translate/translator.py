@@ -24,8 +24,9 @@ from paceline.server.protocol.requests import (
     ignored,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
-from paceline.server.translate.inputs import content_text, response_messages, split_prompts
+from paceline.server.translate.inputs import content_text, response_messages, split_beginning, split_prompts
 from paceline.server.translate.speculation import read_speculation
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
@@ -72,6 +73,7 @@ class Translator:
     llm: LLM
     model: str
     settings: Settings
+    must_fit: bool = True  # False: max_tokens beyond the context is no error; the answer ends there
 
     # One endpoint each.
 
@@ -86,7 +88,7 @@ class Translator:
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
-        prompt = await self.encode_messages(body.messages, tools=tools)
+        prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
         unused += without_stream(body)
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
@@ -123,6 +125,15 @@ class Translator:
         prompt = await self.encode_messages(messages, tools=tools, field="input")
         return await self._translation(body, id, [prompt], sampling, tools=tools)
 
+    async def foreign(self, given: Foreign, id: str) -> Translation:
+        """Translate a body of another API. There max_tokens is a bound, and need not fit into the context."""
+        lenient, body = replace(self, must_fit=False), given.body
+        try:
+            made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
+        except InvalidRequest as error:
+            raise given.renamed(error) from None
+        return replace(made, ignored=tuple(sorted({*made.ignored, *given.ignored})))
+
     # Parts that several endpoints need.
 
     @property
@@ -130,7 +141,7 @@ class Translator:
         return self.llm.parts.memory.max_context
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
 
     async def encode_messages(
@@ -140,10 +151,14 @@ class Translator:
         tools: Tools | None = None,
         field: str = "messages",
         add_generation_prompt: bool = True,
+        continued: bool = False,
     ) -> tuple[int, ...]:
-        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors."""
+        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors.
+
+        `continued`: the last message is the beginning of the answer."""
         if not messages:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
+        messages, beginning = split_beginning(messages, field) if continued else (messages, "")
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             template = self.llm.chat_template
@@ -151,8 +166,10 @@ class Translator:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
             encoded = await _off_loop(
-                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
-                characters=_characters([placed, listed]),
+                lambda: template.encode(
+                    placed, tools=listed, add_generation_prompt=add_generation_prompt, continuation=beginning
+                ),
+                characters=_characters([placed, listed, beginning]),
             )
         except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
@@ -203,7 +220,7 @@ class Translator:
     ) -> Translation:
         speculation = read_speculation(body.speculation, self.settings)
         prediction = await self._prediction(body.prediction, speculation)
-        for prompt in prompts:
+        for prompt in prompts if self.must_fit else ():
             self._check_room(prompt, sampling.max_tokens)
         requests = tuple(
             Request(
