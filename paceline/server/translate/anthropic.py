@@ -38,7 +38,7 @@ def messages_chat(body: CountRequest) -> Foreign:
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
         fields |= {name: getattr(body, name) for name in SAME}
     chat = ChatRequest(**{name: value for name, value in fields.items() if value is not None})
-    return Foreign(chat, frozenset(_ignored(body)), NAMES | {"max_completion_tokens": "max_tokens"})
+    return Foreign(chat, frozenset(_ignored(body)), NAMES)
 
 
 def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
