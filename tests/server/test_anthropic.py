@@ -73,6 +73,7 @@ def test_the_same_text_as_a_chat(api: Api) -> None:
     expected = chat_text(api, messages=[{"role": "system", "content": "be brief"}, *HELLO])
     blocks = [{"role": "user", "content": [{"type": "text", "text": HELLO[0]["content"]}]}]
     brief = [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}]
+    assert answer(api, messages=[{"role": "system", "content": "be brief"}, *HELLO])["content"][0]["text"] == expected
     for messages in (HELLO, blocks):
         for system in ("be brief", brief):
             made = answer(api, messages=messages, system=system)
@@ -232,6 +233,7 @@ def test_fields_without_effect_are_named(api: Api) -> None:
         thinking={"type": "enabled", "budget_tokens": 1024},
         metadata={"user_id": "me"},
         context_management={},
+        container=None,
         tools=[LAMP | {"cache_control": {"type": "ephemeral"}}],
         output_config={"effort": "high"},
     )
@@ -256,14 +258,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0] is of type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "needs tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "needs id, name and input"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "it is user or assistant"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "it is one of user, assistant, system"),
         ({"system": [IMAGE]}, "system[0] is of type 'image'"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences: "),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "which Anthropic runs"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "which only Anthropic's models know"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"tools": [LAMP], "tool_choice": {"type": "tool", "name": "door"}}, "not among the tools"),
         ({"tools": [LAMP], "tool_choice": {"type": "tool"}}, "of type tool with a name"),

@@ -35,7 +35,7 @@ class Block(RequestPart):
 
 
 class AnthropicMessage(RequestPart):
-    role: str = Field(description="user or assistant; an assistant's last message is continued")
+    role: str = Field(description="user, assistant or system; an assistant's last message is continued")
     content: str | list[Block]
 
 

@@ -27,7 +27,7 @@ THOUGHTS = ("thinking", "redacted_thinking")  # blocks that are left out: a mode
 
 def messages_chat(body: CountRequest) -> Foreign:
     """Read the body of /v1/messages, or of a count, as a chat."""
-    messages = [*_system(body.system), *conversation(body.messages)]
+    messages = [*_instructions(body.system), *conversation(body.messages)]
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
     fields |= {"tool_choice": _tool_choice(body.tool_choice)}
@@ -47,12 +47,12 @@ def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
     names: dict[str, str] = {}  # id of a call → name of its tool
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        if message.role not in ("user", "assistant"):
-            raise InvalidRequest(f"{where}.role is {message.role!r:.60}; it is user or assistant", param="messages")
+        if message.role not in READERS:
+            known = ", ".join(READERS)
+            raise InvalidRequest(f"{where}.role is {message.role!r:.60}; it is one of {known}", param="messages")
         given = message.content
         blocks = [Block.model_validate({"type": "text", "text": given})] if isinstance(given, str) else given
-        read = _assistant if message.role == "assistant" else _user
-        for part in read(blocks, f"{where}.content", names):
+        for part in READERS[message.role](blocks, f"{where}.content", names):
             _append(said, part)
     return said
 
@@ -91,6 +91,14 @@ def _assistant(blocks: Iterable[Block], where: str, names: dict[str, str]) -> It
     yield Message.model_validate(fields | {"tool_calls": calls} if calls else fields)
 
 
+def _system(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+    texts = [_text(block, f"{where}[{i}]") for i, block in enumerate(blocks)]
+    yield Message(role="system", content="\n".join(texts))
+
+
+READERS = {"user": _user, "assistant": _assistant, "system": _system}  # role → reader of its blocks
+
+
 def _call(block: Block, where: str) -> dict[str, Any]:
     if block.id is None or block.name is None:
         raise InvalidRequest(f"{where} is a tool_use: it needs id, name and input", param="messages")
@@ -120,13 +128,10 @@ def _str(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _system(system: str | list[Block] | None) -> list[Message]:
-    if not system:
-        return []
+def _instructions(system: str | list[Block] | None) -> Iterable[Message]:
     if isinstance(system, str):
-        return [Message(role="system", content=system)]
-    texts = [_text(block, f"system[{i}]") for i, block in enumerate(system)]
-    return [Message(role="system", content="\n".join(texts))]
+        return [Message(role="system", content=system)] if system else []
+    return _system(system, "system", {}) if system else []
 
 
 def _tools(tools: Sequence[AnthropicTool] | None) -> list[dict[str, Any]] | None:
@@ -136,8 +141,8 @@ def _tools(tools: Sequence[AnthropicTool] | None) -> list[dict[str, Any]] | None
 def _tool(tool: AnthropicTool, where: str) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         raise InvalidRequest(
-            f"{where} is of type {tool.type[:60]!r}, which Anthropic runs; only your own tools, with an input_schema, "
-            "are served here: leave it out",
+            f"{where} is of type {tool.type[:60]!r}, which only Anthropic's models know; describe it by a name and an "
+            "input_schema, or leave it out",
             param="tools",
         )
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}

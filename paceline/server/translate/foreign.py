@@ -29,9 +29,10 @@ class Foreign:
 
 
 def unknown(part: RequestPart, prefix: str = "") -> Iterator[str]:
-    """Yield the names of unknown fields, of all parts in lists, too; one name for the same field of many parts."""
-    for name in part.model_extra or ():
-        yield prefix + name
+    """Yield the names of unknown fields that are not null; the same field of many parts in a list has one name."""
+    for name, value in (part.model_extra or {}).items():
+        if value is not None:
+            yield prefix + name
     for name in part.model_fields_set & type(part).model_fields.keys():
         value = getattr(part, name)
         for inner in value if isinstance(value, list) else [value]:
