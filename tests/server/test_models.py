@@ -13,7 +13,11 @@ from tests.server.api import HELLO, MODEL, Api
 
 
 def test_models(api: Api) -> None:
-    [card] = api.get("/v1/models").json()["data"]
+    listed = api.get("/v1/models").json()
+    [card] = listed["data"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, MODEL, MODEL)  # Anthropic's fields
+    assert (card["type"], card["display_name"], card["max_input_tokens"]) == ("model", MODEL, 256)
+    assert card["created_at"].endswith("Z")
     assert card["id"] == MODEL
     assert card["max_model_len"] == 256
     assert api.get(f"/v1/models/{MODEL}").json() == card

@@ -271,6 +271,21 @@ def test_errors_are_ollamas_wherever_they_arise(llm: LLM) -> None:
         assert api.get("/").status_code == 200  # needs no key
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_the_content_type_does_not_matter_unless_a_browser_sends_it(api: Api, kind: str | None) -> None:
+    """litellm sends none, and `curl -d` that of a form. A web page could send both to a foreign origin unasked."""
+
+    def ask(path: str, **headers: str) -> int:
+        typed = headers if kind is None else headers | {"content-type": kind}
+        body = json.dumps({"messages": HELLO, "options": GREEDY, "max_tokens": 1})
+        return api.run(api.http.post(path, content=body.encode(), headers=typed)).status_code
+
+    assert ask(CHAT) == 200
+    assert ask(CHAT, origin="http://evil.example") == 415
+    assert ask(CHAT, **{"sec-fetch-site": "cross-site"}) == 415
+    assert ask("/v1/chat/completions") == ask("/v1/messages") == 415
+
+
 def test_a_stream_that_breaks_says_so(api: Api) -> None:
     asked = Translation(id="x", requests=(Request(id="x", prompt=(1,)),))
     made = GenerateLines(asked, api.bridge.llm.tokenizer, model="tiny")

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from paceline import __version__
 from paceline.llm import LLM
-from paceline.server.answers.ollama import timestamp
+from paceline.server.answers.timestamps import timestamp
 from paceline.server.dialects import OLLAMA
 from paceline.server.protocol.ollama import (
     ListedModel,
