@@ -2,9 +2,10 @@
 
 python clients/run.py --python /tmp/clients/bin/python --tokenizer DIRECTORY
 
-Each --python is an environment with some of the clients (`pip install openai litellm mcp langchain-openai schemathesis
-'lm-eval[api]' transformers`; aiperf, guidellm and vllm may need one each of their own); the first that has a client
-runs it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON last.
+Each --python is an environment with some of the clients (`pip install openai anthropic ollama llm llm-ollama
+llm-anthropic litellm mcp langchain-openai schemathesis 'lm-eval[api]' transformers`; aider-chat, aiperf, guidellm and
+vllm may need one each of their own); the first that has a client runs it. The Node clients run where `npm install` was
+done in clients/openai_node and clients/ai_sdk_node. Prints a table, and JSON last.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from typing import Any
 from served import served
 
 HERE = Path(__file__).parent
-NODE = HERE / "openai_node"
+NODE = {"openai_node": "openai", "ai_sdk_node": "ai"}  # folder → package that it needs
 PACKAGES = {  # script → module that it needs
     "with_openai": "openai",
+    "with_anthropic": "anthropic",
+    "with_ollama": "ollama",
+    "with_llm": "llm",
+    "with_aider": "aider",
     "with_litellm": "litellm",
     "with_langchain": "langchain_openai",
     "with_lm_eval": "lm_eval",
@@ -77,8 +82,9 @@ def commands(args: argparse.Namespace) -> Iterator[tuple[str, list[str] | None]]
         else:
             extra = ["--tokenizer", args.tokenizer] if name in NEED_TOKENIZER else []
             yield name, [python, str(HERE / f"{name}.py"), *extra]
-    ready = shutil.which("node") and (NODE / "node_modules" / "openai").exists()
-    yield "openai_node", ["node", str(NODE / "index.mjs")] if ready else None
+    for folder, package in NODE.items():
+        ready = shutil.which("node") and (HERE / folder / "node_modules" / package).exists()
+        yield folder, ["node", str(HERE / folder / "index.mjs")] if ready else None
 
 
 def has(python: str, module: str) -> bool:

@@ -349,3 +349,38 @@ def test_counting(api: Api) -> None:
     assert more["input_tokens"] > plain["input_tokens"]
     assert more["ignored_fields"] == ["max_tokens"]
     assert api.post(COUNT, {"messages": []}).json()["error"]["type"] == "invalid_request_error"
+
+
+# ── calls as a coding agent makes them ──
+
+
+def test_the_calls_of_a_coding_agent(llm: LLM) -> None:
+    """Ask under another name, with beta headers, system blocks, cache marks, tools and far too many tokens."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "claude-sonnet-4-5-20250929",
+        "system": [{"type": "text", "text": "You are an agent."} | cached],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"} | cached]}],
+        "tools": [LAMP | {"description": "Switch it"} | cached],
+        "metadata": {"user_id": "user_x_session_y"},
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "max_tokens": 32000,
+        "temperature": 1,
+        "stream": True,
+    }
+    headers = {
+        "authorization": "Bearer secret",
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+    }
+    with serving(llm, api_keys=("secret",), served_aliases=("claude-*",)) as api:
+        asked = api.run(api.http.post(f"{PATH}?beta=true", json=body, headers=headers))
+        told = list(read_events(asked))
+        assert told[-1]["type"] == "message_stop"
+        names = told[0]["message"]["ignored_fields"]
+        places = ("messages.content", "system", "tools")
+        assert names == [*(f"{place}.cache_control" for place in places[:2]), "thinking", "tools.cache_control"]
+        counted = {name: body[name] for name in ("model", "system", "messages", "tools")}
+        count = api.run(api.http.post(f"{COUNT}?beta=true", json=counted, headers=headers)).json()
+        usage = told[-2]["usage"]
+        assert count["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
