@@ -28,7 +28,10 @@ from paceline.server.routes import (
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
-ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
+ABOUT = (
+    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say what "
+    "speculation did."
+)
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
