@@ -29,8 +29,8 @@ from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
 ABOUT = (
-    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say what "
-    "speculation did."
+    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say "
+    "what speculation did."
 )
 
 
