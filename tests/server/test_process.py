@@ -67,6 +67,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
         (b"GET /v1/../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET //v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
         (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
         (HEAD + b"Content-Length: 999999999\r\n\r\n{", 413),
@@ -88,6 +89,20 @@ def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monke
 
     patience = 0.1 if status == 408 else 60.0
     scenario(llm, play, header_timeout=patience, read_timeout=patience)
+
+
+def test_nothing_hides_behind_a_body_with_two_lengths(llm: LLM) -> None:
+    """A proxy that believes Content-Length would read the second request as part of the first one's body."""
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    both = f"Content-Length: {5 + len(hidden)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode()
+
+    async def play(server: Alive) -> None:
+        answer = await server.raw(HEAD + both + hidden)  # returns when the server has closed the connection
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b"ambiguous_length" in answer
+
+    scenario(llm, play)
 
 
 def test_whoever_connects_and_says_nothing_is_cut_off(llm: LLM) -> None:
