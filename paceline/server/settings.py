@@ -34,7 +34,7 @@ HELP = {
     "max_json_depth": "how deep JSON in a request may be nested",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
-    "max_connections": "open at once; more are closed at once",
+    "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
     "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",

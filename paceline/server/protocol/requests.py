@@ -7,7 +7,8 @@ are used, and a test checks that both agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -19,6 +20,8 @@ from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
+MAX_IGNORED = 64  # names listed in ignored_fields
+MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
@@ -42,6 +45,18 @@ def ignored(body: RequestPart, prefix: str = "") -> Iterator[str]:
         part = getattr(body, name)
         if isinstance(part, RequestPart):
             yield from ignored(part, f"{prefix}{name}.")
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Sort names for `ignored_fields`: the first `MAX_IGNORED`, long ones cut, and then how many more there are."""
+    rest = iter(names)
+    shown = sorted({_cut(name) for name in islice(rest, MAX_IGNORED)})
+    more = sum(1 for _ in rest)
+    return [*shown, f"… and {more} more"] if more else shown
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_IGNORED_LENGTH else name[: MAX_IGNORED_LENGTH - 1] + "…"
 
 
 class First(FailFast):

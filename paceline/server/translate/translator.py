@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
@@ -22,6 +23,7 @@ from paceline.server.protocol.requests import (
     ResponsesRequest,
     SamplingOptions,
     ignored,
+    listed,
 )
 from paceline.server.settings import Settings
 from paceline.server.translate.foreign import Foreign
@@ -84,6 +86,7 @@ class Translator:
                 raise InvalidRequest(
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
+        self._check_capacity(1, body.n)
         tools = read_tools(body.tools, body.tool_choice)
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
@@ -94,6 +97,8 @@ class Translator:
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
+        prompts = split_prompts(body.prompt)
+        self._check_capacity(len(prompts), body.n)
         if body.suffix:
             raise InvalidRequest(
                 "suffix is not supported: text is made forwards only; leave the field out", param="suffix"
@@ -107,7 +112,6 @@ class Translator:
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
-        prompts = split_prompts(body.prompt)
         encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=without_stream(body))
@@ -143,6 +147,16 @@ class Translator:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
+
+    def _check_capacity(self, prompts: int, n: int | None) -> None:
+        """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
+        running, waiting, asked = self.llm.engine.max_sequences, self.settings.max_waiting, prompts * (n or 1)
+        if asked > running + waiting:
+            raise InvalidRequest(
+                f"{prompts} prompts with {n or 1} answers each are {asked} sequences; this server takes "
+                f"{running + waiting} ({running} run, {waiting} wait): ask for fewer at once",
+                param="prompt" if prompts > 1 else "n",
+            )
 
     async def encode_messages(
         self,
@@ -234,12 +248,13 @@ class Translator:
             )
             for i, prompt in enumerate(prompts)
         )
-        names = {*ignored(body), *unused}
+        without_effect = [*unused]
         if body.prediction is not None and not prediction:
-            names.add("prediction")
+            without_effect.append("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
-            names.add("speculation.p_min")  # has no effect on a device, which drafts for a whole batch at once
-        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(sorted(names)))
+            without_effect.append("speculation.p_min")  # a device drafts for a whole batch at once
+        names = listed(chain(without_effect, ignored(body)))
+        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(names))
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
         """Raise ContextTooLong if max_tokens do not fit after the prompt. Admission checks that the prompt itself fits;
