@@ -20,6 +20,7 @@ from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
 RULES = ", ".join(BUILT_IN)
+TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
@@ -144,7 +145,8 @@ class ChatRequest(SamplingOptions):
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 
@@ -185,7 +187,8 @@ class ResponsesRequest(SamplingOptions):
     max_output_tokens: int | None = within(minimum=1)
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     previous_response_id: str | None = Field(None, description="refused: nothing is kept; send the whole conversation")
     metadata: dict[str, str] | None = None
 
