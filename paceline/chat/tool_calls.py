@@ -6,7 +6,7 @@ Models write calls in a few ways:
     Llama, Mistral  {"name": …, "parameters": {…}} or a list of such, as the whole answer, several with ; between them
     forced          as Llama; a grammar allows nothing else
 
-Where a grammar allows calls beside text or a form (`chat.tools`), it allows one of these ways, and only this one is read.
+Where a grammar allows calls beside text or a form (`chat.tools`), it allows one of these ways. Only that one is read.
 
 Invariants: Text and calls do not depend on how the answer was cut into pieces. A marker, or text that may become
 one, is never shown as text. Text that turns out to be no call is shown to the last character.

@@ -1,4 +1,4 @@
-"""From a `types.Grammar` to llguidance's own language: JSON that lists grammars, the first of which may refer to others.
+"""From a `types.Grammar` to llguidance's own language: a JSON list of grammars, the first of which may name others.
 
 Schemas pass `schema_limits.checked_schema` on the way. Nothing is compiled here. Raises ValueError, which says why a
 grammar cannot be used.

@@ -21,7 +21,12 @@ from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api
 from tests.text.vocabularies import byte_level_tokenizer
 
-SWITCH = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False}
+SWITCH = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
 LAMP: dict[str, Any] = {"type": "function", "function": {"name": "lamp", "parameters": SWITCH}}
 DOOR: dict[str, Any] = {"type": "function", "function": {"name": "door"}}
 STRICT: dict[str, Any] = {"type": "function", "function": LAMP["function"] | {"strict": True}}
@@ -126,14 +131,23 @@ ANSWERS: dict[str, tuple[Tools, dict[str, Said]]] = {
         offered(
             MARKED,
             None,
-            choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "lamp"}}]}},
+            choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "lamp"}}]},
+            },
         ),
         {TAGGED: Said("", (ON,)), "text": Said("text")},
     ),
     "forced": (offered(MARKED, FORM, choice="required"), {CALL: Said("", (ON,))}),
 }
 WRONG: dict[str, list[str]] = {
-    "marked or form": ["Hello", CALL, BOB.replace("3", "5"), TAGGED.replace("true", "1"), TAGGED.replace("lamp", "pump")],
+    "marked or form": [
+        "Hello",
+        CALL,
+        BOB.replace("3", "5"),
+        TAGGED.replace("true", "1"),
+        TAGGED.replace("lamp", "pump"),
+    ],
     "bare or form": ["Hello", TAGGED, CALL.replace("true", "1"), CALL.replace("lamp", "pump"), "[]"],
     "marked or regex": ["maybe", CALL],
     "one marked or form": [f"{TAGGED}\n{TAGGED}"],
@@ -228,7 +242,11 @@ def walks(grammar: Grammar, count: int) -> Iterator[tuple[str, Finish | None]]:
 
 
 def test_schemas_of_tools_keep_their_references() -> None:
-    tree = {"type": "object", "properties": {"next": {"$ref": "#"}, "x": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": 1}}}
+    tree = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}, "x": {"$ref": "#/$defs/x"}},
+        "$defs": {"x": {"const": 1}},
+    }
     own = {"$id": "https://example.org/own.json", "$defs": {"x": {"const": 2}}, "type": "object"}
     own |= {"properties": {"x": {"$ref": "#/$defs/x"}, "y": {"$ref": "https://example.org/own.json#/$defs/x"}}}
     literal = {"type": "object", "properties": {"x": {"const": {"$ref": "#/nowhere"}, "default": {"$ref": "#"}}}}
@@ -237,7 +255,11 @@ def test_schemas_of_tools_keep_their_references() -> None:
     for template, form in ((MARKED, FORM), (BARE, FORM), (BARE, None)):
         choice = None if form is not None else "required"
         made = offered(template, form, *tools, choice=choice)
-        for name, arguments in (("f0", {"next": {"x": 1}}), ("f1", {"x": 2, "y": 2}), ("f2", {"x": {"$ref": "#/nowhere"}})):
+        for name, arguments in (
+            ("f0", {"next": {"x": 1}}),
+            ("f1", {"x": 2, "y": 2}),
+            ("f2", {"x": {"$ref": "#/nowhere"}}),
+        ):
             call = json.dumps({"name": name, "arguments": arguments})
             assert fits(made, f"{OPEN}{call}{CLOSE}" if template == MARKED else call)
             assert not fits(made, call.replace("1", "3").replace("2", "3").replace("nowhere", "n"))
@@ -317,7 +339,9 @@ def test_an_answer_is_a_call_or_the_form(api: Api, llm: LLM) -> None:
             assert message["content"] is None
             assert type(json.loads(calls[0]["arguments"])["on"]) is bool
         for speculation in ({}, {"enabled": False}):
-            deltas = [part["delta"] for c in api.chat_stream(**fields, speculation=speculation) for part in c["choices"]]
+            deltas = [
+                part["delta"] for c in api.chat_stream(**fields, speculation=speculation) for part in c["choices"]
+            ]
             assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
             assert [call["function"] for delta in deltas for call in delta.get("tool_calls", [])] == calls
         form = {"format": {"type": "json_schema", "name": "p", "schema": PERSON}}
