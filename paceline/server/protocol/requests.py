@@ -23,6 +23,7 @@ MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
 MAX_IGNORED = 64  # names listed in ignored_fields
 MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
+TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
@@ -159,8 +160,9 @@ class ChatRequest(SamplingOptions):
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
     continue_final_message: bool | None = Field(None, description="the last message is the beginning of the answer")
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 
@@ -201,7 +203,8 @@ class ResponsesRequest(SamplingOptions):
     max_output_tokens: int | None = within(minimum=1)
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     previous_response_id: str | None = Field(None, description="refused: nothing is kept; send the whole conversation")
     metadata: dict[str, str] | None = None
 

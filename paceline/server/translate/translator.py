@@ -87,7 +87,7 @@ class Translator:
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
         self._check_capacity(1, body.n)
-        tools = read_tools(body.tools, body.tool_choice)
+        tools = self._tools(body, body.response_format, "response_format")
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
@@ -122,7 +122,7 @@ class Translator:
             raise InvalidRequest(
                 "nothing is kept here: send the whole conversation as input", param="previous_response_id"
             )
-        tools = read_tools(body.tools, body.tool_choice)
+        tools = self._tools(body, text_format(body), "text.format")
         messages = response_messages(body)
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
@@ -196,19 +196,28 @@ class Translator:
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
+    def _tools(self, body: ChatRequest | ResponsesRequest, format: FormatOptions | None, field: str) -> Tools | None:
+        """Read the tools of a body, whose answer is a call or has the form of `format`."""
+        tools = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        if tools is None:
+            return None
+        return tools.written_by(self.llm.chat_template.source, read_format(format, field))
+
     async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
         """Find the grammar that the answer must follow, and compile it: up to half a second, off the event loop."""
-        grammar = read_format(format, field)
-        if tools is not None and tools.forced:
-            if grammar is not None:
-                raise InvalidRequest("an answer that must be a call has its own form; leave the field out", param=field)
+        grammar = form = read_format(format, field)
+        if tools is not None and tools.constrained:
+            await self._compile(form, field)  # so that an error is that of the field at fault
             grammar, field = tools.grammar, "tools"
+        await self._compile(grammar, field)
+        return grammar
+
+    async def _compile(self, grammar: Grammar | None, field: str) -> None:
         if grammar is not None:
             try:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
             except InvalidRequest as error:
                 raise InvalidRequest(str(error), param=field) from None
-        return grammar
 
     def _sampling(
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
