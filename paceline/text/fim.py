@@ -61,8 +61,8 @@ class FimTokens:
         begin: Sequence[int] = (),
         files: Sequence[Sequence[int]] = (),
         room: int | None = None,
-    ) -> tuple[tuple[int, ...], bool]:
-        """Make the prompt of a fill-in, and say whether anything was cut.
+    ) -> FillIn:
+        """Make the prompt of a fill-in.
 
         `begin`: tokens that the model expects before any text. `files`: other files of the project, marks included.
         `room`: tokens that the prompt may have; None: any number. The first files go first. Then the prefix loses its
@@ -76,7 +76,8 @@ class FimTokens:
         tail = [self.suffix, *suffix[:behind]]
         parts = [*tail, *head] if self.middle is None else [*head, *tail, self.middle]
         cut = (before, behind, len(kept)) != (len(prefix), len(suffix), len(files))
-        return (*begin, *(token for file in kept for token in file), *parts), cut
+        prompt = (*begin, *(token for file in kept for token in file), *parts)
+        return FillIn(prompt, tuple(suffix[:behind]), self.ends, cut)
 
 
 def find_fim_tokens(tokens: Sequence[str], named: Mapping[str, int]) -> FimTokens | None:

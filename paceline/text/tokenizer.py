@@ -12,6 +12,7 @@ one leading space is taken away.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -113,9 +114,8 @@ class Tokenizer:
         suffix = self.encode_inside(behind[:most])
         near = files if most is None else last_within(files, most, lambda file: sum(map(len, file)))
         begin, others = self._project(self.fim, near) if near else (self._parts.prefix, [])
-        prompt, cut = self.fim.prompt(before, suffix, begin=begin, files=others, room=room)
-        cut = cut or len(near) < len(files)
-        return FillIn(prompt, tuple(suffix), self.fim.ends, cut)
+        filled = self.fim.prompt(before, suffix, begin=begin, files=others, room=room)
+        return replace(filled, cut=filled.cut or len(near) < len(files))
 
     def _project(self, fim: FimTokens, files: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], list[list[int]]]:
         """Encode the beginning of a prompt with other files, and these files, each behind its name. The last item is

@@ -98,18 +98,19 @@ MARKS = FimTokens(prefix=100, suffix=101, middle=102, repository=None, separator
     ],
 )
 def test_texts_are_cut_to_their_room(before: int, behind: int, room: int | None, kept: tuple[int, int]) -> None:
-    prompt, cut = MARKS.prompt(range(before), range(behind), room=room)
+    filled = MARKS.prompt(range(before), range(behind), room=room)
     head, tail = kept
-    assert prompt == (100, *range(before - head, before), 101, *range(tail), 102)
-    assert cut == (kept != (before, behind))
-    assert room is None or len(prompt) <= room
+    assert filled.prompt == (100, *range(before - head, before), 101, *range(tail), 102)
+    assert filled.behind == tuple(range(tail))
+    assert filled.cut == (kept != (before, behind))
+    assert room is None or len(filled.prompt) <= room
 
 
 def test_the_first_files_are_cut_before_the_text() -> None:
     files = [[7] * 5, [8] * 5, [9] * 5]
-    prompt, cut = MARKS.prompt([1, 2], [3, 4], begin=[0], files=files, room=19)
-    assert prompt == (0, *files[1], *files[2], 100, 1, 2, 101, 3, 4, 102)
-    assert cut
+    filled = MARKS.prompt([1, 2], [3, 4], begin=[0], files=files, room=19)
+    assert filled.prompt == (0, *files[1], *files[2], 100, 1, 2, 101, 3, 4, 102)
+    assert filled.cut
 
 
 def test_a_long_text_is_not_encoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
