@@ -18,6 +18,7 @@ from paceline.server.routes import (
     anthropic,
     chat,
     completions,
+    infill,
     models,
     ollama,
     ollama_models,
@@ -30,6 +31,8 @@ from paceline.server.traces import Tracer
 
 ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
 
+PARTS = (chat, completions, infill, responses, anthropic, ollama, ollama_models, models, tokens, state, admin)
+
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
     """Make the app. The caller starts and closes the bridge.
@@ -40,7 +43,7 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, responses, anthropic, ollama, ollama_models, models, tokens, state, admin):
+    for part in PARTS:
         app.include_router(part.router)
     install_metrics(app, bridge)
     install_playground(app)

@@ -176,7 +176,9 @@ class CompletionRequest(SamplingOptions):
     best_of: int | None = Field(None, description="as many as n")
     logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: str | None = Field(None, description="refused: text is made forwards only")
+    suffix: str | None = Field(
+        None, description="the text behind the answer, for models with fill-in-the-middle tokens"
+    )
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
 

@@ -12,6 +12,7 @@ from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
 from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel
 from paceline.llm import LLM
+from paceline.server.protocol.llama_cpp import InfillRequest
 from paceline.server.protocol.requests import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
@@ -30,6 +31,7 @@ from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
 from paceline.server.translate.inputs import content_text, response_messages, split_beginning, split_prompts
 from paceline.server.translate.speculation import read_speculation
+from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class Translation:
     prompts: tuple[str | None, ...] = ()  # texts of a completion's prompts; None for token ids
     tools: Tools | None = None
     ignored: tuple[str, ...] = ()  # fields without effect
+    cut: bool = False  # the prompt lacks a part of what was sent, for it would not have fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,9 @@ class Translator:
         self.check_model(body.model)
         prompts = split_prompts(body.prompt)
         self._check_capacity(len(prompts), body.n)
-        if body.suffix:
+        if body.suffix and body.echo:
             raise InvalidRequest(
-                "suffix is not supported: text is made forwards only; leave the field out", param="suffix"
+                "echo repeats a prompt, and a text with a suffix has none: leave one out", param="echo"
             )
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise InvalidRequest(
@@ -112,9 +115,29 @@ class Translator:
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
-        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        return await self._translation(body, id, encoded, sampling, texts=texts, unused=without_stream(body))
+        unused = without_stream(body)
+        if body.suffix:
+            filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
+            return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
+        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
+        return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
+
+    async def infill(self, body: InfillRequest, id: str) -> Translation:
+        self.check_model(body.model)
+        if body.seed == -1:  # llama.cpp's word for any seed
+            body = body.model_copy(update={"seed": None})
+        asked = infill_tokens(body)
+        answer = self.max_context // 4 if asked is None else asked
+        files = [(file.filename or "file", file.text) for file in body.input_extra or ()]
+        before = body.input_prefix + (body.prompt or "")
+        filled = await self.fill_in(before, body.input_suffix, files=files, room=max(1, self.max_context - answer))
+        sampling = self._sampling(body, max_tokens=asked, logprobs=None, grammar=None)
+        if body.temperature is None:
+            sampling = replace(sampling, temperature=0.0)
+        if body.repeat_penalty is not None and body.repetition_penalty is None:
+            sampling = replace(sampling, repetition_penalty=body.repeat_penalty)
+        return await self._fill_ins(body, id, [filled], sampling)
 
     async def response(self, body: ResponsesRequest, id: str) -> Translation:
         self.check_model(body.model)
@@ -193,6 +216,20 @@ class Translator:
         """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one."""
         return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), characters=len(text))
 
+    async def fill_in(
+        self,
+        before: str | Sequence[int],
+        behind: str,
+        *,
+        files: Sequence[tuple[str, str]] = (),
+        room: int | None = None,
+    ) -> FillIn:
+        """Make the prompt of a fill-in, by `Tokenizer.fill_in`."""
+        return await _off_loop(
+            lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
+            characters=len(before) + len(behind) + _characters([[*file] for file in files]),
+        )
+
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
@@ -230,6 +267,16 @@ class Translator:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k
         return replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
 
+    async def _fill_ins(
+        self, body: SamplingOptions, id: str, filled: Sequence[FillIn], sampling: SamplingParams, **more: Any
+    ) -> Translation:
+        """Translate fill-ins: they end at their own tokens, and run into the text behind, which is their prediction."""
+        if not sampling.ignore_eos:
+            sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *sorted(filled[0].ends)))
+        prompts = [each.prompt for each in filled]
+        made = await self._translation(body, id, prompts, sampling, behind=filled[0].behind[: self.max_context], **more)
+        return replace(made, cut=any(each.cut for each in filled))
+
     async def _translation(
         self,
         body: SamplingOptions,
@@ -240,9 +287,10 @@ class Translator:
         texts: tuple[str | None, ...] = (),
         tools: Tools | None = None,
         unused: Sequence[str] = (),
+        behind: tuple[int, ...] = (),
     ) -> Translation:
         speculation = read_speculation(body.speculation, self.settings)
-        prediction = await self._prediction(body.prediction, speculation)
+        prediction = await self._prediction(body.prediction, speculation, behind)
         for prompt in prompts if self.must_fit else ():
             self._check_room(prompt, sampling.max_tokens)
         requests = tuple(
@@ -276,17 +324,20 @@ class Translator:
                 param="max_tokens",
             )
 
-    async def _prediction(self, options: PredictionOptions | None, speculation: Speculation) -> tuple[int, ...]:
-        """Tokenise the text that the answer may turn out to be. Empty if drafting from it is not allowed."""
-        if options is None:
-            return ()
-        if options.type != "content":
+    async def _prediction(
+        self, options: PredictionOptions | None, speculation: Speculation, behind: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Tokenise the text that the answer may turn out to be; the text `behind` a fill-in if none is given. Empty if
+        drafting from it is not allowed."""
+        if options is not None and options.type != "content":
             raise InvalidRequest(
                 f"the type of prediction must be content, not {options.type[:60]!r}", param="prediction"
             )
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
+        if options is None:
+            return behind
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
 
 
@@ -296,6 +347,14 @@ def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
     if new is None:
         return old, []
     return new, ["max_tokens"] if old is not None and old != new else []
+
+
+def infill_tokens(body: InfillRequest) -> int | None:
+    """Find how many tokens a fill-in may have; None: until it is complete. The engine draws at least one."""
+    asked = body.n_predict
+    if asked is not None and asked < -1:
+        raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
+    return None if asked is None or asked < 0 else max(1, asked)
 
 
 def chat_logprobs(body: ChatRequest) -> int | None:
