@@ -1,5 +1,9 @@
 """Chat: talk with a model; what its drafter guessed right is in colour.
 
+paceline chat
+paceline chat ./model.gguf --system "Answer in one sentence."
+paceline chat ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --temperature 0
+
 Ctrl-C stops an answer, Ctrl-D leaves. /help lists what else can be typed.
 """
 
@@ -30,7 +34,7 @@ MAX_TOKENS = 1024  # default for an answer: a small model may never stop by itse
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    add_model_options(parser)
+    add_model_options(parser, default_target="smollm2")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_answer_options(parser, max_tokens=MAX_TOKENS)
 

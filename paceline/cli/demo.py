@@ -1,5 +1,8 @@
 """Demo: a real model answers with and without speculation; the same text, sooner.
 
+paceline demo
+paceline demo ./model.gguf --drafter ngram
+
 The prompt asks for a text to be corrected, so that the answer repeats much of it: that is where looking up n-grams
 helps. Greedy and sampled answers are shown as they come, then both ways are timed by turns on a warm model.
 """

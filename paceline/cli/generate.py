@@ -1,5 +1,9 @@
 """Generate: continue prompts, or answer them with --chat.
 
+paceline generate smollm2 "Once upon a time" --temperature 0.7 --seed 1
+paceline generate ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --chat --file questions.txt --json
+echo "Why is the sky blue?" | paceline generate smollm2 --chat
+
 One prompt is streamed, several are batched. Prompts come from the command line, from --file (one a line), or from
 standard input (one a line).
 """

@@ -1,5 +1,9 @@
 """Inspect: what a model is, what it needs, what will run and why.
 
+paceline inspect smollm2
+paceline inspect ./model.gguf --drafter ./small.gguf
+paceline inspect ./model --format int4 --errors
+
 The model is loaded as the other commands would load it, on the same device, so what is shown is what would happen.
 """
 

@@ -1,5 +1,9 @@
 """Serve: an OpenAI-compatible server with a playground, on http://127.0.0.1:8000.
 
+paceline serve
+paceline serve ./model.gguf --port 9000 --served-name mine
+paceline serve ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --drafter ngram --api-keys secret
+
 Every option is also an environment variable (--max-waiting: PACELINE_MAX_WAITING, MODEL: PACELINE_MODEL) and a line of
 the file given by --config (max_waiting: 64). A flag counts before the environment, that before the file. Lists are
 given by repeating the flag, with commas in the environment (drafters: with spaces), and as lists in the file.
