@@ -147,7 +147,7 @@ class Stage:
             return
         print(f"\n{self._style.bold(title)}")
         events = self._llm.stream(self._prompt, sampling, speculation=speculation)
-        show(self._llm, events, self._style, into=Sample())
+        show(self._llm.tokenizer, events, self._style, into=Sample())
         print(flush=True)
 
     def _say(self, text: str) -> None:

@@ -99,7 +99,7 @@ def _stream(llm: LLM, tokens: Sequence[int], sampling: SamplingParams, predictio
 
     sample = Sample()
     events = llm.stream(tokens, sampling, speculation=speculation_of(args), prediction=prediction)
-    show(llm, events, Style(sys.stdout), into=sample)
+    show(llm.tokenizer, events, Style(sys.stdout), into=sample)
     print(flush=True)
     _remark(sample)
 

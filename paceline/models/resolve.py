@@ -33,6 +33,11 @@ def resolve(name: str) -> Path:
     raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
 
 
+def served_name(name: str) -> str:
+    """Name a model as a server shows it: a known name or a hub id as it was given, files and directories by theirs."""
+    return name if name in KNOWN or not os.path.exists(os.path.expanduser(name)) else name_of(resolve(name))
+
+
 def name_of(path: Path) -> str:
     """Name a model by its place: the stem of a file, the id of a snapshot in a cache of the hub, or the directory."""
     if not path.is_dir():
