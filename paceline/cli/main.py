@@ -24,13 +24,13 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
+from paceline.cli import audit, bench, chat, demo, generate, inspect, run, serve, train
 from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
 
 DESCRIPTION = """Exact speculative decoding for LLMs: same text, never slower.
 
-paceline chat                                   # talk with the embedded SmolLM2
+paceline run                                    # talk with the embedded SmolLM2; others may use its server
 paceline serve ./model.gguf --port 9000         # a server for OpenAI's clients, with a playground
 paceline generate smollm2 "Once upon a time"    # continue a text
 """
@@ -47,9 +47,10 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "generate": generate,
+    "run": run,
     "chat": chat,
     "serve": serve,
+    "generate": generate,
     "inspect": inspect,
     "bench": bench,
     "audit": audit,

@@ -51,10 +51,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         )
 
 
-def run(args: Namespace) -> int:
+def check_extra() -> None:
+    """Raise MissingExtra where a package of the server is not installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
-        raise MissingExtra(f"the server needs {', '.join(missing)}: pip install 'paceline[serve]'")
+        raise MissingExtra(f"the server needs {', '.join(missing)}", extra="serve")
+
+
+def run(args: Namespace) -> int:
+    check_extra()
+    from paceline.models.resolve import served_name
     from paceline.server import logs
     from paceline.server.process import bind, serve
 
@@ -69,7 +75,7 @@ def run(args: Namespace) -> int:
             settings,
             listener=listener,
             source=lambda: _settings(options_of(args, os.environ)),
-            model=given["model"],
+            model=served_name(given["model"]),
         )
     return 0
 

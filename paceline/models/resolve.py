@@ -84,9 +84,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
-        raise MissingExtra(
-            f"{name!r} is no path here, and fetching it from the hub needs `pip install paceline[hub]`"
-        ) from error
+        raise MissingExtra(f"{name!r} is no path, and the hub needs a package", extra="hub") from error
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:

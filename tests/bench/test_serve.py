@@ -236,4 +236,4 @@ def test_a_key_is_not_in_the_results(bench: Bench, monkeypatch: pytest.MonkeyPat
 def test_without_httpx_the_command_to_type_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert bench("http://127.0.0.1:9")[0] == 2
-    assert "pip install 'paceline[bench]'" in bench.err
+    assert "pip install '.[bench]'" in bench.err

@@ -94,5 +94,5 @@ def test_a_hub_id_is_fetched_without_pickles(offline, monkeypatch, tmp_path):
 
 def test_a_hub_id_without_the_hub_package_says_what_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtra, match=r"pip install paceline\[hub\]"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[hub\]'"):
         resolve("org/name")
