@@ -24,7 +24,8 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, run, serve, train
+from paceline.cli import audit, bench, chat, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import list as list_command
 from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
 
@@ -51,6 +52,9 @@ COMMANDS: Mapping[str, Command] = {
     "chat": chat,
     "serve": serve,
     "generate": generate,
+    "pull": pull,
+    "list": list_command,
+    "rm": rm,
     "inspect": inspect,
     "bench": bench,
     "audit": audit,

@@ -73,7 +73,7 @@ SAMPLING_HELP = {
 
 def add_model_options(parser: ArgumentParser, *, default_target: str | None = None) -> None:
     """Add the model, the drafters, and every option of the engine."""
-    target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name"
+    target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name or org/name:Q4_K_M"
     if default_target is None:
         parser.add_argument("target", metavar="MODEL", help=target)
     else:

@@ -44,7 +44,7 @@ class LoadedModel:
 def load_model(
     name: str, *, format: Format = "auto", device: Device = "cpu", progress: Progress | None = None
 ) -> LoadedModel:
-    model = open_model(name)
+    model = open_model(name, progress=progress)
     return LoadedModel(
         kind=model.kind,
         path=model.path,
@@ -55,8 +55,9 @@ def load_model(
     )
 
 
-def open_model(name: str) -> OpenModel:
-    path = resolve(name)
+def open_model(name: str, *, progress: Progress | None = None) -> OpenModel:
+    """Open a model. `progress`: of one that is fetched first."""
+    path = resolve(name, progress)
     return _open_directory(path) if path.is_dir() else _open_gguf(path)
 
 
