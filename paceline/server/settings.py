@@ -21,7 +21,7 @@ MAX_TIMEOUT = 1e6  # seconds
 HELP = {
     "host": "address to listen on; 0.0.0.0 for everybody",
     "port": "0: any free one",
-    "served_name": "what clients call the model (default: MODEL)",
+    "served_name": "what clients call the model (default: 'smollm2', the hub id, or the name of the file or directory)",
     "served_aliases": "other names for the model that clients may send; * stands for any text, as in claude-*",
     "api_keys": "who may use the server; none: everybody who reaches it",
     "admin_key": "who may use the control routes; none: nobody",

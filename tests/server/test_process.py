@@ -398,7 +398,7 @@ def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], l
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("paceline.cli.serve.find_spec", lambda name: None)
     assert main(["serve", "none"]) == 2
-    assert "pip install 'paceline[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path) -> None:
