@@ -31,7 +31,7 @@ export function open(conversation) {
   stop();
   state.conversation = conversation;
   render();
-  $("prompt").focus();
+  if (matchMedia("(min-width: 45rem)").matches) $("prompt").focus(); // on a phone it would bring up the keyboard
 }
 
 export const openNew = () => open(newConversation(Date.now()));
@@ -42,13 +42,14 @@ export function save(conversation) {
   state.onSave();
 }
 
-/** Shows the conversation anew. */
-export function render() {
+/** Shows the conversation anew: its end, or with `stay` the part that is read now. */
+export function render({ stay = false } = {}) {
+  const [box, follow] = [$("scroll"), !stay || isAtEnd()];
+  const at = box.scrollTop;
   const path = pathOf(state.conversation);
   $("hero").hidden = path.length > 0;
   $("log").replaceChildren(...path.map(elementOf));
-  $("chat").classList.toggle("empty", !path.length);
-  toEnd(true);
+  box.scrollTop = !follow ? at : path.length ? box.scrollHeight : 0;
 }
 
 function elementOf(node) {
@@ -130,7 +131,7 @@ function newBox() {
   const box = emptyAnswer();
   const article = make("article", { className: "message assistant" }, box);
   $("log").append(article);
-  toEnd(true);
+  $("scroll").scrollTop = $("scroll").scrollHeight;
   return box;
 }
 
@@ -139,9 +140,10 @@ async function writeInto(box, answer, path, body, signal, onEnd, before = { text
   const view = remember(new View(box, { formatted: controls().formatted }));
   const show = onceAFrame(() => {
     if (!box.isConnected) return;
+    const follow = isAtEnd();
     view.show(before.text + answer.text, [...before.tokens, ...answer.tokens]);
     say($("meter"), meterOf(answer));
-    toEnd(false);
+    if (follow) $("scroll").scrollTop = $("scroll").scrollHeight;
   });
   box.setAttribute("aria-busy", "true");
   try {
@@ -183,14 +185,14 @@ function finish(conversation) {
   const last = pathOf(conversation).at(-1);
   if (last?.role === "assistant") save(conversation);
   if (conversation !== state.conversation) return;
-  render();
-  if (last?.role === "assistant") say($("said"), [endInWords(last), ...summaryOf({ ...last, tokens: last.count })].filter(Boolean).join(" · "));
+  render({ stay: true });
+  if (last?.role === "assistant") say($("said"), `${last.content}\n${endInWords(last)} ${summaryOf({ ...last, tokens: last.count }).join(", ")}`);
 }
 
-/** Scrolls to the end of the log, if `always` or if it was there before. */
-function toEnd(always) {
+/** True while the end of the log is in view: it then follows the text. */
+function isAtEnd() {
   const box = $("scroll");
-  if (always || box.scrollHeight - box.scrollTop - box.clientHeight < 120) box.scrollTop = box.scrollHeight;
+  return box.scrollHeight - box.scrollTop - box.clientHeight < 120;
 }
 
 export function startChat({ model, onSave }) {

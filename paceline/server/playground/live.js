@@ -10,7 +10,10 @@ const LIVE_MS = 1000; // while charts are in view
 const REST_MS = 5000; // else
 const SECONDS = 60; // of a chart
 
-const state = { model: null, points: [], polled: null, timer: null };
+const state = { model: null, points: [], polled: null, timer: null, raced: null };
+
+/** Keeps the result of a race, for as long as the server has no estimate of its own. */
+export const rememberRace = (times) => (state.raced = times);
 
 export const modelName = () => state.model?.id;
 
@@ -64,7 +67,7 @@ function lock(locked) {
 function show(told, now) {
   say($("server"), cardLine(state.model));
   $("card").replaceChildren(...cardOf(state.model, told).flatMap(([title, text]) => [make("dt", { textContent: title }), make("dd", { textContent: text })]));
-  const { number, note } = speedupInWords(told);
+  const { number, note } = speedupInWords(told, state.raced);
   for (const id of ["hero-speedup", "badge"]) {
     say($(id), number);
     $(id).hidden = !number;

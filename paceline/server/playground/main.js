@@ -5,7 +5,7 @@ import { localKeep, startControls } from "./controls.js";
 import { $, button, make } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { showHistory, startHistory } from "./history.js";
-import { modelName, poll, startLive } from "./live.js";
+import { modelName, poll, rememberRace, startLive } from "./live.js";
 import { startRace } from "./race.js";
 import { complain, isRunning, stop, whenDone } from "./running.js";
 import { hideTip, startTips } from "./tips.js";
@@ -92,11 +92,11 @@ function showExamples() {
 function start() {
   startTheme();
   startTips();
-  startControls(render);
+  startControls(() => render({ stay: true }));
   showExamples();
   startChat({ model: modelName, onSave: showHistory });
   startHistory({ onOpen: () => (openDrawer(null), select($("tab-chat"))) });
-  startRace({ model: modelName });
+  startRace({ model: modelName, onMeasured: rememberRace });
   for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener("click", () => select(tab));
   document.querySelector("[role=tablist]").addEventListener("keydown", turnTabs);
   for (const [opener, drawer] of Object.entries(DRAWERS)) {

@@ -12,7 +12,7 @@ import { remember } from "./tips.js";
 const SEED = "1"; // unless the controls have one: the race is repeatable
 const LANES = ["plain", "fast"];
 
-export function startRace({ model }) {
+export function startRace({ model, onMeasured }) {
   $("race-prompt").value = RACE_PROMPT;
   $("start").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -22,18 +22,24 @@ export function startRace({ model }) {
     chosen.seed ||= SEED;
     chosen.logprobs = false; // they cost time
     if (chosen.drafter === "off") chosen.drafter = "";
-    run((signal) => race([{ role: "user", content: prompt }], chosen, model(), signal));
+    run(async (signal) => {
+      const times = await race([{ role: "user", content: prompt }], chosen, model(), signal);
+      if (times) onMeasured(times);
+    });
   });
 }
 
+/** Runs the race. Returns how many times as fast speculation was; undefined if the texts differ or it was stopped. */
 async function race(messages, chosen, model, signal) {
   clear();
   const bodies = LANES.map((lane) => requestOf(messages, chosen, { model, plain: lane === "plain" }));
   await readPrompt(bodies[0], signal);
   const lanes = LANES.map((name, i) => () => lane(name, bodies[i], signal, chosen.formatted));
   const [plain, fast] = $("together").checked ? await Promise.all(lanes.map((start) => start())) : [await lanes[0](), await lanes[1]()];
-  declare(plain, fast, excuseOf(chosen));
+  const { text, className, times } = verdictOf(plain, fast, excuseOf(chosen));
+  declare(text, className, plain.seconds, fast.seconds);
   for (const name of LANES) requestAnimationFrame(() => ($(`${name}-text`).scrollTop = 0)); // to read and compare
+  return times;
 }
 
 /** Has the server read the prompt before the race, so that it costs neither of the two. */
@@ -93,19 +99,18 @@ export function verdictOf(plain, fast, excuse) {
   const at = firstDifference(plain.answer.text, fast.answer.text);
   if (at < 0) {
     const cut = fast.answer.finish === "length" ? ", both cut at max tokens" : "";
-    const times = (plain.seconds / fast.seconds).toFixed(2);
-    return { text: `Identical texts, ${fast.answer.text.length} characters${cut}: speculation was ${times} × as fast.`, className: "same" };
+    const times = plain.seconds / fast.seconds;
+    return { text: `Identical texts, ${fast.answer.text.length} characters${cut}: speculation was ${times.toFixed(2)} × as fast.`, className: "same", times };
   }
   const excerpt = ({ answer }) => `“${answer.text.slice(at, at + 20)}”`;
   const why = excuse ? ` (${excuse})` : "";
   return { text: `The texts differ from character ${at + 1} on: ${excerpt(plain)} and ${excerpt(fast)}${why}.`, className: excuse ? "" : "different" };
 }
 
-function declare(plain, fast, excuse) {
-  const { text, className } = verdictOf(plain, fast, excuse);
+function declare(text, className, plainSeconds, fastSeconds) {
   $("verdict").className = className;
   say($("verdict"), text);
-  const longest = Math.max(plain.seconds, fast.seconds);
-  bar("plain", plain.seconds / longest);
-  bar("fast", fast.seconds / longest);
+  const longest = Math.max(plainSeconds, fastSeconds);
+  bar("plain", plainSeconds / longest);
+  bar("fast", fastSeconds / longest);
 }

@@ -115,12 +115,13 @@ export function describe(token) {
   return lines.join("\n");
 }
 
-/** Reads the estimated speed-up: the number, its interval, and a sentence where there is none. */
-export function speedupInWords(speculation) {
+/** Reads the estimated speed-up: the number with a note, or a note alone. `raced` stands in for a missing estimate. */
+export function speedupInWords(speculation, raced = null) {
   if (speculation?.speedup) {
     const { speedup, low, high } = speculation.speedup;
     return { number: `${speedup.toFixed(2)} ×`, note: `as fast as plain decoding, measured on the latest answers (95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}).` };
   }
+  if (raced) return { number: `${raced.toFixed(2)} ×`, note: "as fast as plain decoding in your last race." };
   const answers = Object.values(speculation?.answers_by_drafter ?? {}).reduce((sum, count) => sum + count, 0);
   if (speculation && !speculation.default_drafter) return { number: "", note: "This server has no drafter: it decodes plainly." };
   return { number: "", note: `Live speed-up over plain decoding: too few answers yet to tell (${answers} so far).` };
