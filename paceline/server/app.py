@@ -18,6 +18,7 @@ from paceline.server.routes import (
     anthropic,
     chat,
     completions,
+    infill,
     models,
     ollama,
     ollama_models,
@@ -33,6 +34,8 @@ ABOUT = (
     "what speculation did."
 )
 
+PARTS = (chat, completions, infill, responses, anthropic, ollama, ollama_models, models, tokens, state, admin)
+
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
     """Make the app. The caller starts and closes the bridge.
@@ -43,7 +46,7 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, responses, anthropic, ollama, ollama_models, models, tokens, state, admin):
+    for part in PARTS:
         app.include_router(part.router)
     install_metrics(app, bridge)
     install_playground(app)

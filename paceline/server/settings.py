@@ -21,7 +21,7 @@ MAX_TIMEOUT = 1e6  # seconds
 HELP = {
     "host": "address to listen on; 0.0.0.0 for everybody",
     "port": "0: any free one",
-    "served_name": "what clients call the model (default: MODEL)",
+    "served_name": "what clients call the model (default: 'smollm2', the hub id, or the name of the file or directory)",
     "served_aliases": "other names for the model that clients may send; * stands for any text, as in claude-*",
     "api_keys": "who may use the server; none: everybody who reaches it",
     "admin_key": "who may use the control routes; none: nobody",
@@ -34,7 +34,7 @@ HELP = {
     "max_json_depth": "how deep JSON in a request may be nested",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
-    "max_connections": "open at once; more are closed at once",
+    "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
     "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",

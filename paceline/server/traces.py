@@ -147,7 +147,7 @@ def toolkit() -> SimpleNamespace:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError:
-        raise MissingExtra("traces need OpenTelemetry: pip install 'paceline[otel]'") from None
+        raise MissingExtra("traces need OpenTelemetry", extra="otel") from None
     return SimpleNamespace(
         trace=trace,
         OTLPSpanExporter=OTLPSpanExporter,

@@ -12,8 +12,9 @@ import pytest
 from paceline.llm import LLM
 from paceline.server.answers.anthropic import MessagesAnswer
 from paceline.server.problems import describe
-from paceline.server.protocol.anthropic import AnthropicAnswer, AnthropicMessage
-from paceline.server.translate.anthropic import conversation
+from paceline.server.protocol.anthropic import AnthropicAnswer, AnthropicMessage, MessagesRequest
+from paceline.server.protocol.requests import ChatRequest
+from paceline.server.translate.anthropic import conversation, messages_chat
 from paceline.server.translate.translator import Translation
 from paceline.types import Request
 from tests.cli.tiny_model import TEMPLATE, write_model
@@ -22,6 +23,7 @@ from tests.server.api import HELLO, Api, serving
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 SHORT = "{% if tools %}{{ tools | length }} tools{% endif %}"  # the context has 256 bytes
+BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 8}
 LAMP = {
     "name": "lamp",
     "input_schema": {
@@ -163,6 +165,15 @@ def test_a_call_that_is_demanded(api: Api, choice: dict[str, Any]) -> None:
     assert (begun["content_block"]["type"], begun["content_block"]["input"]) == ("tool_use", {})
     assert grown["delta"]["type"] == "input_json_delta"
     assert json.loads(grown["delta"]["partial_json"]) == block["input"]
+
+
+def test_one_call_at_most(api: Api) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    made = answer(api, tools=[LAMP], tool_choice=choice, max_tokens=100, temperature=1, seed=1)
+    assert sum(block["type"] == "tool_use" for block in made["content"]) <= 1
+    given = messages_chat(MessagesRequest.model_validate({**BODY, "tools": [LAMP], "tool_choice": choice})).body
+    assert isinstance(given, ChatRequest)
+    assert (given.tool_choice, given.parallel_tool_calls) == ("auto", False)
 
 
 def test_a_call_that_is_cut_keeps_what_it_has(api: Api) -> None:

@@ -16,7 +16,7 @@ from paceline.server.protocol.ollama import OllamaCall, OllamaChatAnswer, Ollama
 from paceline.server.translate.ollama import bare_name, conversation, tagged_name
 from paceline.server.translate.translator import Translation
 from paceline.types import Request
-from tests.cli.tiny_model import TEMPLATE, write_model
+from tests.cli.tiny_model import SPECIAL, TEMPLATE, write_model
 from tests.server.api import HELLO, Api, serving
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -198,6 +198,20 @@ def test_a_model_without_a_template_continues_prompts(tmp_path_factory: pytest.T
         assert (made["response"], made["ignored_fields"]) == (expected, ["system"])
         shown = api.post("/api/show", {"model": "tiny"}).json()
         assert (shown["capabilities"], shown["template"]) == (["completion"], "{{ .Prompt }}")
+
+
+def test_a_text_between_two_others(tmp_path_factory: pytest.TempPathFactory, api: Api) -> None:
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    path = write_model(tmp_path_factory.mktemp("coder"), special=(*SPECIAL, *marks))
+    with serving(LLM(str(path), drafter=[], format="fp32", measure_cost=False)) as coder:
+        expected = coder.complete(prompt="abc", suffix="xyz", temperature=0, max_tokens=8)
+        made = whole(coder, GENERATE, {"prompt": "abc", "suffix": "xyz"})
+        assert made["response"] == expected["choices"][0]["text"]
+        assert made["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+        shown = coder.post("/api/show", {"model": "tiny"}).json()
+        assert shown["capabilities"] == ["completion", "tools", "insert"]
+        assert ".Suffix" in shown["template"]
+    assert "fill-in-the-middle" in check_error(api.post(GENERATE, {"prompt": "abc", "suffix": "xyz"}), 400)
 
 
 @pytest.mark.parametrize(

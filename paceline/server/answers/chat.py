@@ -52,6 +52,7 @@ class ChatAnswer:
         if 0 in tally.prompt_logprobs:
             made.prompt_logprobs = prompt_scores(tally.prompt_logprobs[0], self._tokenizer)
         made.usage, made.speculation = Usage.model_validate(tally.usage()), tally.speculation()
+        made.timings = tally.timings()
         if tally.asked.ignored:
             made.ignored_fields = [*tally.asked.ignored]
         return made

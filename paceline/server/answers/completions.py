@@ -40,6 +40,7 @@ class CompletionAnswer:
         choices = [self._choice(choice) for choice in tally.choices]
         made = Completion(**tally.head(), object="text_completion", choices=choices)
         made.usage, made.speculation = Usage.model_validate(tally.usage()), tally.speculation()
+        made.timings = tally.timings()
         if tally.asked.ignored:
             made.ignored_fields = [*tally.asked.ignored]
         return made

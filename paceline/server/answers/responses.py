@@ -158,7 +158,7 @@ class ResponsesAnswer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": bool(body.tools),
+            "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,

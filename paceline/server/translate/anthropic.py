@@ -30,7 +30,7 @@ def messages_chat(body: CountRequest) -> Foreign:
     messages = [*_instructions(body.system), *conversation(body.messages)]
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
-    fields |= {"tool_choice": _tool_choice(body.tool_choice)}
+    fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
     last = messages[-1] if messages else None
     if last is not None and last.role == "assistant" and not (last.model_extra or {}).get("tool_calls"):
         fields["continue_final_message"] = True
@@ -163,6 +163,10 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> str | dict[str, Any] | N
     return CHOICES[choice.type]
 
 
+def _parallel(choice: AnthropicToolChoice | None) -> bool | None:
+    return False if choice is not None and choice.disable_parallel_tool_use else None
+
+
 def _format(body: CountRequest) -> FormatOptions | None:
     given = body.output_config.format if body.output_config is not None else None
     if given is None:
@@ -181,9 +185,6 @@ def _ignored(body: CountRequest) -> Iterator[str]:
     yield from unknown(body)
     if body.thinking is not None and body.thinking.get("type") != "disabled":
         yield "thinking"
-    choice = body.tool_choice
-    if choice is not None and choice.type == "auto" and choice.disable_parallel_tool_use:
-        yield "tool_choice.disable_parallel_tool_use"
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             if block.type in THOUGHTS:
