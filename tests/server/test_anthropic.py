@@ -191,9 +191,10 @@ def test_results_of_tools_become_messages() -> None:
                 {"type": "thinking", "thinking": "hm", "signature": "x"},
                 {"type": "text", "text": "I look."},
                 {"type": "tool_use", "id": "a", "name": "lamp", "input": {"on": True}},
-                {"type": "tool_use", "id": "b", "name": "door", "input": {}},
             ],
         },
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "b", "name": "door", "input": {}}]},
+        {"role": "assistant", "content": "And look."},
         {
             "role": "user",
             "content": [
@@ -208,7 +209,7 @@ def test_results_of_tools_become_messages() -> None:
     lamp, door = read[1].pop("tool_calls")
     assert read == [
         {"role": "user", "content": "light?"},
-        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": "I look.\nAnd look."},
         {"role": "tool", "content": "lit", "tool_call_id": "a", "name": "lamp"},
         {"role": "tool", "content": "Error: no door", "tool_call_id": "b", "name": "door"},
         {"role": "user", "content": "so?\nwell?"},
@@ -266,6 +267,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     ("fields", "said"),
     [
         ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is empty"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0] is of type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "needs tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "needs id, name and input"),
