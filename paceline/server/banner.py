@@ -59,7 +59,11 @@ def announce(facts: Facts, settings: Settings) -> None:
         logs.say("serving", level=logging.INFO, url=settings.url, **facts)
         return
     lines = [f"Paceline {__version__}", *(f"  {title:<9} {text}" for title, text in facts.items())]
-    places = {"": "playground", "/v1": "for OpenAI's clients, as base_url", "/metrics": "for Prometheus"}
+    places = {
+        "": "playground; for Anthropic's and Ollama's clients, as base URL",
+        "/v1": "for OpenAI's clients, as base_url",
+        "/metrics": "for Prometheus",
+    }
     lines += [f"  {settings.url + path:<32} {what}" for path, what in places.items()]
     lines.append("Ctrl-C to stop: running requests end first; once more to abort them")
     print("\n".join(lines), flush=True)

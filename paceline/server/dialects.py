@@ -55,6 +55,7 @@ ANTHROPIC_TYPES = {  # status → type of an error; other 4xx: invalid_request_e
     503: "overloaded_error",
     504: "timeout_error",
 }
+TOO_LONG = "prompt is too long: "  # words by which coding agents see that they must shorten the conversation
 
 
 def openai_error(error: ErrorDetail) -> dict[str, Any]:
@@ -64,7 +65,8 @@ def openai_error(error: ErrorDetail) -> dict[str, Any]:
 def anthropic_error(error: ErrorDetail) -> dict[str, Any]:
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     kind = ANTHROPIC_TYPES.get(error.status, usual)
-    return AnthropicError(error=AnthropicDetail(type=kind, message=error.message)).model_dump()
+    too_long = TOO_LONG if error.code == "context_length_exceeded" else ""
+    return AnthropicError(error=AnthropicDetail(type=kind, message=too_long + error.message)).model_dump()
 
 
 def ollama_error(error: ErrorDetail) -> dict[str, Any]:

@@ -136,8 +136,8 @@ def test_why_an_answer_ends(api: Api) -> None:
 
 def test_max_tokens_beyond_the_context_end_there(api: Api) -> None:
     """Coding agents send tens of thousands, whatever the model's context is."""
-    seeds = (answer(api, max_tokens=32000, temperature=1, seed=seed)["stop_reason"] for seed in range(20))
-    assert "model_context_window_exceeded" in seeds
+    made = answer(api, messages=[{"role": "user", "content": "x" * 200}], max_tokens=32000)
+    assert made["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_an_answer_that_is_begun_goes_on(api: Api) -> None:
@@ -284,7 +284,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": [LAMP], "tool_choice": {"type": "tool"}}, "of type tool with a name"),
         ({"output_config": {"format": {"type": "xml"}}}, "json_schema"),
         ({"speculation": {"drafter": "nobody"}}, "nobody"),
-        ({"messages": [{"role": "user", "content": "long " * 100}]}, "context"),
+        ({"messages": [{"role": "user", "content": "long " * 100}]}, "prompt is too long: "),
     ],
     ids=str,
 )
