@@ -127,6 +127,9 @@ def test_forms(api: Api) -> None:
     assert set(json.loads(made["message"]["content"])) == {"on"}
     made = whole(api, GENERATE, {"prompt": "hi", "format": "json", "options": options})
     assert made["response"].lstrip().startswith("{")
+    anything = whole(api, CHAT, {"messages": HELLO, "format": {}, "options": options | {"num_predict": 2}})
+    assert anything["message"]["content"].lstrip()[:1] in {*'{["-0123456789tfn', ""}
+    assert whole(api, CHAT, {"messages": HELLO, "format": ""})["message"]["content"] == chat_text(api)
 
 
 def test_calls(api: Api) -> None:

@@ -147,7 +147,7 @@ def _limit(body: OllamaRequest) -> int | None:
 
 
 def _format(body: OllamaRequest) -> FormatOptions | None:
-    if not body.format:
+    if body.format in (None, ""):
         return None
     if isinstance(body.format, dict):
         return FormatOptions(type="json_schema", json_schema={"schema": body.format}, pattern=None)
