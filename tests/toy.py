@@ -89,7 +89,8 @@ class ToyForward:
             logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
         wanted = batch.features and self.taps
         features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if wanted else None
-        states = self.features_of(batch.tokens.numpy(), batch.positions.numpy(), taps=(STATE,)) if batch.states else None
+        places = batch.tokens.numpy(), batch.positions.numpy()
+        states = self.features_of(*places, taps=(STATE,)) if batch.states else None
         self._last = Output(logits=logits, argmax=logits.argmax(-1).int(), features=features, states=states)
         return self._last
 

@@ -7,13 +7,25 @@ import time
 from fastapi import FastAPI
 
 from paceline import __version__
+from paceline.server.aliases import Aliases
 from paceline.server.bridge import Bridge
 from paceline.server.guards import install_guards
 from paceline.server.live import CurrentSettings
 from paceline.server.metrics import install_metrics
 from paceline.server.playground import install_playground
 from paceline.server.problems import install_problems
-from paceline.server.routes import admin, chat, completions, infill, models, responses, state, tokens
+from paceline.server.routes import (
+    admin,
+    chat,
+    completions,
+    desktop,
+    embeddings,
+    infill,
+    models,
+    responses,
+    state,
+    tokens,
+)
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
@@ -29,9 +41,10 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, infill, responses, models, tokens, state, admin):
+    for part in (chat, completions, infill, responses, embeddings, models, tokens, desktop, state, admin):
         app.include_router(part.router)
     install_metrics(app, bridge)
     install_playground(app)
     install_guards(app, app.state.live, tracer=tracer)
+    app.add_middleware(Aliases)
     return app

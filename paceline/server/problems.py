@@ -32,7 +32,12 @@ FIELDS = {
     "include_stop": "include_stop_str_in_output",
     **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
 }
-PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}  # path → field; others: prompt
+PROMPT_FIELDS = {  # path → field; others: prompt
+    "/v1/chat/completions": "messages",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+    "/infill": "input_prefix",
+}
 
 
 class ErrorDetail(BaseModel):

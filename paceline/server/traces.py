@@ -26,6 +26,8 @@ OPERATIONS = {  # path → name in the conventions
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
+    "/infill": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
 CARRIED = (b"traceparent", b"tracestate")  # headers that carry the client's trace
 NANOSECONDS = 1_000_000_000  # nanoseconds per second
