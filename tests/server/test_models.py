@@ -104,7 +104,7 @@ def test_the_openapi_document_is_whole(api: Api) -> None:
 
 
 def test_nothing_else_is_here(api: Api) -> None:
-    for path in ("/v1", "/v1/embeddings", "/docs", "/redoc"):
+    for path in ("/v1", "/v1/images", "/docs", "/redoc"):
         response = api.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "invalid_request_error"
