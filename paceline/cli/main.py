@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import audit, bench, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
 from paceline.cli import list as list_command
 from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
@@ -60,6 +60,7 @@ COMMANDS: Mapping[str, Command] = {
     "audit": audit,
     "train": train,
     "demo": demo,
+    "completion": completion,
 }
 
 
