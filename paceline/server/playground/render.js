@@ -35,7 +35,7 @@ export class View {
   #append(text) {
     for (; this.#shown < this.tokens.length; this.#shown++) {
       const start = this.#ends[this.#shown] - this.tokens[this.#shown].text.length;
-      if (start < text.length) this.box.append(this.#span(this.#shown, text.slice(start, this.#ends[this.#shown])));
+      if (start <= text.length) this.box.append(this.#span(this.#shown, text.slice(start, this.#ends[this.#shown])));
     }
   }
 

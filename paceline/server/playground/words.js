@@ -81,7 +81,7 @@ export function stateInWords(status, body) {
 /** Turns a refusal into advice. */
 export function problemInWords(error) {
   const advice = { 401: "Enter an API key.", 429: "The server is busy: try again in a moment.", 404: "Reload the page." };
-  const said = `${error.message[0]?.toUpperCase() ?? ""}${error.message.slice(1)}`.replace(/[.]?$/, ".");
+  const said = error.message.replace(/^[a-z]+(?=[ ,])/, (word) => word[0].toUpperCase() + word.slice(1)).replace(/[.]?$/, ".");
   return advice[error.status] ? `${said} ${advice[error.status]}` : said;
 }
 
