@@ -1,119 +1,19 @@
-"""The playground in a real browser, by real clicks, wide and narrow, light and dark. Skipped where there is none: `pip
-install playwright`, and a Chromium, which `playwright install chromium` brings, or a package such as Debian's chromium."""
+"""The playground in a real browser, by real clicks, wide and narrow, light and dark. Skipped where there is none."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
 from paceline.llm import LLM
-from paceline.server.bridge import Bridge
-from paceline.server.process import ServerProcess, bind
-from paceline.server.settings import Settings
+from tests.server.browser import HELLO, KEY, PHONE, SCREENS, WIDE, Screen, Site, ask, playwright, put
+from tests.server.browser import site as site
 
-playwright = pytest.importorskip("playwright.async_api", reason="needs Playwright and a browser")
-KEY = "sk-playground"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 STEP_SECONDS = 0.05  # of an engine that is slow enough to be stopped
-
-
-@dataclass(frozen=True)
-class Screen:
-    width: int
-    theme: str
-
-    def __str__(self) -> str:
-        return f"{self.width}-{self.theme}"
-
-
-WIDE, PHONE = Screen(1280, "light"), Screen(390, "dark")
-SCREENS = [WIDE, Screen(1280, "dark"), Screen(390, "light"), PHONE]
-
-
-@asynccontextmanager
-async def served(llm: LLM) -> AsyncIterator[str]:
-    settings = Settings(port=0, api_keys=(KEY,), drain_timeout=0)
-    listening = asyncio.Event()
-    with bind(settings) as listener:
-        process = ServerProcess(Bridge(llm, model="tiny"), settings, source=None, announce=listening.set)
-        running = asyncio.create_task(process.run(listener))
-        await listening.wait()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            process.stop()
-            await running
-
-
-@asynccontextmanager
-async def browsing(url: str, screen: Screen) -> AsyncIterator[Any]:
-    """A page with a key, of which nothing may go wrong unseen, or go elsewhere."""
-    wrong: list[str] = []
-    async with playwright.async_playwright() as kit:
-        try:
-            browser = await kit.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(reason=f"no browser: {error.message.splitlines()[0]}")
-        size = {"width": screen.width, "height": 760}
-        context = await browser.new_context(viewport=size, color_scheme=screen.theme, accept_downloads=True)
-        page = await context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.on("console", lambda said: "Content Security" in said.text and wrong.append(said.text))
-        page.on("request", lambda request: request.url.startswith((url, "blob:")) or wrong.append(request.url))
-        await page.goto(url)
-        await playwright.expect(page.locator("#unlock")).to_contain_text("wants an API key")
-        await page.fill("#key", KEY)
-        await page.press("#key", "Enter")
-        await playwright.expect(page.locator("#unlock")).to_be_hidden()
-        yield page
-        await browser.close()
-    assert wrong == []
-
-
-def visit(llm: LLM, look: Callable[[Any], Awaitable[None]], screen: Screen = WIDE) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(60), served(llm) as url, browsing(url, screen) as page:
-            await look(page)
-
-    asyncio.run(whole())
-
-
-async def put(page: Any, **controls: str | bool) -> None:
-    """Set controls. On a narrow screen they are in a drawer."""
-    narrow = await page.locator("#show-settings").is_visible()
-    if narrow:
-        await page.click("#show-settings")
-    for name, value in controls.items():
-        control = page.locator(f"#{name.replace('__', '-')}")
-        await (control.set_checked(value) if isinstance(value, bool) else control.fill(value))
-    if narrow:
-        await page.keyboard.press("Escape")
-        await playwright.expect(page.locator("#settings")).not_to_be_in_viewport()
-
-
-async def ask(page: Any, text: str) -> list[dict[str, Any]]:
-    """What the server tells of the same request, asked once more after the page has its answer."""
-    before = await page.locator(".facts").count()
-    async with page.expect_request("**/v1/chat/completions") as waiting:
-        await page.fill("#prompt", text)
-        await page.press("#prompt", "Enter")
-    request = await waiting.value
-    await playwright.expect(page.locator(".facts")).to_have_count(before + 1)
-    async with httpx.AsyncClient(timeout=20) as client:
-        headers = {"authorization": f"Bearer {KEY}"}
-        answer = await client.post(request.url, json=request.post_data_json, headers=headers)
-    return [json.loads(event[6:]) for event in answer.text.split("\n\n") if event.startswith("data: {")]
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:
@@ -128,7 +28,7 @@ async def style_of(page: Any, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize("screen", SCREENS, ids=str)
-def test_a_first_visit(llm: LLM, screen: Screen) -> None:
+def test_a_first_visit(site: Site, screen: Screen) -> None:
     async def look(page: Any) -> None:
         await playwright.expect(page.locator("#hero")).to_contain_text("tiny checks several guesses in one step")
         await playwright.expect(page.locator("#hero-note")).to_contain_text("speed-up over plain decoding")
@@ -149,7 +49,7 @@ def test_a_first_visit(llm: LLM, screen: Screen) -> None:
         await page.reload()
         assert await page.evaluate("document.documentElement.dataset.theme") == other
 
-    visit(llm, look, screen)
+    site.visit(look, screen)
 
 
 async def check_legends(page: Any) -> None:
@@ -159,9 +59,14 @@ async def check_legends(page: Any) -> None:
         token = f"#log .t.{origin}"
         if await page.locator(token).count():
             assert (await style_of(page, f".bar .legend .{origin}"))[:3] == (await style_of(page, token))[:3]
-            swatch, column = await style_of(page, f".facts .swatches .{origin}"), await style_of(page, f".facts rect.{origin}")
+            swatch, column = (
+                await style_of(page, f".facts .swatches .{origin}"),
+                await style_of(page, f".facts rect.{origin}"),
+            )
             assert swatch[0] == column[3]
-    await playwright.expect(page.locator(".facts svg text.title")).to_have_text(["tokens in the step", "seconds after the request"])
+    await playwright.expect(page.locator(".facts svg text.title")).to_have_text(
+        ["tokens in the step", "seconds after the request"]
+    )
     assert await page.locator(".facts svg").get_attribute("aria-label")
     assert await page.locator(".facts rect").count() == await page.locator("#log .t").count()
     await put(page, colours=False)
@@ -184,17 +89,21 @@ async def check_layout(page: Any, screen: Screen) -> None:
 
 async def check_live(page: Any) -> None:
     await playwright.expect(page.locator("#acceptance-now")).to_contain_text("%")
-    await playwright.expect(page.locator("#acceptance text.title")).to_have_text(["% of drafts", "position in the draft"])
+    await playwright.expect(page.locator("#acceptance text.title")).to_have_text(
+        ["% of drafts", "position in the draft"]
+    )
     await playwright.expect(page.locator("#speed text.title")).to_have_text(["tokens per second", "seconds before now"])
     assert await page.locator("#speed text.tick").count() > 5
     assert "now" in await page.locator("#speed").get_attribute("aria-label")
     await playwright.expect(page.locator("#counts")).to_contain_text("Drafted tokens")
 
 
-def test_colours_are_the_servers_record(llm: LLM) -> None:
+def test_colours_are_the_servers_record(site: Site) -> None:
     async def look(page: Any) -> None:
-        await put(page, temperature="0", max_tokens="150", logprobs=True)  # long enough for a random model to repeat itself
-        chunks = await ask(page, "Hello, hello, hello")
+        await put(
+            page, temperature="0", max_tokens="150", logprobs=True
+        )  # long enough for a random model to repeat itself
+        chunks = await ask(page, HELLO)
         told = [origin for chunk in chunks if chunk.get("paceline") for origin in chunk["paceline"]["origins"]]
         assert {"accepted", "bonus", "plain"} == {*told}
         spans = page.locator("#log .answer .t")
@@ -210,17 +119,17 @@ def test_colours_are_the_servers_record(llm: LLM) -> None:
         await spans.nth(told.index("accepted")).hover()
         await playwright.expect(page.locator("#tip")).to_contain_text("accepted from ngram")
 
-    visit(llm, look)
+    site.visit(look)
 
 
 @pytest.mark.parametrize(("temperature", "screen"), [("0", WIDE), ("1", PHONE)], ids=str)
-def test_a_race_ends_identical(llm: LLM, temperature: str, screen: Screen) -> None:
+def test_a_race_ends_identical(site: Site, temperature: str, screen: Screen) -> None:
     async def look(page: Any) -> None:
         await put(page, temperature=temperature, max_tokens="60")
         await page.focus("#tab-chat")
         await page.keyboard.press("ArrowRight")
         assert "class Account" in await page.locator("#race-prompt").input_value()
-        await page.fill("#race-prompt", "Hello, hello, hello")
+        await page.fill("#race-prompt", HELLO)
         await page.set_checked("#together", temperature == "1")
         await page.click("#go")
         await playwright.expect(page.locator("#verdict")).to_contain_text("Identical texts")
@@ -233,11 +142,11 @@ def test_a_race_ends_identical(llm: LLM, temperature: str, screen: Screen) -> No
         await page.click("#tab-live")
         await playwright.expect(page.locator("#reasons")).to_contain_text("The request switched speculation off.")
 
-    visit(llm, look, screen)
+    site.visit(look, screen)
 
 
 @pytest.mark.parametrize("screen", [WIDE, PHONE], ids=str)
-def test_conversations_survive_a_reload(llm: LLM, screen: Screen) -> None:
+def test_conversations_survive_a_reload(site: Site, screen: Screen) -> None:
     async def look(page: Any) -> None:
         await put(page, temperature="0", max_tokens="12", system="Be kind.", formatted=False)
         chunks = await ask(page, "First question")
@@ -254,7 +163,7 @@ def test_conversations_survive_a_reload(llm: LLM, screen: Screen) -> None:
         await check_list(page)
         await check_exports(page, tokens)
 
-    visit(llm, look, screen)
+    site.visit(look, screen)
 
 
 async def show_history(page: Any) -> None:
@@ -297,10 +206,10 @@ async def check_exports(page: Any, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("screen", [WIDE, PHONE], ids=str)
-def test_answers_are_continued_regenerated_and_questions_edited(llm: LLM, screen: Screen) -> None:
+def test_answers_are_continued_regenerated_and_questions_edited(site: Site, screen: Screen) -> None:
     async def look(page: Any) -> None:
-        await put(page, temperature="1", seed="", max_tokens="10", formatted=False)
-        await ask(page, "Hello")
+        await put(page, temperature="0", max_tokens="10", formatted=False)
+        await ask(page, HELLO)
         answer = page.locator("#log .answer")
         first = await answer.inner_text()
         await playwright.expect(page.locator(".end")).to_contain_text("Cut at max tokens (10).")
@@ -313,19 +222,19 @@ def test_answers_are_continued_regenerated_and_questions_edited(llm: LLM, screen
         await page.click("[aria-label='Version before']")
         await playwright.expect(page.locator(".assistant .branch")).to_have_text("‹1/2›")
         await page.click(".user >> text=Edit")
-        await page.fill(".editor textarea", "Hello again")
+        await page.fill(".editor textarea", "Another one")
         await page.press(".editor textarea", "Enter")
-        await playwright.expect(page.locator(".bubble")).to_have_text("Hello again")
+        await playwright.expect(page.locator(".bubble")).to_have_text("Another one")
         await playwright.expect(page.locator(".user .branch")).to_have_text("‹2/2›")
-        await playwright.expect(page.locator(".facts")).to_contain_text("10 tokens")
+        await playwright.expect(page.locator(".facts")).to_contain_text("tokens")
         await page.click(".user [aria-label='Version before']")
-        await playwright.expect(page.locator(".bubble")).to_have_text("Hello")
+        await playwright.expect(page.locator(".bubble")).to_have_text(HELLO)
         await playwright.expect(page.locator(".assistant .branch")).to_have_text("‹2/2›")
 
-    visit(llm, look, screen)
+    site.visit(look, screen)
 
 
-def test_an_answer_is_stopped_and_copied(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_stopped_and_copied(site: Site, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     step = llm.engine.step
 
     def slow() -> Any:
@@ -334,11 +243,13 @@ def test_an_answer_is_stopped_and_copied(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     async def look(page: Any) -> None:
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await put(page, max_tokens="200")
+        await put(page, temperature="0", max_tokens="200")
+        await page.select_option("#drafter", "off")
         for key in ("click", "Escape"):
-            await page.fill("#prompt", "Hello")
+            await page.click("#new")
+            await page.fill("#prompt", HELLO)
             await page.press("#prompt", "Shift+Enter")
-            assert await page.locator("#prompt").input_value() == "Hello\n"
+            assert await page.locator("#prompt").input_value() == f"{HELLO}\n"
             await page.press("#prompt", "Enter")
             await playwright.expect(page.locator("#meter")).to_contain_text("tokens per step")
             await playwright.expect(page.locator("#send")).to_be_hidden()
@@ -347,15 +258,15 @@ def test_an_answer_is_stopped_and_copied(llm: LLM, monkeypatch: pytest.MonkeyPat
             await playwright.expect(page.locator("#send")).to_be_visible()
         await page.locator("[aria-label='Copy the answer']").last.click()
         await playwright.expect(page.locator("#toast")).to_contain_text("Copied")
-        stored = "JSON.parse(localStorage.getItem(Object.keys(localStorage).find((key) => key.startsWith('paceline.chat'))))"
-        content = await page.evaluate(f"{stored}.nodes.at(-1).content")
-        assert await page.evaluate("navigator.clipboard.readText()") == content
+        stored = """Object.keys(localStorage).filter((key) => key.startsWith("paceline.chat."))
+            .map((key) => JSON.parse(localStorage[key]).nodes.at(-1).content)"""
+        assert await page.evaluate("navigator.clipboard.readText()") in await page.evaluate(stored)
 
     monkeypatch.setattr(llm.engine, "step", slow)
-    visit(llm, look)
+    site.visit(look)
 
 
-def test_what_is_refused_is_said_and_can_be_asked_again(llm: LLM) -> None:
+def test_what_is_refused_is_said_and_can_be_asked_again(site: Site) -> None:
     async def look(page: Any) -> None:
         await put(page, max_tokens="0")
         await page.fill("#prompt", "again")
@@ -373,14 +284,14 @@ def test_what_is_refused_is_said_and_can_be_asked_again(llm: LLM) -> None:
         await page.press("#key", "Enter")
         await playwright.expect(page.locator("#unlock")).to_contain_text("does not know this API key")
 
-    visit(llm, look)
+    site.visit(look)
 
 
 async def not_ready(body: dict[str, Any], route: Any) -> None:
     await route.fulfill(status=503, json=body)
 
 
-def test_the_state_of_the_server_is_said(llm: LLM) -> None:
+def test_the_state_of_the_server_is_said(site: Site) -> None:
     async def look(page: Any) -> None:
         state = page.locator("#state")
         await playwright.expect(state).to_be_hidden()
@@ -397,12 +308,13 @@ def test_the_state_of_the_server_is_said(llm: LLM) -> None:
         await page.unroute("**/ready")
         await playwright.expect(state).to_be_hidden(timeout=15_000)
 
-    visit(llm, look)
+    site.visit(look)
 
 
 HOSTILE = [
     "<script>alert(1)</script><img src=x onerror=alert(1)><svg onload=alert(1)>",
-    "[a](javascript:alert(1)) [b](JaVaScRiPt:alert(1)) [c](data:text/html,<script>alert(1)</script>) <javascript:alert(1)>",
+    "[a](javascript:alert(1)) [b](JaVaScRiPt:alert(1)) <javascript:alert(1)>",
+    "[c](data:text/html,<script>alert(1)</script>)",
     "[d](vbscript:x) [e](//evil.example/x) [f](\\\\evil) ![g](https://evil.example/pixel.png) [h](https://ok.example)",
     "| <b>x</b> |\n|--|\n| <img src=x onerror=alert(1)> |",
     "```html\n<script>alert(1)</script>\n",
@@ -422,7 +334,7 @@ SHOW = """async (texts) => {
         for (const cut of [0.1, 0.5, 0.9, 1]) view.show(text.slice(0, cut * text.length), []);
         for (const element of box.querySelectorAll("*")) {
             found.tags.push(element.tagName);
-            found.handlers += [...element.attributes].filter(({ name }) => name.startsWith("on") || name === "style").length;
+            found.handlers += [...element.attributes].filter(({ name }) => /^on|^style$/.test(name)).length;
             if (element.href) found.links.push([element.getAttribute("href"), element.rel, element.target]);
             let depth = 0;
             for (let each = element; each !== box; each = each.parentElement) depth++;
@@ -437,20 +349,20 @@ GROW = """async () => {
     const { View } = await import("/playground/render.js");
     const box = document.body.appendChild(document.createElement("div"));
     const view = new View(box);
-    let touched = 0, most = 0, text = "";
+    let most = 0, text = "";
     const watch = new MutationObserver(() => {});
     watch.observe(box, { childList: true });
     for (let i = 0; i < 400; i++) {
         text += `Paragraph ${i} with **bold** words.\\n\\n`;
         view.show(text, []);
-        touched = watch.takeRecords().reduce((sum, { addedNodes, removedNodes }) => sum + addedNodes.length + removedNodes.length, 0);
-        most = Math.max(most, touched);
+        const counts = watch.takeRecords().map((record) => record.addedNodes.length + record.removedNodes.length);
+        most = Math.max(most, counts.reduce((sum, count) => sum + count, 0));
     }
     return [box.childElementCount, most];
 }"""
 
 
-def test_hostile_markdown_does_nothing(llm: LLM) -> None:
+def test_hostile_markdown_does_nothing(site: Site) -> None:
     async def look(page: Any) -> None:
         found = await page.evaluate(SHOW, HOSTILE)
         harmless = "P UL OL LI BLOCKQUOTE DIV SPAN PRE CODE BUTTON STRONG EM DEL A BR HR TABLE THEAD TBODY TR TH TD"
@@ -463,4 +375,4 @@ def test_hostile_markdown_does_nothing(llm: LLM) -> None:
         assert blocks == 400
         assert most <= 5  # the last two blocks go, and three come: however long the text is
 
-    visit(llm, look)
+    site.visit(look)

@@ -26,8 +26,16 @@ little is lost.`;
 export const EXAMPLES = [
   { title: "Edit code", note: "Add docstrings to a Python class", prompt: EDIT },
   { title: "Summarise", note: "A paragraph on speculative decoding", prompt: SUMMARY },
-  { title: "Write code", note: "A stack with push, pop and peek", prompt: "Write a Python class `Stack` with push, pop, peek and is_empty, and show how to use it." },
-  { title: "Explain", note: "Photosynthesis in three short paragraphs", prompt: "Explain photosynthesis in three short paragraphs." },
+  {
+    title: "Write code",
+    note: "A stack with push, pop and peek",
+    prompt: "Write a Python class `Stack` with push, pop, peek and is_empty, and show how to use it.",
+  },
+  {
+    title: "Explain",
+    note: "Photosynthesis in three short paragraphs",
+    prompt: "Explain photosynthesis in three short paragraphs.",
+  },
 ];
 
 export const RACE_PROMPT = EDIT;
