@@ -56,7 +56,7 @@ def get(path: str, method: str = "GET") -> httpx.Response:
         app = FastAPI()
         install_playground(app)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.request(method, path)
+            return await client.request(method, path, headers={"accept": "text/html"})
 
     return asyncio.run(ask())
 

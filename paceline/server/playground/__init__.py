@@ -1,5 +1,8 @@
 """The playground: one page at `/`, with its modules, its style and its icon.
 
+Clients of Ollama's API look at `/`, too, to see whether a server runs. A request that does not ask for HTML gets the
+sentence that they expect.
+
 The files are served as they are, without a build step. The page's content security policy forbids to load anything from
 elsewhere.
 """
@@ -8,13 +11,14 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 
 TYPES = {  # ending of a file that the page loads → content type
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+RUNNING = "Ollama is running"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -24,6 +28,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
+    "vary": "Accept",
 }
 
 
@@ -43,5 +48,7 @@ def install_playground(app: FastAPI) -> None:
 
 def _serve(app: FastAPI, path: str, content: bytes, content_type: str) -> None:
     @app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
+    async def page(http: Request) -> Response:
+        if path == "/" and "text/html" not in http.headers.get("accept", ""):
+            return Response(RUNNING, media_type="text/plain", headers={"vary": "Accept"})
         return Response(content, headers={**HEADERS, "content-type": content_type})

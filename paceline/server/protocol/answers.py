@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from paceline.server.protocol.llama_cpp import Timings
+
 
 def new_id(kind: str) -> str:
     """Make an id in OpenAI's form: `kind`, a hyphen and random hex digits."""
@@ -109,6 +111,7 @@ class Answered(BaseModel):
     model: str
     usage: Usage | None = None
     speculation: SpeculationStats | None = None
+    timings: Timings | None = None
     ignored_fields: list[str] | None = Field(None, description="fields of the request that had no effect")
 
 

@@ -6,7 +6,7 @@ import torch
 from fastapi import APIRouter, Request
 
 from paceline.llm import LLM
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import ModelCard, ModelFacts, ModelList
 from paceline.server.routes.common import bridge_of, translator_of
 
