@@ -17,7 +17,7 @@ def shape(text: str, tmp_path: Path) -> list[Any]:
         const show = (lines) => inlinesOf(lines).map((piece) => piece.text ?? (piece.break ? "⏎" : piece.close ? "⟩"
             : `⟨${{piece.open.tag}}${{piece.open.href ? ` ${{piece.open.href}}` : ""}} `)).join("");
         const walk = (block) => {{
-            const {type, language, ordered, first, aligns, level} = block;
+            const {{type, language, ordered, first, aligns, level}} = block;
             if (type === "code") return ["code", language, block.lines.map((line) => line.text).join("\\n")];
             if (block.blocks) return [type, ...block.blocks.map(walk)];
             const name = ordered ? `list ${{first}}` : type;
