@@ -297,7 +297,7 @@ def test_the_state_of_the_server_is_said(site: Site) -> None:
         await playwright.expect(state).to_be_hidden()
         await page.click("#tab-live")  # where the page asks every second
         for body, words in (
-            ({"status": "starting", "progress": 42}, "The model is loading 42 %"),
+            ({"status": "starting", "percent": 42, "doing": "reading"}, "The model is loading: reading, 42 %."),
             ({"status": "draining"}, "shutting down"),
             ({"status": "dead"}, "restart the server"),
         ):

@@ -152,7 +152,7 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
     code = f"""
         const model = {json.dumps(model)}, state = {json.dumps(state)};
         return [Object.fromEntries(cardOf(model, state)), cardLine(model), cardOf({{id: "x"}}, null).length,
-            stateInWords(200, {{}}), stateInWords(503, {{status: "starting", progress: 42.4}}), stateInWords(0, null),
+            stateInWords(200, {{}}), stateInWords(503, {{status: "starting", percent: 42}}), stateInWords(0, null),
             stateInWords(503, {{status: "draining"}}), stateInWords(503, {{status: "dead"}}), stateInWords(502, null),
             speedupInWords({{speedup: {{speedup: 1.5, low: 1.25, high: 1.75}}}}),
             speedupInWords({{default_drafter: "ngram", answers_by_drafter: {{ngram: 2, none: 1}}}}),
@@ -171,7 +171,7 @@ def test_facts_are_said_in_words(tmp_path: Path) -> None:
     }
     assert line == "smollm2 · 134.5 million parameters · 5.8 bits · 8,192 tokens of context · on CPU"
     assert (short, ready) == (1, None)
-    assert "loading 42 %" in starting
+    assert "loading: 42 %." in starting
     assert all(
         word in text
         for word, text in zip(("not answer", "shutting", "restart", "502"), (gone, draining, dead, other), strict=True)

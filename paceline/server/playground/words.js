@@ -85,9 +85,9 @@ export function cardLine(model) {
 export function stateInWords(status, body) {
   if (status === 200) return null;
   if (status === 0) return "The server does not answer. This page tries again every few seconds.";
-  const progress = Number.isFinite(body?.progress) ? ` ${Math.round(body.progress)} %` : "";
+  const doing = [body?.doing, Number.isFinite(body?.percent) && `${body.percent} %`].filter(Boolean).join(", ");
   const said = {
-    starting: `The model is loading${progress}. The page goes on by itself.`,
+    starting: `The model is loading${doing && `: ${doing}`}. The page goes on by itself.`,
     draining: "The server is shutting down: it finishes running answers and takes no new ones.",
     dead: "The engine stopped after an error. Its log says why; restart the server.",
   };
