@@ -3,8 +3,8 @@
 python clients/run.py --python /tmp/clients/bin/python --tokenizer DIRECTORY
 
 Each --python is an environment with some of the clients (`pip install openai litellm mcp langchain-openai schemathesis
-'lm-eval[api]' transformers`; aiperf, guidellm and vllm may need one each of their own); the first that has a client
-runs it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON last.
+'lm-eval[api]' transformers`; openai-agents and 'pydantic-ai-slim[openai]' go together; aiperf, guidellm, instructor and
+vllm may need one each of their own); the first that has a client runs it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON last.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ PACKAGES = {  # script → module that it needs
     "with_openai": "openai",
     "with_litellm": "litellm",
     "with_langchain": "langchain_openai",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_instructor": "instructor",
     "with_lm_eval": "lm_eval",
     "with_aiperf": "aiperf",
     "with_schemathesis": "schemathesis",

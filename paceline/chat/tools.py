@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from paceline.chat.tool_calls import CLOSE, OPEN, ToolCallParser
 from paceline.errors import InvalidRequest
+from paceline.sampling.schema_rewrites import closed
 from paceline.types import Grammar
 
 MAX_TOOLS = 128  # tools of one request
@@ -238,7 +239,8 @@ def _knows_tools(template: str) -> bool:
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return function.get("parameters") or _NO_PARAMETERS
+    schema = function.get("parameters") or _NO_PARAMETERS
+    return closed(schema) if function.get("strict") else schema
 
 
 def _identified(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
