@@ -4,7 +4,8 @@ python clients/run.py --python /tmp/clients/bin/python --tokenizer DIRECTORY
 
 Each --python is an environment with some of the clients (`pip install openai litellm mcp langchain-openai schemathesis
 'lm-eval[api]' transformers`; openai-agents and 'pydantic-ai-slim[openai]' go together; aiperf, guidellm, instructor and
-vllm may need one each of their own); the first that has a client runs it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON last.
+vllm may need one each of their own); the first that has a client runs it. The Node client runs where `npm install` was
+done in clients/openai_node. Prints a table, and JSON last.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _as_json(call: Any) -> str:
 def _text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        parts = [part.get("text") or part.get("refusal") if isinstance(part, Mapping) else part for part in content]
         return "\n".join(part for part in parts if isinstance(part, str))
     return content if isinstance(content, str) else ""
 

@@ -36,13 +36,22 @@ def within(description: str | None = None, **limits: float) -> Any:
 
 
 def ignored(body: RequestPart, prefix: str = "") -> Iterator[str]:
-    """Yield the names of fields that were sent and are unknown here."""
-    for name in body.model_extra or ():
-        yield prefix + name
-    for name in body.model_fields_set & type(body).model_fields.keys():
-        part = getattr(body, name)
-        if isinstance(part, RequestPart):
-            yield from ignored(part, f"{prefix}{name}.")
+    """Yield the names of fields that were sent and are unknown here. Inside a body, a field without a value counts as
+    not sent: clients send back what they were answered."""
+    for name, value in (body.model_extra or {}).items():
+        if not prefix or value not in (None, [], {}, ""):
+            yield prefix + name
+    for name in type(body).model_fields:
+        if name in body.model_fields_set:
+            yield from _ignored_in(getattr(body, name), prefix + name)
+
+
+def _ignored_in(part: Any, path: str) -> Iterator[str]:
+    if isinstance(part, RequestPart):
+        yield from ignored(part, f"{path}.")
+    elif isinstance(part, list) and part and isinstance(part[0], RequestPart):
+        for i, item in enumerate(part):
+            yield from ignored(item, f"{path}[{i}].")
 
 
 class First(FailFast):
@@ -78,6 +87,9 @@ class SpeculationOptions(RequestPart):
 class ContentPart(RequestPart):
     type: str
     text: str | None = None
+    refusal: str | None = Field(None, description="of type refusal, in a message of the assistant")
+    annotations: Any = Field(None, description="as an answer has it; without effect")
+    logprobs: Any = Field(None, description="as an answer has it; without effect")
 
 
 class PredictionOptions(RequestPart):
@@ -133,6 +145,9 @@ class SamplingOptions(RequestPart):
 class Message(RequestPart):
     role: str = Field(description="system, developer, user, assistant or tool")
     content: str | list[ContentPart] | None = None
+    refusal: str | None = Field(default=None, description="of an assistant that said nothing else")
+    tool_calls: Any = Field(default=None, description="calls that the assistant made, as an answer has them")
+    tool_call_id: Any = Field(default=None, description="of a tool's message: the call that it answers")
 
 
 class ChatRequest(SamplingOptions):
@@ -166,15 +181,19 @@ class CompletionRequest(SamplingOptions):
 
 
 class InputItem(RequestPart):
-    """A message, a call that the model made, or what came of one."""
+    """A message, a call that the model made, what came of one, or reasoning, which has no effect."""
 
-    type: str | None = Field(None, description="message, function_call or function_call_output")
+    type: str | None = Field(None, description="message, function_call, function_call_output or reasoning")
+    id: str | None = Field(None, description="as an answer has it; without effect")
+    status: str | None = Field(None, description="as an answer has it; without effect")
     role: str | None = Field(None, description="of a message")
     content: str | list[ContentPart] | None = Field(None, description="of a message")
     call_id: str | None = Field(None, description="of a call, and of what came of it")
     name: str | None = Field(None, description="of a call")
     arguments: str | None = Field(None, description="of a call, as JSON")
     output: str | list[ContentPart] | None = Field(None, description="what came of a call")
+    summary: Any = Field(None, description="of reasoning")
+    encrypted_content: Any = Field(None, description="of reasoning")
 
 
 class TextOptions(RequestPart):

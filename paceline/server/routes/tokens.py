@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Tokenized:
         max_model_len=translator.max_context,
         tokens=tokens,
         token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
-        ignored_fields=sorted(ignored(body)) or None,
+        ignored_fields=sorted(translator.ignored(body)) or None,
     )
 
 

@@ -4,6 +4,7 @@
     speculation   the field `speculation`, within the limits of the server
     formats       the form of an answer → a grammar
     inputs        prompts, messages and items → texts and messages
+    unused        names of fields without effect inside tools, schemas and messages
 
 The types of a body are checked before this package, everything else here or in functions called from here, before the
 engine gets the request. Nothing is changed silently: fields without effect are listed in `ignored_fields`.

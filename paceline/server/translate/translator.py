@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,14 +19,16 @@ from paceline.server.protocol.requests import (
     FormatOptions,
     Message,
     PredictionOptions,
+    RequestPart,
     ResponsesRequest,
     SamplingOptions,
     ignored,
 )
 from paceline.server.settings import Settings
 from paceline.server.translate.formats import read_format, text_format
-from paceline.server.translate.inputs import content_text, response_messages, split_prompts
+from paceline.server.translate.inputs import content_text, response_messages, split_prompts, unused_items
 from paceline.server.translate.speculation import read_speculation
+from paceline.server.translate.unused import unused_in_format, unused_in_tools, without_mentioned
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
 T = TypeVar("T")
@@ -87,7 +89,7 @@ class Translator:
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools)
-        unused += without_stream(body)
+        unused += [*without_stream(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
@@ -108,7 +110,8 @@ class Translator:
         prompts = split_prompts(body.prompt)
         encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        return await self._translation(body, id, encoded, sampling, texts=texts, unused=without_stream(body))
+        unused = [*without_stream(body), *unused_in_format(body)]
+        return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
 
     async def response(self, body: ResponsesRequest, id: str) -> Translation:
         self.check_model(body.model)
@@ -121,7 +124,8 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        return await self._translation(body, id, [prompt], sampling, tools=tools)
+        unused = [*unused_items(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     # Parts that several endpoints need.
 
@@ -132,6 +136,11 @@ class Translator:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
+
+    def ignored(self, body: RequestPart) -> Iterator[str]:
+        """Yield the names of a body's fields that are unknown to the server, and to the template in messages."""
+        template = self.llm.tokenizer.chat_template
+        return without_mentioned(ignored(body), frozenset() if template is None else self.llm.chat_template.words)
 
     async def encode_messages(
         self,
@@ -226,7 +235,7 @@ class Translator:
             )
             for i, prompt in enumerate(prompts)
         )
-        names = {*ignored(body), *unused}
+        names = {*self.ignored(body), *unused}
         if body.prediction is not None and not prediction:
             names.add("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
