@@ -314,7 +314,11 @@ class Detokenized(BaseModel):
 
 
 class Health(BaseModel):
+    """The state of the server. While it starts: the share of the weights that is read, and what it does now."""
+
     status: Literal["starting", "ready", "draining", "dead"]
+    percent: int | None = None
+    doing: str | None = None
 
 
 class Version(BaseModel):
