@@ -160,7 +160,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn when the request is submitted
+    seed: int | None = None  # None: drawn when the request is submitted; a negative one counts as 2^64 more
     n: int = 1
     logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -221,7 +221,8 @@ class SamplingParams:
                     f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
                 )
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            object.__setattr__(self, "seed", self.seed % 2**64)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)

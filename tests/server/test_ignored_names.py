@@ -17,7 +17,8 @@ FORM = {"type": "object", "properties": {"at": {"enum": ["a"]}, "to": {"type": "
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """A model whose template mentions names of messages, and tools."""
-    path = write_model(tmp_path_factory.mktemp("names"), template="{{ messages[0].name }}{% if tools %}{% endif %}" + TEMPLATE)
+    template = "{{ messages[0].name }}{% if tools %}{% endif %}" + TEMPLATE
+    path = write_model(tmp_path_factory.mktemp("names"), template=template)
     return LLM(str(path), drafter="ngram:min_ngram=1", format="fp32", measure_cost=False)
 
 

@@ -131,7 +131,7 @@ class SamplingOptions(RequestPart):
     stop_token_ids: Tokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    seed: int | None = within("same seed, same text", minimum=0, maximum=2**64 - 1)
+    seed: int | None = within("same seed, same text", minimum=-(2**63), maximum=2**64 - 1)
     prompt_logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     stream: bool | None = None
     user: str | None = None
