@@ -33,7 +33,7 @@ def test_numbers(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("value", [-1, 2**64, 1.0, math.nan, True, "1", [1]])
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**64, 1.0, math.nan, True, "1", [1]])
 def test_integers(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams(**{name: value})

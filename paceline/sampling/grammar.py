@@ -99,7 +99,7 @@ class Grammars:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
-            raise MissingExtra("grammars need llguidance: pip install 'paceline[serve]'") from None
+            raise MissingExtra("grammars need llguidance", extra="serve") from None
         limits = LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
         )

@@ -7,7 +7,8 @@ are used, and a test checks that both agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -19,6 +20,8 @@ from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
+MAX_IGNORED = 64  # names listed in ignored_fields
+MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
 TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
@@ -52,6 +55,18 @@ def _ignored_in(part: Any, path: str) -> Iterator[str]:
     elif isinstance(part, list) and part and isinstance(part[0], RequestPart):
         for i, item in enumerate(part):
             yield from ignored(item, f"{path}[{i}].")
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Sort names for `ignored_fields`: the first `MAX_IGNORED`, long ones cut, and then how many more there are."""
+    rest = iter(names)
+    shown = sorted({_cut(name) for name in islice(rest, MAX_IGNORED)})
+    more = sum(1 for _ in rest)
+    return [*shown, f"… and {more} more"] if more else shown
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_IGNORED_LENGTH else name[: MAX_IGNORED_LENGTH - 1] + "…"
 
 
 class First(FailFast):
@@ -160,6 +175,7 @@ class ChatRequest(SamplingOptions):
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
+    continue_final_message: bool | None = Field(None, description="the last message is the beginning of the answer")
     tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
@@ -175,7 +191,9 @@ class CompletionRequest(SamplingOptions):
     best_of: int | None = Field(None, description="as many as n")
     logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: str | None = Field(None, description="refused: text is made forwards only")
+    suffix: str | None = Field(
+        None, description="the text behind the answer, for models with fill-in-the-middle tokens"
+    )
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
 

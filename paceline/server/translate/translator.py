@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
 from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, UnknownModel
 from paceline.llm import LLM
+from paceline.server.protocol.llama_cpp import InfillRequest
 from paceline.server.protocol.requests import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
@@ -23,12 +25,21 @@ from paceline.server.protocol.requests import (
     ResponsesRequest,
     SamplingOptions,
     ignored,
+    listed,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
-from paceline.server.translate.inputs import content_text, response_messages, split_prompts, unused_items
+from paceline.server.translate.inputs import (
+    content_text,
+    response_messages,
+    split_beginning,
+    split_prompts,
+    unused_items,
+)
 from paceline.server.translate.speculation import read_speculation
 from paceline.server.translate.unused import unused_in_format, unused_in_tools, without_mentioned
+from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
 T = TypeVar("T")
@@ -67,6 +78,7 @@ class Translation:
     prompts: tuple[str | None, ...] = ()  # texts of a completion's prompts; None for token ids
     tools: Tools | None = None
     ignored: tuple[str, ...] = ()  # fields without effect
+    cut: bool = False  # the prompt lacks a part of what was sent, for it would not have fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,7 @@ class Translator:
     llm: LLM
     model: str
     settings: Settings
+    must_fit: bool = True  # False: max_tokens beyond the context is no error; the answer ends there
 
     # One endpoint each.
 
@@ -84,19 +97,22 @@ class Translator:
                 raise InvalidRequest(
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
+        self._check_capacity(1, body.n)
         tools = self._tools(body, body.response_format, "response_format")
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
-        prompt = await self.encode_messages(body.messages, tools=tools)
+        prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
         unused += [*without_stream(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
-        if body.suffix:
+        prompts = split_prompts(body.prompt)
+        self._check_capacity(len(prompts), body.n)
+        if body.suffix and body.echo:
             raise InvalidRequest(
-                "suffix is not supported: text is made forwards only; leave the field out", param="suffix"
+                "echo repeats a prompt, and a text with a suffix has none: leave one out", param="echo"
             )
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise InvalidRequest(
@@ -107,11 +123,29 @@ class Translator:
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
-        prompts = split_prompts(body.prompt)
-        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
         unused = [*without_stream(body), *unused_in_format(body)]
+        if body.suffix:
+            filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
+            return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
+        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
+
+    async def infill(self, body: InfillRequest, id: str) -> Translation:
+        self.check_model(body.model)
+        if body.seed == -1:  # llama.cpp's word for any seed
+            body = body.model_copy(update={"seed": None})
+        asked = infill_tokens(body)
+        answer = self.max_context // 4 if asked is None else asked
+        files = [(file.filename or "file", file.text) for file in body.input_extra or ()]
+        before = body.input_prefix + (body.prompt or "")
+        filled = await self.fill_in(before, body.input_suffix, files=files, room=max(1, self.max_context - answer))
+        sampling = self._sampling(body, max_tokens=asked, logprobs=None, grammar=None)
+        if body.temperature is None:
+            sampling = replace(sampling, temperature=0.0)
+        if body.repeat_penalty is not None and body.repetition_penalty is None:
+            sampling = replace(sampling, repetition_penalty=body.repeat_penalty)
+        return await self._fill_ins(body, id, [filled], sampling)
 
     async def response(self, body: ResponsesRequest, id: str) -> Translation:
         self.check_model(body.model)
@@ -127,6 +161,15 @@ class Translator:
         unused = [*unused_items(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
+    async def foreign(self, given: Foreign, id: str) -> Translation:
+        """Translate a body of another API. There max_tokens is a bound, and need not fit into the context."""
+        lenient, body = replace(self, must_fit=False), given.body
+        try:
+            made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
+        except InvalidRequest as error:
+            raise given.renamed(error) from None
+        return replace(made, ignored=tuple(sorted({*made.ignored, *given.ignored})))
+
     # Parts that several endpoints need.
 
     @property
@@ -134,13 +177,23 @@ class Translator:
         return self.llm.parts.memory.max_context
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
 
     def ignored(self, body: RequestPart) -> Iterator[str]:
         """Yield the names of a body's fields that are unknown to the server, and to the template in messages."""
         template = self.llm.tokenizer.chat_template
         return without_mentioned(ignored(body), frozenset() if template is None else self.llm.chat_template.words)
+
+    def _check_capacity(self, prompts: int, n: int | None) -> None:
+        """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
+        running, waiting, asked = self.llm.engine.max_sequences, self.settings.max_waiting, prompts * (n or 1)
+        if asked > running + waiting:
+            raise InvalidRequest(
+                f"{prompts} prompts with {n or 1} answers each are {asked} sequences; this server takes "
+                f"{running + waiting} ({running} run, {waiting} wait): ask for fewer at once",
+                param="prompt" if prompts > 1 else "n",
+            )
 
     async def encode_messages(
         self,
@@ -149,10 +202,14 @@ class Translator:
         tools: Tools | None = None,
         field: str = "messages",
         add_generation_prompt: bool = True,
+        continued: bool = False,
     ) -> tuple[int, ...]:
-        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors."""
+        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors.
+
+        `continued`: the last message is the beginning of the answer."""
         if not messages:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
+        messages, beginning = split_beginning(messages, field) if continued else (messages, "")
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             template = self.llm.chat_template
@@ -160,8 +217,10 @@ class Translator:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
             encoded = await _off_loop(
-                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
-                characters=_characters([placed, listed]),
+                lambda: template.encode(
+                    placed, tools=listed, add_generation_prompt=add_generation_prompt, continuation=beginning
+                ),
+                characters=_characters([placed, listed, beginning]),
             )
         except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
@@ -170,6 +229,20 @@ class Translator:
     async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
         """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one."""
         return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), characters=len(text))
+
+    async def fill_in(
+        self,
+        before: str | Sequence[int],
+        behind: str,
+        *,
+        files: Sequence[tuple[str, str]] = (),
+        room: int | None = None,
+    ) -> FillIn:
+        """Make the prompt of a fill-in, by `Tokenizer.fill_in`."""
+        return await _off_loop(
+            lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
+            characters=len(before) + len(behind) + _characters([[*file] for file in files]),
+        )
 
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
@@ -208,6 +281,16 @@ class Translator:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k
         return replace(self.llm.default_sampling, **{k: v for k, v in given.items() if v is not None})
 
+    async def _fill_ins(
+        self, body: SamplingOptions, id: str, filled: Sequence[FillIn], sampling: SamplingParams, **more: Any
+    ) -> Translation:
+        """Translate fill-ins: they end at their own tokens, and run into the text behind, which is their prediction."""
+        if not sampling.ignore_eos:
+            sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *sorted(filled[0].ends)))
+        prompts = [each.prompt for each in filled]
+        made = await self._translation(body, id, prompts, sampling, behind=filled[0].behind[: self.max_context], **more)
+        return replace(made, cut=any(each.cut for each in filled))
+
     async def _translation(
         self,
         body: SamplingOptions,
@@ -218,10 +301,11 @@ class Translator:
         texts: tuple[str | None, ...] = (),
         tools: Tools | None = None,
         unused: Sequence[str] = (),
+        behind: tuple[int, ...] = (),
     ) -> Translation:
         speculation = read_speculation(body.speculation, self.settings)
-        prediction = await self._prediction(body.prediction, speculation)
-        for prompt in prompts:
+        prediction = await self._prediction(body.prediction, speculation, behind)
+        for prompt in prompts if self.must_fit else ():
             self._check_room(prompt, sampling.max_tokens)
         requests = tuple(
             Request(
@@ -235,12 +319,13 @@ class Translator:
             )
             for i, prompt in enumerate(prompts)
         )
-        names = {*self.ignored(body), *unused}
+        without_effect = [*unused]
         if body.prediction is not None and not prediction:
-            names.add("prediction")
+            without_effect.append("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
-            names.add("speculation.p_min")  # has no effect on a device, which drafts for a whole batch at once
-        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(sorted(names)))
+            without_effect.append("speculation.p_min")  # a device drafts for a whole batch at once
+        names = listed(chain(without_effect, self.ignored(body)))
+        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(names))
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
         """Raise ContextTooLong if max_tokens do not fit after the prompt. Admission checks that the prompt itself fits;
@@ -253,17 +338,20 @@ class Translator:
                 param="max_tokens",
             )
 
-    async def _prediction(self, options: PredictionOptions | None, speculation: Speculation) -> tuple[int, ...]:
-        """Tokenise the text that the answer may turn out to be. Empty if drafting from it is not allowed."""
-        if options is None:
-            return ()
-        if options.type != "content":
+    async def _prediction(
+        self, options: PredictionOptions | None, speculation: Speculation, behind: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Tokenise the text that the answer may turn out to be; the text `behind` a fill-in if none is given. Empty if
+        drafting from it is not allowed."""
+        if options is not None and options.type != "content":
             raise InvalidRequest(
                 f"the type of prediction must be content, not {options.type[:60]!r}", param="prediction"
             )
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
+        if options is None:
+            return behind
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
 
 
@@ -273,6 +361,14 @@ def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
     if new is None:
         return old, []
     return new, ["max_tokens"] if old is not None and old != new else []
+
+
+def infill_tokens(body: InfillRequest) -> int | None:
+    """Find how many tokens a fill-in may have; None: until it is complete. The engine draws at least one."""
+    asked = body.n_predict
+    if asked is not None and asked < -1:
+        raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
+    return None if asked is None or asked < 0 else max(1, asked)
 
 
 def chat_logprobs(body: ChatRequest) -> int | None:
