@@ -155,7 +155,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_tokens: tuple[int, ...] | None = None  # None: all
     min_tokens: int = 0
-    max_tokens: int | None = None  # None: until a stop or the end of the context
+    max_tokens: int | None = None  # None: until a stop or the end of the context; 0: the prompt is only scored
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
@@ -215,7 +215,7 @@ class SamplingParams:
         check_integer("min_tokens", self.min_tokens, 0, 2**31)
         check_integer("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 2**31)
+            check_integer("max_tokens", self.max_tokens, 0, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"

@@ -65,7 +65,8 @@ class Sequence:
     @property
     def is_ending(self) -> bool:
         """True if the steps in flight complete the sequence even if they accept no drafted token."""
-        return len(self.tokens) + self.in_flight.least >= self.max_length
+        drawn = self.in_flight.least
+        return drawn > 0 and len(self.tokens) + drawn >= self.max_length
 
     @property
     def wants_prompt_logprobs(self) -> bool:

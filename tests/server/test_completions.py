@@ -37,6 +37,29 @@ def test_a_batch_is_its_prompts_one_by_one(api: Api, llm: LLM) -> None:
     assert sum(choice["finish_reason"] is not None for chunk in chunks for choice in chunk["choices"]) == 6
 
 
+@pytest.mark.parametrize("speculation", [{}, OFF], ids=["speculative", "plain"])
+def test_a_prompt_is_scored_alone(api: Api, llm: LLM, speculation: dict[str, Any]) -> None:
+    """With echo, max_tokens may be 0: the scores are those that come with an answer, and nothing is written."""
+    prompts = [llm.tokenizer.encode(text) for text in ("the cat sat", "a", "abcabcabcabcabc")]
+    fields: dict[str, Any] = {"prompt": prompts, "echo": True, "logprobs": 1, "speculation": speculation}
+    alone, more = api.complete(**fields, max_tokens=0), api.complete(**fields, max_tokens=1)
+    assert alone["usage"]["completion_tokens"] == 0
+    for prompt, one, other in zip(prompts, alone["choices"], more["choices"], strict=True):
+        assert (one["text"], one["finish_reason"]) == (llm.tokenizer.decode(prompt), "length")
+        assert one["logprobs"] == {name: column[:-1] for name, column in other["logprobs"].items()}
+    chunks = api.complete_stream(**fields, max_tokens=0)
+    assert [text_of(chunks, i) for i in range(3)] == texts(alone)
+    assert api.complete(echo=True, max_tokens=0, n=2, prompt="ab")["choices"][1]["text"] == "ab"
+    form = {"type": "json_object"}
+    assert texts(api.complete(echo=True, max_tokens=0, prompt="ab", response_format=form)) == ["ab"]
+
+
+def test_nothing_is_not_written(api: Api) -> None:
+    for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}):
+        assert api.refused("/v1/completions", {"prompt": "a"} | fields)["param"] == "max_tokens"
+    assert api.refused("/v1/responses", {"input": "a", "max_output_tokens": 0})["param"] == "max_tokens"
+
+
 def test_a_completion_has_16_tokens_where_nobody_says(api: Api) -> None:
     assert api.complete(max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 16
 

@@ -186,7 +186,7 @@ class CompletionRequest(SamplingOptions):
     prompt: Prompt = Field(
         description="a text, token ids, or a list of either", json_schema_extra={"minLength": 1, "minItems": 1}
     )
-    max_tokens: int | None = within("16 where it is not given", minimum=1)
+    max_tokens: int | None = within("16 where it is not given; 0 with echo: the prompt alone, scored", minimum=0)
     n: int | None = within(minimum=1, maximum=MAX_SAMPLES)
     best_of: int | None = Field(None, description="as many as n")
     logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)

@@ -274,6 +274,8 @@ class Translator:
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
         """Read the sampling fields of a body over the model's own defaults."""
+        if max_tokens == 0:
+            check_scores_alone(body)
         given = {name: getattr(body, name, None) for name in SAME}
         given |= {name: getattr(body, field) for field, name in RENAMED.items()}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
@@ -369,6 +371,16 @@ def infill_tokens(body: InfillRequest) -> int | None:
     if asked is not None and asked < -1:
         raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
     return None if asked is None or asked < 0 else max(1, asked)
+
+
+def check_scores_alone(body: SamplingOptions) -> None:
+    """Raise InvalidRequest for max_tokens 0, unless the answer is the prompt with its scores."""
+    if not isinstance(body, CompletionRequest):
+        raise InvalidRequest("max_tokens must be at least 1, not 0", param="max_tokens")
+    if not body.echo or body.suffix:
+        raise InvalidRequest(
+            "max_tokens is 0, and the prompt is not sent back: ask for at least 1, or send echo", param="max_tokens"
+        )
 
 
 def chat_logprobs(body: ChatRequest) -> int | None:
