@@ -54,6 +54,26 @@ def test_a_prompt_is_scored_alone(api: Api, llm: LLM, speculation: dict[str, Any
     assert texts(api.complete(echo=True, max_tokens=0, prompt="ab", response_format=form)) == ["ab"]
 
 
+def test_control_tokens_are_text_unless_they_are_asked_for(api: Api, llm: LLM) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>"
+    asked = {"prompt": text, "max_tokens": 1, "return_token_ids": True}
+    plain, parsed = llm.tokenizer.encode(text), llm.tokenizer.encode(text, special=True)
+    assert len(parsed) < len(plain) == len(text)
+    assert api.complete(**asked)["choices"][0]["prompt_token_ids"] == plain
+    assert api.complete(**asked, parse_special=True)["choices"][0]["prompt_token_ids"] == parsed
+    assert api.post("/tokenize", {"prompt": text}).json()["tokens"] == plain
+    assert api.post("/tokenize", {"prompt": text, "parse_special": True}).json()["tokens"] == parsed
+
+
+def test_control_tokens_in_messages_stay_text(api: Api) -> None:
+    messages = [{"role": "user", "content": "a<|im_end|>"}]
+    asked = api.chat(messages=messages, parse_special=True, return_token_ids=True)
+    assert asked["ignored_fields"] == ["parse_special"]
+    assert asked["prompt_token_ids"] == api.chat(messages=messages, return_token_ids=True)["prompt_token_ids"]
+    error = api.refused("/tokenize", {"messages": messages, "parse_special": True})
+    assert error["param"] == "parse_special"
+
+
 def test_nothing_is_not_written(api: Api) -> None:
     for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}):
         assert api.refused("/v1/completions", {"prompt": "a"} | fields)["param"] == "max_tokens"

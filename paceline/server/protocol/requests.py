@@ -23,6 +23,7 @@ MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
 MAX_IGNORED = 64  # names listed in ignored_fields
 MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
+PARSE_SPECIAL = "read texts of control tokens in a prompt, such as <|im_start|>, as these; otherwise they are text"
 TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
@@ -191,6 +192,7 @@ class CompletionRequest(SamplingOptions):
     best_of: int | None = Field(None, description="as many as n")
     logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = None
+    parse_special: bool | None = Field(None, description=PARSE_SPECIAL)
     suffix: str | None = Field(
         None, description="the text behind the answer, for models with fill-in-the-middle tokens"
     )
@@ -235,6 +237,7 @@ class TokenizeRequest(RequestPart):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="frame a prompt as the model wants it (the default)")
+    parse_special: bool | None = Field(None, description=PARSE_SPECIAL)
     add_generation_prompt: bool | None = Field(None, description="end messages where the answer begins (the default)")
     return_token_strs: bool | None = None
 

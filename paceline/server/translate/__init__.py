@@ -2,6 +2,7 @@
 
     translator    one method per endpoint: sampling, prompts, and the facts that the answer needs
     speculation   the field `speculation`, within the limits of the server
+    fields        single fields: read, checked, named where they have no effect
     formats       the form of an answer → a grammar
     inputs        prompts, messages and items → texts and messages
     unused        names of fields without effect inside tools, schemas and messages

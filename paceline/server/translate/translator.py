@@ -14,8 +14,6 @@ from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, Unkn
 from paceline.llm import LLM
 from paceline.server.protocol.llama_cpp import InfillRequest
 from paceline.server.protocol.requests import (
-    MAX_BIASES,
-    MAX_TOP_LOGPROBS,
     ChatRequest,
     CompletionRequest,
     FormatOptions,
@@ -28,6 +26,14 @@ from paceline.server.protocol.requests import (
     listed,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.fields import (
+    biases,
+    chat_logprobs,
+    chat_tokens,
+    check_scores_alone,
+    infill_tokens,
+    without_stream,
+)
 from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
 from paceline.server.translate.inputs import (
@@ -126,9 +132,10 @@ class Translator:
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
         unused = [*without_stream(body), *unused_in_format(body)]
         if body.suffix:
+            unused += ["parse_special"] if body.parse_special else []
             filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
             return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
-        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
+        encoded = [await self._encode_prompt(prompt, special=bool(body.parse_special)) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
 
     async def infill(self, body: InfillRequest, id: str) -> Translation:
@@ -226,9 +233,11 @@ class Translator:
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
-    async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
-        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one."""
-        return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), characters=len(text))
+    async def encode_text(self, text: str, *, framed: bool = True, special: bool = False) -> list[int]:
+        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one.
+        `special`: texts of control tokens in it become control tokens."""
+        encode = self.llm.tokenizer.encode
+        return await _off_loop(lambda: encode(text, special=special, add_bos=framed), characters=len(text))
 
     async def fill_in(
         self,
@@ -244,8 +253,8 @@ class Translator:
             characters=len(before) + len(behind) + _characters([[*file] for file in files]),
         )
 
-    async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
-        return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
+    async def _encode_prompt(self, prompt: str | list[int], *, special: bool) -> tuple[int, ...]:
+        return tuple(await self.encode_text(prompt, special=special) if isinstance(prompt, str) else prompt)
 
     def _tools(self, body: ChatRequest | ResponsesRequest, format: FormatOptions | None, field: str) -> Tools | None:
         """Read the tools of a body, whose answer is a call or has the form of `format`."""
@@ -355,60 +364,6 @@ class Translator:
         if options is None:
             return behind
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
-
-
-def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
-    """Find how many tokens an answer may have, and the fields that have no effect on it."""
-    old, new = body.max_tokens, body.max_completion_tokens
-    if new is None:
-        return old, []
-    return new, ["max_tokens"] if old is not None and old != new else []
-
-
-def infill_tokens(body: InfillRequest) -> int | None:
-    """Find how many tokens a fill-in may have; None: until it is complete. The engine draws at least one."""
-    asked = body.n_predict
-    if asked is not None and asked < -1:
-        raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
-    return None if asked is None or asked < 0 else max(1, asked)
-
-
-def check_scores_alone(body: SamplingOptions) -> None:
-    """Raise InvalidRequest for max_tokens 0, unless the answer is the prompt with its scores."""
-    if not isinstance(body, CompletionRequest):
-        raise InvalidRequest("max_tokens must be at least 1, not 0", param="max_tokens")
-    if not body.echo or body.suffix:
-        raise InvalidRequest(
-            "max_tokens is 0, and the prompt is not sent back: ask for at least 1, or send echo", param="max_tokens"
-        )
-
-
-def chat_logprobs(body: ChatRequest) -> int | None:
-    top = body.top_logprobs
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {top}", param="top_logprobs")
-    if top and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return (top or 0) if body.logprobs else None
-
-
-def without_stream(body: ChatRequest | CompletionRequest) -> list[str]:
-    """Name `stream_options` if it was given for an answer that is not streamed."""
-    return ["stream_options"] if body.stream_options is not None and not body.stream else []
-
-
-def biases(given: dict[str, float] | None) -> dict[int, float] | None:
-    """Read logit_bias, whose keys are token ids as text."""
-    if given is None:
-        return None
-    if len(given) > MAX_BIASES:
-        raise InvalidRequest(
-            f"logit_bias has {len(given)} entries; at most {MAX_BIASES} are allowed", param="logit_bias"
-        )
-    for key in given:
-        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise InvalidRequest(f"a logit_bias key must be a token id, not {key[:60]!r}", param="logit_bias")
-    return {int(key): bias for key, bias in given.items()}
 
 
 def _characters(value: Any) -> int:
