@@ -54,7 +54,7 @@ def main() -> None:
         expect(made.stop_reason in ("stop_sequence", "max_tokens", "end_turn"), made.stop_reason)
         if made.stop_reason == "stop_sequence":
             expect(made.stop_sequence == "." and "." not in made.content[0].text, made)
-        expect(made.model_extra["ignored_fields"] == ["system.cache_control"], made.model_extra)
+        expect(made.model_extra["ignored_fields"] == ["system[0].cache_control"], made.model_extra)
 
     with checks("tools: a call, its result, an answer"):
         forced = {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}

@@ -9,14 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.chat.tool_calls import ToolCall
 from paceline.llm import LLM
 from paceline.server.answers.anthropic import MessagesAnswer
+from paceline.server.answers.arguments import parsed_arguments
 from paceline.server.problems import describe
 from paceline.server.protocol.anthropic import AnthropicAnswer, AnthropicMessage, MessagesRequest
 from paceline.server.protocol.requests import ChatRequest
 from paceline.server.translate.anthropic import conversation, messages_chat
 from paceline.server.translate.translator import Translation
-from paceline.types import Request
+from paceline.types import Finish, Request, TokenEvent
 from tests.cli.tiny_model import TEMPLATE, write_model
 from tests.server.api import HELLO, Api, serving
 
@@ -80,7 +82,7 @@ def test_the_same_text_as_a_chat(api: Api) -> None:
         for system in ("be brief", brief):
             made = answer(api, messages=messages, system=system)
             assert made["content"] == [{"type": "text", "text": expected}]
-    assert made["ignored_fields"] == ["system.cache_control"]
+    assert made["ignored_fields"] == ["system[0].cache_control"]
 
 
 def test_speculation_is_visible_and_may_be_switched_off(api: Api) -> None:
@@ -182,6 +184,19 @@ def test_a_call_that_is_cut_keeps_what_it_has(api: Api) -> None:
     assert all(isinstance(block.get("input", {}), dict) for block in made["content"])
 
 
+def test_arguments_of_a_call_that_was_cut() -> None:
+    cut = {
+        '{"a": 1, "b": "x': {"a": 1},
+        '{"a": [1, {"b": 2}': {"a": [1, {"b": 2}]},
+        "": {},
+        "{": {},
+        "[1]": {},
+        "x": {},
+    }
+    for text, parsed in cut.items():
+        assert parsed_arguments(ToolCall("f", text)) == parsed
+
+
 def test_results_of_tools_become_messages() -> None:
     given = [
         {"role": "user", "content": "light?"},
@@ -206,10 +221,11 @@ def test_results_of_tools_become_messages() -> None:
         {"role": "user", "content": "well?"},
     ]
     read = [m.model_dump(exclude_unset=True) for m in conversation([AnthropicMessage(**each) for each in given])]
-    lamp, door = read[1].pop("tool_calls")
+    lamp, door = read[1].pop("tool_calls")  # of two turns, which are one
     assert read == [
         {"role": "user", "content": "light?"},
-        {"role": "assistant", "content": "I look.\nAnd look."},
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": "And look."},
         {"role": "tool", "content": "lit", "tool_call_id": "a", "name": "lamp"},
         {"role": "tool", "content": "Error: no door", "tool_call_id": "b", "name": "door"},
         {"role": "user", "content": "so?\nwell?"},
@@ -224,6 +240,19 @@ def test_a_conversation_with_calls_is_answered(api: Api) -> None:
     turn = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP])["usage"]["output_tokens"]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice={"type": "none"})["content"]
+    single = {"type": "auto", "disable_parallel_tool_use": True}
+    assert "ignored_fields" not in answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice=single)
+
+
+def test_calls_are_neither_merged_nor_continued() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "lamp", "input": {}}]}
+    text = {"role": "assistant", "content": "so"}
+    for given in ([*HELLO, call], [*HELLO, call, text]):
+        made = messages_chat(MessagesRequest.model_validate({"messages": given, "max_tokens": 1})).body
+        assert isinstance(made, ChatRequest)
+        assert len(made.messages) == len(given)
+        assert made.messages[1].tool_calls
+        assert made.continue_final_message is (None if given[-1] is call else True)
 
 
 def test_an_answer_of_a_form(api: Api) -> None:
@@ -231,6 +260,17 @@ def test_an_answer_of_a_form(api: Api) -> None:
     form = {"format": {"type": "json_schema", "schema": schema}}
     made = answer(api, output_config=form, max_tokens=100, temperature=1, seed=1)
     assert set(json.loads(made["content"][0]["text"])) == {"on"}
+    assert "ignored_fields" not in made
+
+
+def test_keywords_of_schemas_without_effect_have_anthropics_names(api: Api) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "format": "odd"}}}
+    form = {"format": {"type": "json_schema", "schema": odd}}
+    made = answer(api, output_config=form, max_tokens=1)
+    assert made["ignored_fields"] == ["output_config.format.schema.properties.a.format"]
+    tool = {"name": "f", "input_schema": odd}
+    made = answer(api, tools=[tool], tool_choice={"type": "any"}, max_tokens=1)
+    assert made["ignored_fields"] == ["tools[0].input_schema.properties.a.format"]
 
 
 # ── what has no effect, and what is refused ──
@@ -245,17 +285,15 @@ def test_fields_without_effect_are_named(api: Api) -> None:
         thinking={"type": "enabled", "budget_tokens": 1024},
         metadata={"user_id": "me"},
         context_management={},
-        container=None,
         tools=[LAMP | {"cache_control": {"type": "ephemeral"}}],
         output_config={"effort": "high"},
     )
     assert made["ignored_fields"] == [
         "context_management",
-        "messages.content.signature",
-        "messages.content.thinking",
+        "messages[1].content[0]",
         "output_config.effort",
         "thinking",
-        "tools.cache_control",
+        "tools[0].cache_control",
     ]
     assert "ignored_fields" not in answer(api, thinking={"type": "disabled"})
 
@@ -347,9 +385,21 @@ def test_a_request_is_named_in_the_header_that_the_sdk_reads(api: Api) -> None:
     assert "request-id" not in api.get("/health").headers
 
 
-def test_a_stream_that_breaks_says_so(api: Api) -> None:
+def bare_answer(api: Api) -> MessagesAnswer:
     asked = Translation(id="x", requests=(Request(id="x", prompt=(1,)),))
-    made = MessagesAnswer(asked, api.bridge.llm.tokenizer, model="tiny")
+    return MessagesAnswer(asked, api.bridge.llm.tokenizer, model="tiny")
+
+
+def test_an_answer_without_a_word_is_an_empty_text(api: Api) -> None:
+    made = bare_answer(api)
+    made.add(TokenEvent(request_id="x", sample=0, finish=Finish.STOP))
+    whole = made.whole()
+    assert [block.model_dump() for block in whole.content] == [{"type": "text", "text": ""}]
+    assert whole.stop_reason == "end_turn"
+
+
+def test_a_stream_that_breaks_says_so(api: Api) -> None:
+    made = bare_answer(api)
     [chunk] = made.fail(describe(RuntimeError("inside"))[1])
     assert chunk.startswith(b"event: error\n")
     assert json.loads(chunk.partition(b"data: ")[2])["error"]["type"] == "api_error"
@@ -391,8 +441,8 @@ def test_the_calls_of_a_coding_agent(llm: LLM) -> None:
         told = list(read_events(asked))
         assert told[-1]["type"] == "message_stop"
         names = told[0]["message"]["ignored_fields"]
-        places = ("messages.content", "system", "tools")
-        assert names == [*(f"{place}.cache_control" for place in places[:2]), "thinking", "tools.cache_control"]
+        places = ("messages[0].content[0]", "system[0]", "tools[0]")
+        assert sorted([*(f"{place}.cache_control" for place in places), "thinking"]) == names
         counted = {name: body[name] for name in ("model", "system", "messages", "tools")}
         count = api.run(api.http.post(f"{COUNT}?beta=true", json=counted, headers=headers)).json()
         usage = told[-2]["usage"]

@@ -127,6 +127,9 @@ def test_forms(api: Api) -> None:
     assert set(json.loads(made["message"]["content"])) == {"on"}
     made = whole(api, GENERATE, {"prompt": "hi", "format": "json", "options": options})
     assert made["response"].lstrip().startswith("{")
+    odd = {"type": "object", "properties": {"a": {"type": "string", "format": "odd"}}}
+    made = whole(api, CHAT, {"messages": HELLO, "format": odd, "options": options | {"num_predict": 1}})
+    assert made["ignored_fields"] == ["format.properties.a.format"]
     anything = whole(api, CHAT, {"messages": HELLO, "format": {}, "options": options | {"num_predict": 2}})
     assert anything["message"]["content"].lstrip()[:1] in {*'{["-0123456789tfn', ""}
     assert whole(api, CHAT, {"messages": HELLO, "format": ""})["message"]["content"] == chat_text(api)
@@ -188,6 +191,9 @@ def test_a_prompt_is_a_chat_of_one_message(api: Api) -> None:
 def test_a_raw_prompt_is_a_completion(api: Api) -> None:
     expected = api.complete(prompt="abcabc", temperature=0, max_tokens=8)["choices"][0]["text"]
     assert whole(api, GENERATE, {"prompt": "abcabc", "raw": True})["response"] == expected
+    marked = whole(api, GENERATE, {"prompt": "<|im_start|>user", "raw": True})
+    assert marked["prompt_eval_count"] == 1 + len("user")  # control tokens are read: the prompt is written for them
+    assert "ignored_fields" not in marked
     endless = whole(api, GENERATE, {"prompt": "a" * 220, "raw": True, "options": {"temperature": 0}})
     assert endless["eval_count"] == 256 - 220
 
@@ -238,7 +244,7 @@ def test_fields_without_effect_are_named(api: Api) -> None:
     options = GREEDY | {"num_ctx": 4096, "mirostat": 1, "seed": -1}
     body = {"messages": [HELLO[0] | {"thinking": "hm"}], "options": options, "keep_alive": "5m", "think": False}
     for made in (whole(api, CHAT, body), lines(api, CHAT, body)[-1]):
-        names = ["keep_alive", "messages.thinking", "options.mirostat", "options.num_ctx", "think"]
+        names = ["keep_alive", "messages[0].thinking", "options.mirostat", "options.num_ctx", "think"]
         assert made["ignored_fields"] == names
 
 

@@ -32,6 +32,9 @@ class Block(RequestPart):
     tool_use_id: str | None = Field(None, description="of a tool_result")
     content: str | list[Block] | None = Field(None, description="of a tool_result")
     is_error: bool | None = Field(None, description="of a tool_result: the tool failed")
+    thinking: Any = Field(None, description="of earlier thoughts, which are left out")
+    signature: Any = Field(None, description="of earlier thoughts")
+    data: Any = Field(None, description="of earlier thoughts")
 
 
 class AnthropicMessage(RequestPart):

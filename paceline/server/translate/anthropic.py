@@ -15,11 +15,15 @@ from paceline.server.protocol.anthropic import (
     CountRequest,
     MessagesRequest,
 )
-from paceline.server.protocol.requests import ChatRequest, FormatOptions, Message
-from paceline.server.translate.foreign import Foreign, unknown
+from paceline.server.protocol.requests import ChatRequest, FormatOptions, Message, ignored
+from paceline.server.translate.foreign import Foreign
 
 SAME = ("temperature", "top_p", "top_k", "stream", "seed", "speculation", "prediction")  # fields of a chat, too
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}  # field of a chat → Anthropic's
+PLACES = {  # beginning of a name in a chat → Anthropic's
+    r"response_format\.json_schema": "output_config.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # type of a tool_choice → OpenAI's word
 FAILED = "Error: "  # begins the result of a tool that failed; chat templates have no field for it
 THOUGHTS = ("thinking", "redacted_thinking")  # blocks that are left out: a model gets no earlier thoughts to read
@@ -31,17 +35,13 @@ def messages_chat(body: CountRequest) -> Foreign:
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
     fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
-    if (
-        messages
-        and messages[-1].role == "assistant"
-        and "tool_calls" not in messages[-1].model_dump(exclude_unset=True)
-    ):
+    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
         fields |= {name: getattr(body, name) for name in SAME}
     chat = ChatRequest(**{name: value for name, value in fields.items() if value is not None})
-    return Foreign(chat, frozenset(_ignored(body)), NAMES)
+    return Foreign(chat, frozenset(_ignored(body)), NAMES, PLACES)
 
 
 def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
@@ -61,14 +61,18 @@ def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
 
 
 def _append(said: list[Message], message: Message) -> None:
-    """Add a message, to the last one if both have one role. Each result of a tool stays by itself."""
-    if not said or said[-1].role != message.role or message.role == "tool":
+    """Add a message, to the last one if both have one role.
+
+    Results of tools stay by themselves, and so does a text after calls, since a message has its text first."""
+    last = said[-1] if said else None
+    after_calls = last is not None and last.tool_calls and not message.tool_calls
+    if last is None or last.role != message.role or message.role == "tool" or after_calls:
         said.append(message)
         return
-    last, new = (each.model_dump(exclude_unset=True) for each in (said.pop(), message))
-    merged = {"role": message.role, "content": "\n".join(filter(None, (last["content"], new["content"])))}
-    calls = [*last.get("tool_calls", ()), *new.get("tool_calls", ())]
-    said.append(Message.model_validate(merged | {"tool_calls": calls} if calls else merged))
+    texts = [text for text in (last.content, message.content) if isinstance(text, str) and text]
+    merged: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    calls = [*(last.tool_calls or ()), *(message.tool_calls or ())]
+    said[-1] = Message.model_validate(merged | {"tool_calls": calls} if calls else merged)
 
 
 def _user(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
@@ -184,10 +188,10 @@ def _format(body: CountRequest) -> FormatOptions | None:
 
 def _ignored(body: CountRequest) -> Iterator[str]:
     """Yield the names of fields and blocks without effect."""
-    yield from unknown(body)
+    yield from ignored(body)
     if body.thinking is not None and body.thinking.get("type") != "disabled":
         yield "thinking"
-    for message in body.messages:
-        for block in message.content if isinstance(message.content, list) else ():
+    for i, message in enumerate(body.messages):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
             if block.type in THOUGHTS:
-                yield f"messages.content.{block.type}"
+                yield f"messages[{i}].content[{j}]"

@@ -5,11 +5,12 @@ An adapter (`translate.anthropic`, `translate.ollama`) makes a `Foreign`; `Trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import InvalidRequest
-from paceline.server.protocol.requests import ChatRequest, CompletionRequest, RequestPart
+from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Foreign:
     body: ChatRequest | CompletionRequest
     ignored: frozenset[str] = frozenset()  # fields of the foreign body that have no effect
     names: Mapping[str, str] = field(default_factory=dict)  # field of `body` → its name in the foreign body
+    places: Mapping[str, str] = field(default_factory=dict)  # pattern of a beginning of a name → the foreign beginning
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
         """Say which foreign field is at fault, where it has another name than in `body`."""
@@ -27,14 +29,10 @@ class Foreign:
             return error
         return InvalidRequest(f"{name}: {error}", param=name)
 
-
-def unknown(part: RequestPart, prefix: str = "") -> Iterator[str]:
-    """Yield the names of unknown fields that are not null; the same field of many parts in a list has one name."""
-    for name, value in (part.model_extra or {}).items():
-        if value is not None:
-            yield prefix + name
-    for name in part.model_fields_set & type(part).model_fields.keys():
-        value = getattr(part, name)
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, RequestPart):
-                yield from unknown(inner, f"{prefix}{name}.")
+    def in_its_words(self, names: Iterable[str]) -> Iterator[str]:
+        """Translate names of fields of `body` that have no effect. Messages were made here: theirs are left out."""
+        for name in names:
+            if not name.startswith("messages["):
+                for pattern, place in self.places.items():
+                    name = re.sub(f"^{pattern}", place, name)
+                yield name

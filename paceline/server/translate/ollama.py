@@ -16,8 +16,15 @@ from paceline.server.protocol.ollama import (
     OllamaOptions,
     OllamaRequest,
 )
-from paceline.server.protocol.requests import ChatRequest, CompletionRequest, FormatOptions, Message, SpeculationOptions
-from paceline.server.translate.foreign import Foreign, unknown
+from paceline.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    FormatOptions,
+    Message,
+    SpeculationOptions,
+    ignored,
+)
+from paceline.server.translate.foreign import Foreign
 
 LATEST = ":latest"  # tag of a name without one
 OPTIONS = {  # option → field of a chat
@@ -37,6 +44,7 @@ NAMES = {field: f"options.{option}" for option, field in OPTIONS.items()} | {
     "speculation.max_draft": "options.draft_num_predict",
     "response_format": "format",
 }
+PLACES = {r"response_format\.json_schema\.schema": "format"}  # beginning of a name in a chat → Ollama's
 NO_TIME = re.compile(r"0+(\.0*)?[a-z]*")  # a duration of zero
 
 
@@ -69,9 +77,12 @@ def ollama_prompt(body: OllamaGenerateRequest, *, templated: bool, max_tokens: i
         said = [{"role": role, "content": content} for role, content in turns.items() if content]
         return _chat(body, [OllamaMessage.model_validate(message) for message in said])
     fields = {"prompt": body.prompt or "", "suffix": body.suffix or None, "max_tokens": _limit(body) or max_tokens}
-    fields |= {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    fields |= {
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "parse_special": bool(body.raw and not body.suffix) or None,
+    }
     made = CompletionRequest(**_given(_common(body) | fields))
-    return Foreign(made, frozenset({*_ignored(body), *(["system"] if body.system else [])}), NAMES)
+    return Foreign(made, frozenset({*_ignored(body), *(["system"] if body.system else [])}), NAMES, PLACES)
 
 
 def _chat(body: OllamaRequest, messages: Sequence[OllamaMessage], tools: list[dict[str, Any]] | None = None) -> Foreign:
@@ -79,7 +90,7 @@ def _chat(body: OllamaRequest, messages: Sequence[OllamaMessage], tools: list[di
     fields |= {"max_completion_tokens": _limit(body), "logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         fields["continue_final_message"] = True
-    return Foreign(ChatRequest(**_given(fields)), frozenset(_ignored(body)), NAMES)
+    return Foreign(ChatRequest(**_given(fields)), frozenset(_ignored(body)), NAMES, PLACES)
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +168,7 @@ def _format(body: OllamaRequest) -> FormatOptions | None:
 
 
 def _ignored(body: OllamaRequest) -> Iterator[str]:
-    yield from unknown(body)
+    yield from ignored(body)
     for name in ("keep_alive", "think"):
         if getattr(body, name) is not None:
             yield name
