@@ -63,6 +63,12 @@ def main() -> None:
         if made.done_reason == "stop":
             json.loads(made.response)
 
+    with checks("embed"):
+        made = client.embed(name, input=["a cat", "a dog"])
+        expect(len(made.embeddings) == 2 and made.prompt_eval_count > 0, made)
+        old = client.embeddings(name, prompt="a cat").embedding
+        expect(max(abs(a - b) for a, b in zip(old, made.embeddings[0], strict=True)) < 1e-5, "the same vector")
+
     with checks("seeds"):
         sampled = {"temperature": 1.0, "seed": 7, "num_predict": 12}
         first = client.chat(name, messages=QUESTION, options=sampled).message.content

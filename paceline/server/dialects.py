@@ -1,5 +1,7 @@
 """The APIs that are spoken here, told apart by path: OpenAI's, Anthropic's (/v1/messages) and Ollama's (/api/).
 
+LM Studio's paths (/api/v0/) are OpenAI's in form.
+
 All share routes' code, guards and the engine. A dialect is what differs where no route has run yet: the body of an
 error, and the headers that name a request.
 """
@@ -98,4 +100,4 @@ ERRORS = OPENAI.errors
 def dialect_of(path: str) -> Dialect:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return ANTHROPIC
-    return OLLAMA if path.startswith("/api/") else OPENAI
+    return OLLAMA if path.startswith("/api/") and not path.startswith("/api/v0/") else OPENAI

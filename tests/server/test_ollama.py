@@ -223,6 +223,25 @@ def test_a_text_between_two_others(tmp_path_factory: pytest.TempPathFactory, api
     assert "fill-in-the-middle" in check_error(api.post(GENERATE, {"prompt": "abc", "suffix": "xyz"}), 400)
 
 
+def test_embeddings(api: Api) -> None:
+    texts = ["hello there", "something else"]
+    expected = [each["embedding"] for each in api.post("/v1/embeddings", {"input": texts}).json()["data"]]
+    made = api.post("/api/embed", {"model": "tiny:latest", "input": texts, "truncate": True, "keep_alive": "5m"}).json()
+    assert made["embeddings"] == expected
+    assert made["ignored_fields"] == ["keep_alive", "truncate"]
+    assert (made["model"], made["prompt_eval_count"]) == ("tiny:latest", sum(map(len, texts)))
+    assert made["total_duration"] > 0
+    one = api.post("/api/embed", {"input": texts[0]}).json()
+    assert one["embeddings"] == expected[:1]
+    assert "ignored_fields" not in one
+    assert api.post("/api/embeddings", {"model": "tiny", "prompt": texts[1]}).json() == {"embedding": expected[1]}
+    assert api.post("/api/embed", {"input": []}).json()["embeddings"] == []
+    assert api.post("/api/embeddings", {"prompt": ""}).json() == {"embedding": []}
+    for body in ({"input": ["a", ""]}, {"input": "x" * 300}, {"input": "x", "dimensions": 3}, {"input": 5}):
+        assert check_error(api.post("/api/embed", body), 400)
+    assert check_error(api.post("/api/embed", {"model": "other", "input": "x"}), 404)
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [(CHAT, {"message": {"role": "assistant", "content": ""}}), (GENERATE, {"response": ""})],
@@ -290,6 +309,7 @@ def test_errors_are_ollamas_wherever_they_arise(llm: LLM) -> None:
         assert "no key" in check_error(api.post(CHAT, {"messages": HELLO}), 401)
         assert "not known" in check_error(ask(CHAT, {"messages": HELLO}, key="x"), 401)
         assert "'llama3'" in check_error(ask("/api/show", {"model": "llama3"}), 404)
+        assert ask("/api/v0/models/x", {}).json()["error"]["type"] == "invalid_request_error"  # LM Studio's: as OpenAI
         assert "/api/pull" in check_error(ask("/api/pull", {"model": "llama3"}), 404)
         assert "200 bytes" in check_error(ask(CHAT, {"messages": [HELLO[0]] * 9}), 413)
         assert api.get("/").status_code == 200  # needs no key

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.errors import InvalidRequest
 from paceline.server.protocol.embeddings import EmbeddingsRequest
-from paceline.server.protocol.requests import ignored
+from paceline.server.protocol.requests import ignored, listed
 from paceline.server.translate.inputs import split_prompts
 from paceline.server.translate.translator import Translation, Translator
 from paceline.types import EMBEDDING, OFF, Request
@@ -30,7 +30,7 @@ async def translate_embeddings(translator: Translator, body: EmbeddingsRequest, 
         texts = split_prompts(body.input)
     except InvalidRequest as error:
         raise InvalidRequest(str(error).replace("prompt", "input"), param="input") from None
-    return await embed(translator, texts, id, ignored=sorted(ignored(body)))
+    return await embed(translator, texts, id, ignored=listed(ignored(body)))
 
 
 async def embed(
