@@ -13,7 +13,11 @@ from tests.server.api import HELLO, MODEL, Api
 
 
 def test_models(api: Api) -> None:
-    [card] = api.get("/v1/models").json()["data"]
+    listed = api.get("/v1/models").json()
+    [card] = listed["data"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, MODEL, MODEL)  # Anthropic's fields
+    assert (card["type"], card["display_name"], card["max_input_tokens"]) == ("model", MODEL, 256)
+    assert card["created_at"].endswith("Z")
     assert card["id"] == MODEL
     assert card["max_model_len"] == 256
     assert api.get(f"/v1/models/{MODEL}").json() == card
@@ -117,7 +121,7 @@ def test_the_openapi_document_is_whole(api: Api) -> None:
 
 
 def test_nothing_else_is_here(api: Api) -> None:
-    for path in ("/v1", "/v1/embeddings", "/docs", "/redoc"):
+    for path in ("/v1", "/v1/images", "/docs", "/redoc"):
         response = api.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "invalid_request_error"
