@@ -6,6 +6,7 @@ chat/shield.py). The template is the model's, never a request's; chat/sandbox.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._render, literals = _compile(source)
         self._shield = Shield(tokenizer, source, literals)
+        self.words = frozenset(re.findall(r"\w+", source))  # a message's field that is not among them has no effect
 
     def render(
         self,
@@ -56,12 +58,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continuation: str = "",
     ) -> list[int]:
-        """Render the prompt as token ids."""
+        """Render the prompt as token ids. `continuation`: text after it, in which nothing is a control token."""
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         text = self._run(hidden, add_generation_prompt)
-        return self._tokenizer.encode_spans(text.translate(back), self._tokenizer.find_control(text))
+        rendered = text.translate(back) + continuation
+        return self._tokenizer.encode_spans(rendered, self._tokenizer.find_control(text))
 
     def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:
         names = {"documents": None, **self._tokenizer.token_names}

@@ -33,13 +33,19 @@ def add_prompts(parser: ArgumentParser) -> None:
 
 
 def add_data(group: _ArgumentGroup) -> None:
-    group.add_argument("--data", type=Path, metavar="DIR", help="directory of prompt sets (default: $PACELINE_DATA)")
+    group.add_argument(
+        "--data", type=Path, metavar="DIR", help="prompt sets that go before the shipped ones (default: $PACELINE_DATA)"
+    )
 
 
 def data_of(args: Namespace) -> Path | None:
     """Directory of prompt sets: --data, else $PACELINE_DATA."""
+    return args.data or data_of_environment()
+
+
+def data_of_environment() -> Path | None:
     given = os.environ.get("PACELINE_DATA")
-    return args.data or (Path(given) if given else None)
+    return Path(given) if given else None
 
 
 def add_results(parser: ArgumentParser) -> None:

@@ -138,10 +138,12 @@ class ServerProcess:
         self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, *, signals: bool = True) -> None:
+        """Serve until `stop`. `signals`: handle those of the process, which only its main thread can."""
         loop = asyncio.get_running_loop()
         self._starting = loop.create_task(self._start())
-        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self.reload}
+        every = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self.reload}
+        handlers = every if signals else {}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:

@@ -86,7 +86,7 @@ def test_float_weights_have_a_bound(auditor: Auditor) -> None:
     ("words", "message"),
     [
         (["--prompts", "no-such-file"], "no prompts at no-such-file"),
-        (["--prompts", "gsm8k"], "Set PACELINE_DATA or pass --data DIR"),
+        (["--prompts", "train_prompts"], "set PACELINE_DATA or pass --data DIR"),
         (["--temperature", "hot"], "numbers such as 0,0.7,1"),
         (["--temperature", "-1"], "numbers from 0 on"),
         (["--temperature", "0,101"], "temperature must be in [0, 100]"),
