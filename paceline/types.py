@@ -155,12 +155,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_tokens: tuple[int, ...] | None = None  # None: all
     min_tokens: int = 0
-    max_tokens: int | None = None  # None: until a stop or the end of the context
+    max_tokens: int | None = None  # None: until a stop or the end of the context; 0: the prompt is only scored
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn when the request is submitted
+    seed: int | None = None  # None: drawn when the request is submitted; a negative one counts as 2^64 more
     n: int = 1
     logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -215,13 +215,14 @@ class SamplingParams:
         check_integer("min_tokens", self.min_tokens, 0, 2**31)
         check_integer("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 2**31)
+            check_integer("max_tokens", self.max_tokens, 0, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
                 )
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            object.__setattr__(self, "seed", self.seed % 2**64)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
@@ -304,6 +305,8 @@ class Speculation:
 
 
 OFF = Speculation(enabled=False)
+POOLINGS = ("mean", "last")  # ways to make one vector of a text's hidden states
+EMBEDDING = SamplingParams(max_tokens=1, temperature=0)  # of a request with pooling: its one token ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +320,7 @@ class Request:
     cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
     deadline: float | None = None  # seconds from submission
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
+    pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -329,6 +333,8 @@ class Request:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {' or '.join(POOLINGS)}, not {self.pooling!r}", param="pooling")
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
             if not isinstance(text, str) or surrogate_at(text) is not None:
                 raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
@@ -414,4 +420,5 @@ class TokenEvent:
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token id that ended the sequence
     error: str | None = None
+    embedding: tuple[float, ...] | None = None  # on the last event of a request with pooling: a vector of length 1
     stats: SequenceStats | None = None  # on the last event

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Prediction, Trail
+from paceline.engine.pooling import Pool
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -54,7 +55,7 @@ class Admission:
         grammar = self.grammars.start(params.grammar) if self.grammars and params.grammar else None
         sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids, grammar=grammar)
         sampler.see_prompt(request.prompt)
-        length = len(request.prompt) + (params.max_tokens or self.max_context)
+        length = len(request.prompt) + (self.max_context if params.max_tokens is None else params.max_tokens)
         return Sequence(
             key=next(self._keys),
             request=request,
@@ -71,6 +72,7 @@ class Admission:
             counters=Counters(submitted=now),
             trail=None if prediction is None else Trail(prediction),
             predictors=self._predicting(drafters),
+            pool=None if request.pooling is None else Pool(request.pooling, len(request.prompt)),
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
