@@ -85,8 +85,8 @@ class Sampler:
         self.seed = seed
         self.greedy = params.greedy
         self.is_argmax = params.greedy and not params.edits_logits  # the token is the argmax of a forward pass
-        # True: a forward pass can draw the token itself, with `inverse_temperature` and noise alone. Filters are applied
-        # to its tokens afterwards.
+        # True: a forward pass can draw the token itself, with `inverse_temperature` and noise alone. Filters come after
+        # the pass.
         self.is_simple = not params.edits_logits
         self.filters = bool(params.filters and not params.greedy)
         self.output_tokens = 0

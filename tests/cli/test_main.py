@@ -112,6 +112,8 @@ FEWEST = {
     "audit": ["m", "--prompts", "p"],
     "train": ["eagle", "m", "--prompts", "p", "--out", "o"],
     "generate": ["m", "p"],
+    "list": [],
+    "completion": ["bash"],
 }
 
 
