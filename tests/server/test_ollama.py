@@ -13,9 +13,10 @@ from paceline.llm import LLM
 from paceline.server.answers.ollama import GenerateLines
 from paceline.server.problems import describe
 from paceline.server.protocol.ollama import OllamaCall, OllamaChatAnswer, OllamaGenerateAnswer, OllamaMessage
+from paceline.server.routes.ollama_models import default_parameters
 from paceline.server.translate.ollama import bare_name, conversation, tagged_name
 from paceline.server.translate.translator import Translation
-from paceline.types import Request
+from paceline.types import Request, SamplingParams
 from tests.cli.tiny_model import SPECIAL, TEMPLATE, write_model
 from tests.server.api import HELLO, Api, serving
 
@@ -367,6 +368,11 @@ def test_the_model_in_ollamas_words(api: Api) -> None:
     parameters = dict(line.split() for line in shown["parameters"].splitlines())
     assert parameters == {"num_ctx": "256", "temperature": "0.5", "top_k": "40"}
     assert TEMPLATE in shown["template"]
+
+
+def test_defaults_have_ollamas_names() -> None:
+    lines = default_parameters(SamplingParams(repetition_penalty=1.1, stop=("x",)), 512).splitlines()
+    assert [line.split() for line in lines] == [["num_ctx", "512"], ["repeat_penalty", "1.1"]]
 
 
 def test_the_root_says_that_it_runs_to_all_but_browsers(api: Api) -> None:

@@ -61,7 +61,7 @@ async def show(body: ShowRequest, http: Request) -> ShownModel:
     translator.check_model(bare_name(body.model or body.name))
     return ShownModel(
         modelfile=f"FROM {tagged_name(bridge.model)}",
-        parameters=_parameters(bridge.llm.default_sampling, translator.max_context),
+        parameters=default_parameters(bridge.llm.default_sampling, translator.max_context),
         template=_template(bridge.llm),
         details=_details(bridge.llm),
         model_info=_info(bridge.llm, bridge.model, translator.max_context),
@@ -107,7 +107,7 @@ def _info(llm: LLM, name: str, context: int) -> dict[str, object]:
     }
 
 
-def _parameters(sampling: SamplingParams, context: int) -> str:
+def default_parameters(sampling: SamplingParams, context: int) -> str:
     """List the defaults that requests get: the context, and what the model's authors advise."""
     usual = SamplingParams()
     names = {field.name: field.name for field in fields(sampling)} | {"repetition_penalty": "repeat_penalty"}
