@@ -82,7 +82,10 @@ class VocabularyMismatch(ModelError):
 
 
 class MissingExtra(PacelineError, ImportError):
-    pass
+    """A package of an extra is not installed. The hint is for a clone: no package index has Paceline."""
+
+    def __init__(self, need: str, *, extra: str) -> None:
+        super().__init__(f"{need}; in your clone of Paceline type `pip install '.[{extra}]'`")
 
 
 class NoCompiler(PacelineError):

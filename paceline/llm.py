@@ -116,8 +116,8 @@ class LLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The sampling parameters that the model's authors recommend; the usual ones if they recommend none."""
-        advice = dict(self.parts.generation)
+        """The sampling parameters that the model's authors advise; the usual ones if they advise none."""
+        advice = dict(self.parts.generation.values)
         if advice.pop("do_sample", True) is False:
             return SamplingParams(temperature=0)
         known = {f.name for f in fields(SamplingParams)}

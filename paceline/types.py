@@ -29,7 +29,7 @@ from paceline.rules import with_threshold
 MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
 # Kind of a grammar → most characters of its text.
-GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}
+GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16, "calls": 1 << 19}
 MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
 
@@ -86,10 +86,10 @@ class Origin(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """The form of an answer: any JSON object, JSON that follows a schema, a text that a regular expression matches as
-    a whole, or one of several texts. See `paceline.sampling.grammar`."""
+    a whole, one of several texts, or calls of tools beside text or a form. See `paceline.sampling.grammar`."""
 
     kind: str
-    text: str = ""  # the schema, the expression, or a JSON list of the choices
+    text: str = ""  # the schema, the expression, a JSON list of the choices, or a JSON object about the calls
 
     @classmethod
     def json_object(cls) -> Self:
@@ -112,6 +112,15 @@ class Grammar:
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}", param="grammar")
         return cls("choice", json.dumps(choices, ensure_ascii=False))
+
+    @classmethod
+    def calls(
+        cls, call: Self, *, marks: tuple[str, str] | None, parallel: bool = True, otherwise: Self | None = None
+    ) -> Self:
+        """Calls that follow the grammar `call`, each between two `marks` or bare. With `otherwise`, the answer is calls
+        or follows that grammar. Without, it is any text: marked calls may stand in it, bare ones are all of it."""
+        parts = {"call": call.text, "marks": marks, "parallel": parallel}
+        return cls("calls", json.dumps(parts | {"otherwise": otherwise and [otherwise.kind, otherwise.text]}))
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMARS:

@@ -56,12 +56,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continuation: str = "",
     ) -> list[int]:
-        """Render the prompt as token ids."""
+        """Render the prompt as token ids. `continuation`: text after it, in which nothing is a control token."""
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         text = self._run(hidden, add_generation_prompt)
-        return self._tokenizer.encode_spans(text.translate(back), self._tokenizer.find_control(text))
+        rendered = text.translate(back) + continuation
+        return self._tokenizer.encode_spans(rendered, self._tokenizer.find_control(text))
 
     def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:
         names = {"documents": None, **self._tokenizer.token_names}

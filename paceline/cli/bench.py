@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
 
+paceline bench engine --target smollm2 --drafter ngram
+paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
+
 tok/s is decode speed at the size of the batch: tokens by seconds from the moment every request has its first token to
 the moment the first of them has its last. `to the end` goes on until all have, when fewer and fewer run; `total` counts
 all output tokens and all seconds, prompts included. `of limit` is the time that memory

@@ -21,11 +21,20 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
+from paceline.cli import audit, bench, chat, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import list as list_command
+from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
+
+DESCRIPTION = """Exact speculative decoding for LLMs: same text, never slower.
+
+paceline run                                    # talk with the embedded SmolLM2; others may use its server
+paceline serve ./model.gguf --port 9000         # a server for OpenAI's clients, with a playground
+paceline generate smollm2 "Once upon a time"    # continue a text
+"""
 
 
 class Command(Protocol):
@@ -39,25 +48,19 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "generate": generate,
+    "run": run,
     "chat": chat,
     "serve": serve,
+    "generate": generate,
+    "pull": pull,
+    "list": list_command,
+    "rm": rm,
     "inspect": inspect,
     "bench": bench,
     "audit": audit,
     "train": train,
     "demo": demo,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of leaving the process, and accepts no abbreviations."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidRequest(f"{message}; see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,14 +95,13 @@ def _run(argv: list[str]) -> int:
 
 
 def build_parsers() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser(prog="paceline", description="Exact speculative decoding for LLMs: same text, never slower.")
+    parser = Parser(prog="paceline", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     parsers = {}
     for name, command in COMMANDS.items():
-        summary = (command.__doc__ or "").split("\n")[0]
-        parsers[name] = commands.add_parser(name, help=summary.partition(": ")[2], description=command.__doc__)
-        parsers[name].formatter_class = argparse.RawDescriptionHelpFormatter
+        summary = (command.__doc__ or "").split("\n")[0].partition(": ")[2]
+        parsers[name] = commands.add_parser(name, help=summary, description=command.__doc__)
         command.add_arguments(parsers[name])
         parsers[name].add_argument("--verbose", action="store_true", help="show the log, with tracebacks")
     return parser, parsers

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
 guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
 
+paceline train eagle smollm2 --prompts prompts.jsonl.gz --out drafter --minutes 15
+
 Everything made on the way is kept in OUT.work: answers, and a checkpoint every two minutes or less. The same command
 goes on where the last one ended, however it ended. Prompts that share thirteen words in a row with a set given by
 --eval or --exclude are not trained on.
@@ -34,12 +36,18 @@ goes on where the last one ended, however it ended. Prompts that share thirteen 
 
 MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
 draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
+
+paceline train medusa ./qwen2.5-1.5b --prompts prompts.jsonl --out heads --minutes 15
 """
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
 begins from nothing and needs the most prompts and the most time of the three kinds.
+
+paceline train small ./qwen2.5-1.5b --prompts prompts.jsonl --out small --minutes 60
 """
 EVAL = """Tokens per round of a trained drafter: the target answers the prompts of each set greedily, and rounds are
 replayed over the answers as the engine would accept drafts.
+
+paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 """
 KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
 

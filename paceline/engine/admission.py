@@ -37,7 +37,10 @@ class Admission:
         drafters = self._drafters_of(request)
         prediction = Prediction(request.prediction) if self._predicting(drafters) else None
         seeds = [sample_seed(seed, i) for i in range(request.sampling.n)]
-        return [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
+        made = [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
+        for other in made[1:]:
+            other.prompt_logprobs = made[0].prompt_logprobs
+        return made
 
     def _sequence(
         self,

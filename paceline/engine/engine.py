@@ -219,7 +219,7 @@ class Engine:
         """Hand out the new tokens, and end the sequences that are complete."""
         for work in landing.works:
             sequence = work.sequence
-            if sequence.wants_prompt_logprobs and landing.output is not None:
+            if sequence.scores_prompt and landing.output is not None:
                 emission.score_prompt(work, landing.output)
             if sequence.pool is not None and landing.output is not None:
                 emission.pool_prompt(work, landing.output)

@@ -47,7 +47,7 @@ class Sequence:
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone
-    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # shared by the samples of a request
     pool: Pool | None = None  # hidden states of the prompt, for a request with pooling
 
     @property
@@ -72,11 +72,21 @@ class Sequence:
     @property
     def reads_whole_prompt(self) -> bool:
         """True if every row of the prompt must be computed, and none may come from the prefix cache."""
-        return self.wants_prompt_logprobs or self.pool is not None
+        return self.scores_prompt or self.pool is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.request.sampling.prompt_logprobs is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True as long as log-probabilities of the prompt are wanted and not complete."""
+        return self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.prompt_length
+
+    @property
+    def waits_for_scores(self) -> bool:
+        """True as long as the first sample scores the prompt, whose pages and scores the other samples then share."""
+        return self.sample > 0 and self.scores_prompt
 
     @property
     def pace(self) -> Pace:

@@ -7,12 +7,14 @@ one with a `schema` asks for JSON that follows it, one with a `function` for a c
 `prompt_tokens` is a recorded request with the sampling parameters it had. Messages of a user after the first answer are
 kept, but are no prompts.
 Nothing is downloaded, and nothing is skipped silently: a line that cannot be used is an error that names file and line.
+Only a recorded request that a crash has torn, at the end of a file, is left out with a warning.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +41,10 @@ CATEGORY_FIELDS = ("category", "edit", "split")
 TEXT_FIELDS = ("prompt", "question", "text", "instruction")
 CALL_REQUEST = 'Answer with JSON alone, {"name": …, "arguments": {…}}: the call of one of these functions that does it.'
 ROLES = {"human": "user", "gpt": "assistant"}  # roles in ShareGPT's conversations → ours
+RECORDED_START = b'{"id": "'  # bytes that every recorded request begins with
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +132,24 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             if ".jsonl" in path.suffixes:
+                if is_torn(line.encode()):
+                    logger.warning("%s:%d: a recorded request without its end is left out", path, number)
+                    continue
                 where = f"{path}:{number}"
                 yield number, _object(_parsed(line, where=where), where=where)
             else:
                 yield number, {"prompt": line.rstrip("\n")}
+
+
+def is_torn(line: bytes) -> bool:
+    """True for the beginning of a recorded request whose end was never written."""
+    if line.endswith(b"\n") or not line.startswith(RECORDED_START[: len(line)]):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _parsed(text: str, *, where: str) -> Any:

@@ -16,12 +16,15 @@ from paceline.server.playground import install_playground
 from paceline.server.problems import install_problems
 from paceline.server.routes import (
     admin,
+    anthropic,
     chat,
     completions,
     desktop,
     embeddings,
     infill,
     models,
+    ollama,
+    ollama_models,
     responses,
     state,
     tokens,
@@ -30,6 +33,10 @@ from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
 ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
+
+OPENAI = (chat, completions, responses, embeddings, models)
+OTHERS = (anthropic, ollama, ollama_models, infill, desktop)
+PARTS = (*OPENAI, *OTHERS, tokens, state, admin)
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
@@ -41,7 +48,7 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, infill, responses, embeddings, models, tokens, desktop, state, admin):
+    for part in PARTS:
         app.include_router(part.router)
     install_metrics(app, bridge)
     install_playground(app)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,7 +27,7 @@ from paceline.server import logs
 from paceline.server.app import create_app
 from paceline.server.banner import announce, chosen
 from paceline.server.bridge import Bridge
-from paceline.server.http1 import Http1
+from paceline.server.http1 import LOBBY_CONNECTIONS, Http1
 from paceline.server.live import CurrentSettings, Source
 from paceline.server.record import Recorder
 from paceline.server.settings import Settings
@@ -32,6 +35,8 @@ from paceline.server.traces import Tracer, toolkit
 
 KEEP_ALIVE_SECONDS = 75  # life of an idle connection; longer than most clients and balancers keep theirs
 LAST_ANSWERS_SECONDS = 5  # time for answers to be sent after the engine has stopped
+BACKLOG = 2048  # connections that the kernel holds until they are accepted, all at once at worst
+OTHER_DESCRIPTORS = 256  # open files that are no connections: logs, models, threads, libraries
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -56,6 +61,22 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
+def with_descriptors(settings: Settings) -> Settings:
+    """Raise the process's limit of open files to what the settings need; lower `max_connections` if that is refused.
+
+    A server without a free descriptor could accept nobody, a probe included."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = settings.max_connections + LOBBY_CONNECTIONS + OTHER_DESCRIPTORS
+    allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < least + BACKLOG:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(least + BACKLOG, allowed), hard))
+    if least <= allowed:
+        return settings
+    fewer = max(1, allowed - LOBBY_CONNECTIONS - OTHER_DESCRIPTORS)
+    logs.say("fewer connections", level=logging.WARNING, max_connections=fewer, reason=f"ulimit -n is {hard}")
+    return replace(settings, max_connections=fewer)
+
+
 def check_tls(settings: Settings) -> None:
     if settings.tls_cert is None or settings.tls_key is None:
         return
@@ -72,7 +93,7 @@ def serve(
 ) -> None:
     """Serve until a signal says stop. `model`: the name that clients see if the settings have none."""
     name = settings.served_name or model or llm.parts.target.name
-    settings = replace(settings, port=listener.getsockname()[1])
+    settings = with_descriptors(replace(settings, port=listener.getsockname()[1]))
     bridge = Bridge(llm, model=name, max_waiting=settings.max_waiting, stream_interval=settings.stream_interval)
     if settings.record is not None:
         bridge.watchers.append(Recorder(settings.record, share=settings.record_share).take)
@@ -99,10 +120,12 @@ class ServerProcess:
         self._signals = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, *, signals: bool = True) -> None:
+        """Serve until `stop`. `signals`: handle those of the process, which only its main thread can."""
         loop = asyncio.get_running_loop()
         await self.bridge.start()
-        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self.reload}
+        every = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self.reload}
+        handlers = every if signals else {}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
@@ -158,7 +181,7 @@ class Server(uvicorn.Server):
 def _config(app: Any, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=type("Http1", (Http1,), {"settings": settings}),
+        http=type("Http1", (Http1,), {"settings": settings, "lobby": {}}),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -166,6 +189,7 @@ def _config(app: Any, settings: Settings) -> uvicorn.Config:
         proxy_headers=False,  # the caller is the peer of the connection
         server_header=False,
         h11_max_incomplete_event_size=settings.max_header_bytes,
+        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=LAST_ANSWERS_SECONDS,
         ssl_certfile=settings.tls_cert,

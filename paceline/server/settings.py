@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Self, get_type_hints
 
 from paceline.checks import check_flag, check_integer, check_number
@@ -21,7 +22,8 @@ MAX_TIMEOUT = 1e6  # seconds
 HELP = {
     "host": "address to listen on; 0.0.0.0 for everybody",
     "port": "0: any free one",
-    "served_name": "what clients call the model (default: MODEL)",
+    "served_name": "what clients call the model (default: 'smollm2', the hub id, or the name of the file or directory)",
+    "served_aliases": "other names for the model that clients may send; * stands for any text, as in claude-*",
     "api_keys": "who may use the server; none: everybody who reaches it",
     "admin_key": "who may use the control routes; none: nobody",
     "tls_cert": "a file with the certificate chain, for https",
@@ -33,7 +35,7 @@ HELP = {
     "max_json_depth": "how deep JSON in a request may be nested",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
-    "max_connections": "open at once; more are closed at once",
+    "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
     "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",
@@ -66,6 +68,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
+    served_aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     tls_cert: str | None = None
@@ -173,6 +176,10 @@ class Settings:
         if self.allowed_hosts:
             return "*" in self.allowed_hosts or host.lower() in map(str.lower, self.allowed_hosts)
         return bool(self.api_keys) or not is_local(self.host) or is_local(host)
+
+    def is_alias(self, name: str) -> bool:
+        """True if a request may call the model so, beside its own name."""
+        return any(fnmatchcase(name, alias) for alias in self.served_aliases)
 
     def changes(self, other: Settings) -> list[str]:
         return [name for name in HINTS if getattr(self, name) != getattr(other, name)]

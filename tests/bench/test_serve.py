@@ -66,7 +66,7 @@ def test_one_run_has_the_keys_of_vllm(bench: Bench) -> None:
     assert found["categories"]["odd"]["completed"] == 6
     assert server.most_open <= found["max_concurrent_requests"] <= 3
     assert server.most_open > 1
-    assert {body["temperature"] for body in server.asked} == {0.0}
+    assert {(body["temperature"], body["top_p"]) for body in server.asked} == {(0.0, 1.0)}
     assert len(server.asked) == 13  # with the one that warms up
     assert "12/12" in bench.out
 
@@ -236,4 +236,4 @@ def test_a_key_is_not_in_the_results(bench: Bench, monkeypatch: pytest.MonkeyPat
 def test_without_httpx_the_command_to_type_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert bench("http://127.0.0.1:9")[0] == 2
-    assert "pip install 'paceline[bench]'" in bench.err
+    assert "pip install '.[bench]'" in bench.err

@@ -8,6 +8,8 @@ import pytest
 
 from paceline.cli.main import main
 from tests.cli.tiny_model import write_model
+from tests.models.hub.conftest import home as home
+from tests.models.hub.conftest import hub as hub
 
 Outcome = tuple[int, str, str]
 Cli = Callable[..., Outcome]

@@ -75,7 +75,7 @@ def test_runs_follow_the_tokens_also_where_text_is_held_back(tiny: str) -> None:
     llm = LLM(tiny, format="fp32")
     a, b, c, e1, e2 = llm.encode("abcé")
     accepted, bonus = Origin.ACCEPTED, Origin.BONUS
-    runs = OriginRuns(llm)
+    runs = OriginRuns(llm.tokenizer)
 
     def event(tokens: list[int], origins: list[Origin], text: str) -> TokenEvent:
         return TokenEvent(request_id="0", sample=0, tokens=tuple(tokens), origins=tuple(origins), text=text)

@@ -92,6 +92,13 @@ def test_what_is_refused(api: Api, fields: dict[str, Any], param: str) -> None:
     assert "prompt" not in error["message"] or param == "input"
 
 
+def test_more_texts_than_an_idle_server_takes(llm: LLM) -> None:
+    with serving(llm, max_waiting=0) as api:
+        error = api.refused(PATH, {"input": ["a"] * (llm.engine.max_sequences + 1)})
+        assert error["param"] == "input"
+        assert "ask for fewer" in error["message"]
+
+
 def test_fields_without_effect_are_named(api: Api) -> None:
     assert embedded(api, "a", dimensions=HIDDEN, user="me", odd=1)["ignored_fields"] == ["odd"]
 

@@ -220,7 +220,7 @@ def test_overlapping_stops_are_served(api: Api) -> None:
         {"1.5": 1},
         {"": 1},
         {"٣": 1},
-        {str(i): 1 for i in range(100_000)},
+        {str(i): 1 for i in range(20_000)},
         {"5": "1"},
         {"5": None},
         {"5": 1e6},

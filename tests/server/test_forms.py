@@ -250,7 +250,7 @@ def test_forms_that_are_refused(api: Api, form: Any) -> None:
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": "sometimes"},
         {"tools": TOOLS, "tool_choice": {"function": {"name": "window"}}},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "yaml"}},
     ],
     ids=lambda fields: str(fields)[:60],
 )

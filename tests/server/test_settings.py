@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("9000", 9000),
     "served_name": ("a/b", "a/b"),
+    "served_aliases": ("claude-*", ("claude-*",)),
     "api_keys": ("sk-1", ("sk-1",)),
     "admin_key": ("sk-2", "sk-2"),
     "tls_cert": ("c.pem", "c.pem"),

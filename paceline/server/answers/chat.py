@@ -13,7 +13,7 @@ from paceline.chat.tool_calls import Said
 from paceline.server import sse
 from paceline.server.answers.logprobs import finite, prompt_scores
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.answers import (
     ChatChoice,
     ChatCompletion,

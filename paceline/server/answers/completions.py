@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from paceline.server import sse
 from paceline.server.answers.logprobs import finite, prompt_scores, token_name
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from paceline.server.protocol.requests import CompletionRequest
 from paceline.server.translate.translator import Translation

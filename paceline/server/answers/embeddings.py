@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.embeddings import Embedding, Embeddings, EmbeddingsUsage
 from paceline.server.translate.translator import Translation
 from paceline.types import TokenEvent

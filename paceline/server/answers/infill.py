@@ -9,7 +9,7 @@ from pydantic import BaseModel, RootModel
 from pydantic_core import to_json
 
 from paceline.server.answers.tally import Fields, Tally
-from paceline.server.problems import ErrorBody, ErrorDetail
+from paceline.server.dialects import ErrorBody, ErrorDetail
 from paceline.server.protocol.llama_cpp import Infilled, InfillRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.tokenizer import Tokenizer

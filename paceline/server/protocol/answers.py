@@ -259,12 +259,31 @@ class ResponseObject(BaseModel):
     ignored_fields: list[str] | None = None
 
 
+class ModelFacts(BaseModel):
+    """Facts of a model as it runs here. The first five have llama.cpp's names."""
+
+    n_params: int = Field(description="weights in all")
+    size: int = Field(description="bytes of the weights in memory")
+    n_ctx_train: int = Field(description="tokens of context that the model knows; `max_model_len` is what is served")
+    n_vocab: int
+    n_embd: int
+    architecture: str
+    bits_per_weight: float = Field(description="mean over all weights, scales included")
+    formats: dict[str, int] = Field(description="format of weights: bytes in it")
+    device: str
+    device_name: str = Field(description="the device, for people")
+    kernels: str = Field(description="the kernels that run the model, and why")
+    drafters: dict[str, str] = Field(description="loaded drafter: what it is, for people; the default one is first")
+    default_sampling: dict[str, float] = Field(description="sampling parameters of requests that send none")
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "paceline"
     max_model_len: int
+    meta: ModelFacts
 
 
 class ModelList(BaseModel):

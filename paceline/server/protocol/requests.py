@@ -7,7 +7,8 @@ are used, and a test checks that both agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -19,7 +20,10 @@ from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
+MAX_IGNORED = 64  # names listed in ignored_fields
+MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
+TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
@@ -42,6 +46,18 @@ def ignored(body: RequestPart, prefix: str = "") -> Iterator[str]:
         part = getattr(body, name)
         if isinstance(part, RequestPart):
             yield from ignored(part, f"{prefix}{name}.")
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Sort names for `ignored_fields`: the first `MAX_IGNORED`, long ones cut, and then how many more there are."""
+    rest = iter(names)
+    shown = sorted({_cut(name) for name in islice(rest, MAX_IGNORED)})
+    more = sum(1 for _ in rest)
+    return [*shown, f"… and {more} more"] if more else shown
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_IGNORED_LENGTH else name[: MAX_IGNORED_LENGTH - 1] + "…"
 
 
 class First(FailFast):
@@ -144,7 +160,9 @@ class ChatRequest(SamplingOptions):
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    continue_final_message: bool | None = Field(None, description="the last message is the beginning of the answer")
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 
@@ -187,7 +205,8 @@ class ResponsesRequest(SamplingOptions):
     max_output_tokens: int | None = within(minimum=1)
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     previous_response_id: str | None = Field(None, description="refused: nothing is kept; send the whole conversation")
     metadata: dict[str, str] | None = None
 

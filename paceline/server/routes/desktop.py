@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from paceline.server.answers.tally import FINGERPRINT
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.desktop import LmStudioModel, LmStudioModels, Props, Slot
 from paceline.server.routes.common import bridge_of, translator_of
 

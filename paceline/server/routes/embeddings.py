@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from paceline.server import sse
 from paceline.server.answers.embeddings import EmbeddingsAnswer
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import new_id
 from paceline.server.protocol.embeddings import Embeddings, EmbeddingsRequest
 from paceline.server.routes.common import bridge_of, translator_of

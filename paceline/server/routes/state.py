@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from paceline import __version__
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import Health, Version
 from paceline.server.routes.common import bridge_of, settings_of
 

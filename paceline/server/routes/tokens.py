@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from paceline.errors import InvalidRequest
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import Detokenized, Tokenized
-from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
+from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored, listed
 from paceline.server.routes.common import translator_of
 from paceline.server.translate.translator import Translator
 
@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Tokenized:
         max_model_len=translator.max_context,
         tokens=tokens,
         token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
-        ignored_fields=sorted(ignored(body)) or None,
+        ignored_fields=listed(ignored(body)) or None,
     )
 
 
@@ -40,7 +40,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
                 f"token {token} is outside of the vocabulary: 0 to {tokenizer.vocab_size - 1}", param="tokens"
             )
     text = tokenizer.decode(body.tokens, skip_special=False)
-    return Detokenized(prompt=text, ignored_fields=sorted(ignored(body)) or None)
+    return Detokenized(prompt=text, ignored_fields=listed(ignored(body)) or None)
 
 
 async def _encode(body: TokenizeRequest, translator: Translator) -> list[int]:

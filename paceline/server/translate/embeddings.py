@@ -28,6 +28,7 @@ async def translate_embeddings(translator: Translator, body: EmbeddingsRequest, 
         )
     try:
         texts = split_prompts(body.input)
+        translator.check_capacity(len(texts), 1)
     except InvalidRequest as error:
         raise InvalidRequest(str(error).replace("prompt", "input"), param="input") from None
     return await embed(translator, texts, id, ignored=sorted(ignored(body)))

@@ -33,6 +33,17 @@ def content_text(content: str | Sequence[ContentPart], field: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+def split_beginning(messages: Sequence[Message], field: str) -> tuple[Sequence[Message], str]:
+    """Take the beginning of the answer, which is the assistant's last message, from a conversation."""
+    *earlier, last = messages
+    if not earlier or last.role != "assistant" or (last.model_extra or {}).get("tool_calls"):
+        raise InvalidRequest(
+            "an answer continues the last message only if that is a text of the assistant after another message",
+            param=field,
+        )
+    return earlier, content_text(last.content or "", field)
+
+
 def response_messages(body: ResponsesRequest) -> list[Message]:
     """Read the instructions and the input of /v1/responses as the messages of a chat."""
     if not body.input:

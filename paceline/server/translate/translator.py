@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
@@ -23,10 +24,12 @@ from paceline.server.protocol.requests import (
     ResponsesRequest,
     SamplingOptions,
     ignored,
+    listed,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
-from paceline.server.translate.inputs import content_text, response_messages, split_prompts
+from paceline.server.translate.inputs import content_text, response_messages, split_beginning, split_prompts
 from paceline.server.translate.speculation import read_speculation
 from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
@@ -75,6 +78,7 @@ class Translator:
     llm: LLM
     model: str
     settings: Settings
+    must_fit: bool = True  # False: max_tokens beyond the context is no error; the answer ends there
 
     # One endpoint each.
 
@@ -85,16 +89,19 @@ class Translator:
                 raise InvalidRequest(
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
-        tools = read_tools(body.tools, body.tool_choice)
+        self.check_capacity(1, body.n)
+        tools = self._tools(body, body.response_format, "response_format")
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
-        prompt = await self.encode_messages(body.messages, tools=tools)
+        prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
         unused += without_stream(body)
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
+        prompts = split_prompts(body.prompt)
+        self.check_capacity(len(prompts), body.n)
         if body.suffix and body.echo:
             raise InvalidRequest(
                 "echo repeats a prompt, and a text with a suffix has none: leave one out", param="echo"
@@ -108,7 +115,6 @@ class Translator:
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs, grammar=grammar)
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
-        prompts = split_prompts(body.prompt)
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
         unused = without_stream(body)
         if body.suffix:
@@ -139,12 +145,21 @@ class Translator:
             raise InvalidRequest(
                 "nothing is kept here: send the whole conversation as input", param="previous_response_id"
             )
-        tools = read_tools(body.tools, body.tool_choice)
+        tools = self._tools(body, text_format(body), "text.format")
         messages = response_messages(body)
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
         return await self._translation(body, id, [prompt], sampling, tools=tools)
+
+    async def foreign(self, given: Foreign, id: str) -> Translation:
+        """Translate a body of another API. There max_tokens is a bound, and need not fit into the context."""
+        lenient, body = replace(self, must_fit=False), given.body
+        try:
+            made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
+        except InvalidRequest as error:
+            raise given.renamed(error) from None
+        return replace(made, ignored=tuple(sorted({*made.ignored, *given.ignored})))
 
     # Parts that several endpoints need.
 
@@ -153,8 +168,18 @@ class Translator:
         return self.llm.parts.memory.max_context
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
+        if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
+
+    def check_capacity(self, prompts: int, n: int | None) -> None:
+        """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
+        running, waiting, asked = self.llm.engine.max_sequences, self.settings.max_waiting, prompts * (n or 1)
+        if asked > running + waiting:
+            raise InvalidRequest(
+                f"{prompts} prompts with {n or 1} answers each are {asked} sequences; this server takes "
+                f"{running + waiting} ({running} run, {waiting} wait): ask for fewer at once",
+                param="prompt" if prompts > 1 else "n",
+            )
 
     async def encode_messages(
         self,
@@ -163,10 +188,14 @@ class Translator:
         tools: Tools | None = None,
         field: str = "messages",
         add_generation_prompt: bool = True,
+        continued: bool = False,
     ) -> tuple[int, ...]:
-        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors."""
+        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors.
+
+        `continued`: the last message is the beginning of the answer."""
         if not messages:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
+        messages, beginning = split_beginning(messages, field) if continued else (messages, "")
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             template = self.llm.chat_template
@@ -174,8 +203,10 @@ class Translator:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
             encoded = await _off_loop(
-                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
-                characters=_characters([placed, listed]),
+                lambda: template.encode(
+                    placed, tools=listed, add_generation_prompt=add_generation_prompt, continuation=beginning
+                ),
+                characters=_characters([placed, listed, beginning]),
             )
         except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
@@ -202,19 +233,28 @@ class Translator:
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
 
+    def _tools(self, body: ChatRequest | ResponsesRequest, format: FormatOptions | None, field: str) -> Tools | None:
+        """Read the tools of a body, whose answer is a call or has the form of `format`."""
+        tools = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
+        if tools is None:
+            return None
+        return tools.written_by(self.llm.chat_template.source, read_format(format, field))
+
     async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
         """Find the grammar that the answer must follow, and compile it: up to half a second, off the event loop."""
-        grammar = read_format(format, field)
-        if tools is not None and tools.forced:
-            if grammar is not None:
-                raise InvalidRequest("an answer that must be a call has its own form; leave the field out", param=field)
+        grammar = form = read_format(format, field)
+        if tools is not None and tools.constrained:
+            await self._compile(form, field)  # so that an error is that of the field at fault
             grammar, field = tools.grammar, "tools"
+        await self._compile(grammar, field)
+        return grammar
+
+    async def _compile(self, grammar: Grammar | None, field: str) -> None:
         if grammar is not None:
             try:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
             except InvalidRequest as error:
                 raise InvalidRequest(str(error), param=field) from None
-        return grammar
 
     def _sampling(
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
@@ -251,7 +291,7 @@ class Translator:
     ) -> Translation:
         speculation = read_speculation(body.speculation, self.settings)
         prediction = await self._prediction(body.prediction, speculation, behind)
-        for prompt in prompts:
+        for prompt in prompts if self.must_fit else ():
             self._check_room(prompt, sampling.max_tokens)
         requests = tuple(
             Request(
@@ -265,12 +305,13 @@ class Translator:
             )
             for i, prompt in enumerate(prompts)
         )
-        names = {*ignored(body), *unused}
+        without_effect = [*unused]
         if body.prediction is not None and not prediction:
-            names.add("prediction")
+            without_effect.append("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
-            names.add("speculation.p_min")  # has no effect on a device, which drafts for a whole batch at once
-        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(sorted(names)))
+            without_effect.append("speculation.p_min")  # a device drafts for a whole batch at once
+        names = listed(chain(without_effect, ignored(body)))
+        return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(names))
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
         """Raise ContextTooLong if max_tokens do not fit after the prompt. Admission checks that the prompt itself fits;
