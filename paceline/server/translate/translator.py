@@ -118,7 +118,12 @@ class Translator:
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
         unused = without_stream(body)
         if body.suffix:
-            filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
+            filled = [await self.fill_in(prompt, body.suffix, room=self.max_context - 1) for prompt in prompts]
+            if any(each.cut for each in filled):
+                raise ContextTooLong(
+                    f"prompt and suffix do not fit into the context of {self.max_context} tokens: shorten them",
+                    param="prompt",
+                )
             return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
         encoded = [await self._encode_prompt(prompt) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
@@ -222,9 +227,9 @@ class Translator:
         behind: str,
         *,
         files: Sequence[tuple[str, str]] = (),
-        room: int | None = None,
+        room: int,
     ) -> FillIn:
-        """Make the prompt of a fill-in, by `Tokenizer.fill_in`."""
+        """Make the prompt of a fill-in, by `Tokenizer.fill_in`. What cannot fit into the room is not even tokenised."""
         return await _off_loop(
             lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
             characters=len(before) + len(behind) + _characters([[*file] for file in files]),
