@@ -155,12 +155,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_tokens: tuple[int, ...] | None = None  # None: all
     min_tokens: int = 0
-    max_tokens: int | None = None  # None: until a stop or the end of the context
+    max_tokens: int | None = None  # None: until a stop or the end of the context; 0: the prompt is only scored
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn when the request is submitted
+    seed: int | None = None  # None: drawn when the request is submitted; a negative one counts as 2^64 more
     n: int = 1
     logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -215,13 +215,14 @@ class SamplingParams:
         check_integer("min_tokens", self.min_tokens, 0, 2**31)
         check_integer("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 2**31)
+            check_integer("max_tokens", self.max_tokens, 0, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
                 )
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            object.__setattr__(self, "seed", self.seed % 2**64)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)

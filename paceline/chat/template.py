@@ -6,6 +6,7 @@ chat/shield.py). The template is the model's, never a request's; chat/sandbox.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._render, literals = _compile(source)
         self._shield = Shield(tokenizer, source, literals)
+        self.words = frozenset(re.findall(r"\w+", source))  # a message's field that is not among them has no effect
 
     def render(
         self,

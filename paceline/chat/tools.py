@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from paceline.chat.tool_calls import CLOSE, OPEN, ToolCallParser
 from paceline.errors import InvalidRequest
+from paceline.sampling.schema_rewrites import closed
 from paceline.types import Grammar
 
 MAX_TOOLS = 128  # tools of one request
@@ -155,7 +156,7 @@ def _as_json(call: Any) -> str:
 def _text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        parts = [part.get("text") or part.get("refusal") if isinstance(part, Mapping) else part for part in content]
         return "\n".join(part for part in parts if isinstance(part, str))
     return content if isinstance(content, str) else ""
 
@@ -238,7 +239,8 @@ def _knows_tools(template: str) -> bool:
 
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return function.get("parameters") or _NO_PARAMETERS
+    schema = function.get("parameters") or _NO_PARAMETERS
+    return closed(schema) if function.get("strict") else schema
 
 
 def _identified(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Admission:
         grammar = self.grammars.start(params.grammar) if self.grammars and params.grammar else None
         sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids, grammar=grammar)
         sampler.see_prompt(request.prompt)
-        length = len(request.prompt) + (params.max_tokens or self.max_context)
+        length = len(request.prompt) + (self.max_context if params.max_tokens is None else params.max_tokens)
         return Sequence(
             key=next(self._keys),
             request=request,

@@ -67,12 +67,18 @@ class Sequence:
     @property
     def is_ending(self) -> bool:
         """True if the steps in flight complete the sequence even if they accept no drafted token."""
-        return len(self.tokens) + self.in_flight.least >= self.max_length
+        drawn = self.in_flight.least
+        return drawn > 0 and len(self.tokens) + drawn >= self.max_length
 
     @property
     def reads_whole_prompt(self) -> bool:
         """True if every row of the prompt must be computed, and none may come from the prefix cache."""
         return self.scores_prompt or self.pool is not None
+
+    @property
+    def needs_prompt_rows(self) -> bool:
+        """True if something is computed from each row of the prompt: its log-probabilities, or an embedding."""
+        return self.wants_prompt_logprobs or self.pool is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.sampling.schema_values import Document, listed_values
@@ -49,6 +49,32 @@ def rewritten(schema: Schema) -> Schema:
     """Rewrite a schema for the compiler."""
     made: Schema = _Rewrite(schema, []).schema(schema, "")
     return made
+
+
+def closed(schema: Mapping[str, Any]) -> Schema:
+    """Forbid properties that an object does not list, unless the schema speaks of them: what `strict` asks for.
+
+    Objects that several schemas describe together, by allOf, stay as they are."""
+    made = dict(schema)
+    return made if '"allOf"' in json.dumps(made) else _closed(made)
+
+
+def _closed(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    made = {key: _mapped(key, value, _closed) for key, value in given.items()}
+    if isinstance(made.get("properties"), dict) and "$ref" not in made:
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def _mapped(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change the schemas that a keyword holds."""
+    if key in MANY and isinstance(value, list):
+        return [change(item) for item in value]
+    if key in NAMED and isinstance(value, dict):
+        return {name: change(item) for name, item in value.items()}
+    return change(value) if key in ONE else value
 
 
 def ignored_keywords(schema: Any) -> list[str]:

@@ -32,11 +32,26 @@ from paceline.server.routes import (
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
-ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
+ABOUT = (
+    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say "
+    "what speculation did."
+)
 
-OPENAI = (chat, completions, responses, embeddings, models)
-OTHERS = (anthropic, ollama, ollama_models, infill, desktop)
-PARTS = (*OPENAI, *OTHERS, tokens, state, admin)
+PARTS = (
+    chat,
+    completions,
+    infill,
+    responses,
+    embeddings,
+    anthropic,
+    ollama,
+    ollama_models,
+    models,
+    tokens,
+    desktop,
+    state,
+    admin,
+)
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:

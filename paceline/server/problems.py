@@ -35,10 +35,10 @@ FIELDS = {
 PROMPT_FIELDS = {  # path → field; others: prompt
     "/v1/chat/completions": "messages",
     "/v1/responses": "input",
-    "/v1/embeddings": "input",
-    "/infill": "input_prefix",
     "/v1/messages": "messages",
     "/api/chat": "messages",
+    "/v1/embeddings": "input",
+    "/infill": "input_prefix",
 }
 
 

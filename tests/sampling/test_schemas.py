@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 from paceline.engine.admission import grammars_of
 from paceline.errors import InvalidRequest
 from paceline.sampling.grammar import Grammar, Grammars
-from paceline.sampling.schema_rewrites import FORMATS, LARGEST, ignored_keywords, rewritten
+from paceline.sampling.schema_rewrites import FORMATS, LARGEST, closed, ignored_keywords, rewritten
 from paceline.types import Finish
 from tests.text.vocabularies import byte_level_tokenizer
 
@@ -352,3 +352,30 @@ def test_comparisons_are_bounded() -> None:
     }
     schema = {"oneOf": [{"$ref": "#/$defs/fir"}, {"$ref": "#/$defs/oak"}], "$defs": trees}
     assert "oneOf" in rewritten(schema)
+
+
+# ── strict ──
+
+
+def test_closed_schemas_list_their_properties() -> None:
+    schema = Order.model_json_schema()
+    made = closed(schema)
+    assert made["$defs"]["Cat"]["additionalProperties"] is False
+    assert fits(made["$defs"]["Cat"], {"kind": "cat", "lives": 3})
+    assert not fits(made["$defs"]["Cat"], {"kind": "cat", "lives": 3, "more": 1})
+    assert schema == Order.model_json_schema()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"const": {"properties": {"a": {}}}},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+    ],
+    ids=str,
+)
+def test_other_schemas_stay_open(schema: Any) -> None:
+    assert closed(schema) == schema

@@ -293,6 +293,15 @@ def test_allowed_tools_in_both_forms() -> None:
     assert not fits(flat, CALL)
 
 
+def test_strict_functions_have_no_arguments_that_they_do_not_list() -> None:
+    open_schema = {"type": "object", "properties": {"on": {"type": "boolean"}}}
+    for strict in (True, False):
+        function = {"name": "lamp", "parameters": open_schema, "strict": strict}
+        made = offered(BARE, None, {"type": "function", "function": function}, choice="required")
+        assert fits(made, CALL)
+        assert fits(made, CALL.replace("true", 'true, "more": 1')) is not strict
+
+
 def test_strict_is_a_flag() -> None:
     with pytest.raises(InvalidRequest, match="strict of tools"):
         read_tools([{"function": LAMP["function"] | {"strict": "yes"}}])

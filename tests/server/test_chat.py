@@ -360,3 +360,11 @@ def test_fields_that_are_not_sent_are_as_the_authors_advise(api: Api) -> None:
         for fields in ({}, {"temperature": 0.5, "top_k": 40}, {"temperature": 0.5}, {"temperature": 50, "top_k": 0})
     ]
     assert texts[0] == texts[1] == texts[2] != texts[3]
+
+
+def test_negative_seeds_are_in_twos_complement(api: Api) -> None:
+    for negative in (-1, -(2**63)):
+        made = api.chat(temperature=1, seed=negative)["choices"]
+        assert made == api.chat(temperature=1, seed=negative + 2**64)["choices"]
+        assert made == api.chat(temperature=1, seed=negative, speculation={"enabled": False})["choices"]
+    assert api.chat(temperature=1, seed=-1)["choices"] != api.chat(temperature=1, seed=1)["choices"]

@@ -36,7 +36,7 @@ def install_guards(app: FastAPI, live: CurrentSettings, *, tracer: Tracer | None
             CORSMiddleware,
             allow_origins=live.settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # those that are asked for: clients have their own, such as x-stainless-lang
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(Headers, live=live)

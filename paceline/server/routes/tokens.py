@@ -25,7 +25,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Tokenized:
         max_model_len=translator.max_context,
         tokens=tokens,
         token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
-        ignored_fields=listed(ignored(body)) or None,
+        ignored_fields=listed(translator.ignored(body)) or None,
     )
 
 
@@ -47,7 +47,12 @@ async def _encode(body: TokenizeRequest, translator: Translator) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if body.messages is not None:
+        if body.parse_special:
+            raise InvalidRequest(
+                "parse_special is for a prompt; in messages control tokens stay text", param="parse_special"
+            )
         begins = body.add_generation_prompt is not False
         return [*await translator.encode_messages(body.messages, add_generation_prompt=begins)]
     assert body.prompt is not None
-    return await translator.encode_text(body.prompt, framed=body.add_special_tokens is not False)
+    framed, special = body.add_special_tokens is not False, bool(body.parse_special)
+    return await translator.encode_text(body.prompt, framed=framed, special=special)

@@ -30,9 +30,12 @@ def messages_chat(body: CountRequest) -> Foreign:
     messages = [*_instructions(body.system), *conversation(body.messages)]
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
-    fields |= {"tool_choice": _tool_choice(body.tool_choice)}
-    last = messages[-1] if messages else None
-    if last is not None and last.role == "assistant" and not (last.model_extra or {}).get("tool_calls"):
+    fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
+    if (
+        messages
+        and messages[-1].role == "assistant"
+        and "tool_calls" not in messages[-1].model_dump(exclude_unset=True)
+    ):
         fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
@@ -58,16 +61,17 @@ def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
 
 
 def _append(said: list[Message], message: Message) -> None:
-    """Add a message, to the last one if both are texts of one role."""
-    last = said[-1] if said else None
-    if last is None or last.role != message.role or last.model_extra or message.role == "tool":
+    """Add a message, to the last one if both have one role. Each result of a tool stays by itself."""
+    if not said or said[-1].role != message.role or message.role == "tool":
         said.append(message)
         return
-    merged = "\n".join(filter(None, [_str(last.content), _str(message.content)]))
-    said[-1] = Message.model_validate({**message.model_dump(exclude_unset=True), "content": merged})
+    last, new = (each.model_dump(exclude_unset=True) for each in (said.pop(), message))
+    merged = {"role": message.role, "content": "\n".join(filter(None, (last["content"], new["content"])))}
+    calls = [*last.get("tool_calls", ()), *new.get("tool_calls", ())]
+    said.append(Message.model_validate(merged | {"tool_calls": calls} if calls else merged))
 
 
-def _user(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _user(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     """Yield the results of tools, then the rest of the message."""
     texts = []
     for i, block in enumerate(blocks):
@@ -77,9 +81,11 @@ def _user(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterato
             texts.append(_text(block, f"{where}[{i}]"))
     if texts:
         yield Message(role="user", content="\n".join(texts))
+    elif not blocks:
+        raise InvalidRequest(f"{where} is empty; send at least one block", param="messages")
 
 
-def _assistant(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _assistant(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     texts, calls = [], []
     for i, block in enumerate(blocks):
         if block.type == "tool_use":
@@ -91,7 +97,7 @@ def _assistant(blocks: Iterable[Block], where: str, names: dict[str, str]) -> It
     yield Message.model_validate(fields | {"tool_calls": calls} if calls else fields)
 
 
-def _system(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _system(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     texts = [_text(block, f"{where}[{i}]") for i, block in enumerate(blocks)]
     yield Message(role="system", content="\n".join(texts))
 
@@ -122,10 +128,6 @@ def _text(block: Block, where: str) -> str:
         known = "this model reads text only: send blocks of type text, tool_use or tool_result"
         raise InvalidRequest(f"{where} is of type {block.type[:60]!r}; {known}", param="messages")
     return block.text
-
-
-def _str(content: Any) -> str:
-    return content if isinstance(content, str) else ""
 
 
 def _instructions(system: str | list[Block] | None) -> Iterable[Message]:
@@ -163,6 +165,10 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> str | dict[str, Any] | N
     return CHOICES[choice.type]
 
 
+def _parallel(choice: AnthropicToolChoice | None) -> bool | None:
+    return False if choice is not None and choice.disable_parallel_tool_use else None
+
+
 def _format(body: CountRequest) -> FormatOptions | None:
     given = body.output_config.format if body.output_config is not None else None
     if given is None:
@@ -181,9 +187,6 @@ def _ignored(body: CountRequest) -> Iterator[str]:
     yield from unknown(body)
     if body.thinking is not None and body.thinking.get("type") != "disabled":
         yield "thinking"
-    choice = body.tool_choice
-    if choice is not None and choice.type == "auto" and choice.disable_parallel_tool_use:
-        yield "tool_choice.disable_parallel_tool_use"
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             if block.type in THOUGHTS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
@@ -14,23 +14,37 @@ from paceline.errors import ContextTooLong, InvalidRequest, ModelFileError, Unkn
 from paceline.llm import LLM
 from paceline.server.protocol.llama_cpp import InfillRequest
 from paceline.server.protocol.requests import (
-    MAX_BIASES,
-    MAX_TOP_LOGPROBS,
     ChatRequest,
     CompletionRequest,
     FormatOptions,
     Message,
     PredictionOptions,
+    RequestPart,
     ResponsesRequest,
     SamplingOptions,
     ignored,
     listed,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.fields import (
+    biases,
+    chat_logprobs,
+    chat_tokens,
+    check_scores_alone,
+    infill_tokens,
+    without_stream,
+)
 from paceline.server.translate.foreign import Foreign
 from paceline.server.translate.formats import read_format, text_format
-from paceline.server.translate.inputs import content_text, response_messages, split_beginning, split_prompts
+from paceline.server.translate.inputs import (
+    content_text,
+    response_messages,
+    split_beginning,
+    split_prompts,
+    unused_items,
+)
 from paceline.server.translate.speculation import read_speculation
+from paceline.server.translate.unused import unused_in_format, unused_in_tools, without_mentioned
 from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
@@ -95,7 +109,7 @@ class Translator:
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
-        unused += without_stream(body)
+        unused += [*without_stream(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
@@ -116,8 +130,9 @@ class Translator:
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        unused = without_stream(body)
+        unused = [*without_stream(body), *unused_in_format(body)]
         if body.suffix:
+            unused += ["parse_special"] if body.parse_special else []
             filled = [await self.fill_in(prompt, body.suffix, room=self.max_context - 1) for prompt in prompts]
             if any(each.cut for each in filled):
                 raise ContextTooLong(
@@ -125,7 +140,7 @@ class Translator:
                     param="prompt",
                 )
             return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
-        encoded = [await self._encode_prompt(prompt) for prompt in prompts]
+        encoded = [await self._encode_prompt(prompt, special=bool(body.parse_special)) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
 
     async def infill(self, body: InfillRequest, id: str) -> Translation:
@@ -155,7 +170,8 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        return await self._translation(body, id, [prompt], sampling, tools=tools)
+        unused = [*unused_items(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def foreign(self, given: Foreign, id: str) -> Translation:
         """Translate a body of another API. There max_tokens is a bound, and need not fit into the context."""
@@ -164,7 +180,7 @@ class Translator:
             made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
         except InvalidRequest as error:
             raise given.renamed(error) from None
-        return replace(made, ignored=tuple(sorted({*made.ignored, *given.ignored})))
+        return replace(made, ignored=tuple(listed(sorted({*made.ignored, *given.ignored}))))
 
     # Parts that several endpoints need.
 
@@ -175,6 +191,11 @@ class Translator:
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
+
+    def ignored(self, body: RequestPart) -> Iterator[str]:
+        """Yield the names of a body's fields that are unknown to the server, and to the template in messages."""
+        template = self.llm.tokenizer.chat_template
+        return without_mentioned(ignored(body), frozenset() if template is None else self.llm.chat_template.words)
 
     def check_capacity(self, prompts: int, n: int | None) -> None:
         """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
@@ -217,9 +238,11 @@ class Translator:
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
-    async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
-        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one."""
-        return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), characters=len(text))
+    async def encode_text(self, text: str, *, framed: bool = True, special: bool = False) -> list[int]:
+        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one.
+        `special`: texts of control tokens in it become control tokens."""
+        encode = self.llm.tokenizer.encode
+        return await _off_loop(lambda: encode(text, special=special, add_bos=framed), characters=len(text))
 
     async def fill_in(
         self,
@@ -235,8 +258,8 @@ class Translator:
             characters=len(before) + len(behind) + _characters([[*file] for file in files]),
         )
 
-    async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
-        return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
+    async def _encode_prompt(self, prompt: str | list[int], *, special: bool) -> tuple[int, ...]:
+        return tuple(await self.encode_text(prompt, special=special) if isinstance(prompt, str) else prompt)
 
     def _tools(self, body: ChatRequest | ResponsesRequest, format: FormatOptions | None, field: str) -> Tools | None:
         """Read the tools of a body, whose answer is a call or has the form of `format`."""
@@ -265,6 +288,8 @@ class Translator:
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
     ) -> SamplingParams:
         """Read the sampling fields of a body over the model's own defaults."""
+        if max_tokens == 0:
+            check_scores_alone(body)
         given = {name: getattr(body, name, None) for name in SAME}
         given |= {name: getattr(body, field) for field, name in RENAMED.items()}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": biases(body.logit_bias)}
@@ -315,7 +340,7 @@ class Translator:
             without_effect.append("prediction")
         if speculation.p_min is not None and self.llm.parts.target.decoder is not None:
             without_effect.append("speculation.p_min")  # a device drafts for a whole batch at once
-        names = listed(chain(without_effect, ignored(body)))
+        names = listed(chain(without_effect, self.ignored(body)))
         return Translation(id=id, requests=requests, prompts=texts, tools=tools, ignored=tuple(names))
 
     def _check_room(self, prompt: tuple[int, ...], max_tokens: int | None) -> None:
@@ -344,50 +369,6 @@ class Translator:
         if options is None:  # on a device such drafts would take all its steps to the host
             return behind if self.llm.parts.target.decoder is None else ()
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
-
-
-def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
-    """Find how many tokens an answer may have, and the fields that have no effect on it."""
-    old, new = body.max_tokens, body.max_completion_tokens
-    if new is None:
-        return old, []
-    return new, ["max_tokens"] if old is not None and old != new else []
-
-
-def infill_tokens(body: InfillRequest) -> int | None:
-    """Find how many tokens a fill-in may have; None: until it is complete. The engine draws at least one."""
-    asked = body.n_predict
-    if asked is not None and asked < -1:
-        raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
-    return None if asked is None or asked < 0 else max(1, asked)
-
-
-def chat_logprobs(body: ChatRequest) -> int | None:
-    top = body.top_logprobs
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, not {top}", param="top_logprobs")
-    if top and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    return (top or 0) if body.logprobs else None
-
-
-def without_stream(body: ChatRequest | CompletionRequest) -> list[str]:
-    """Name `stream_options` if it was given for an answer that is not streamed."""
-    return ["stream_options"] if body.stream_options is not None and not body.stream else []
-
-
-def biases(given: dict[str, float] | None) -> dict[int, float] | None:
-    """Read logit_bias, whose keys are token ids as text."""
-    if given is None:
-        return None
-    if len(given) > MAX_BIASES:
-        raise InvalidRequest(
-            f"logit_bias has {len(given)} entries; at most {MAX_BIASES} are allowed", param="logit_bias"
-        )
-    for key in given:
-        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
-            raise InvalidRequest(f"a logit_bias key must be a token id, not {key[:60]!r}", param="logit_bias")
-    return {int(key): bias for key, bias in given.items()}
 
 
 def _characters(value: Any) -> int:
