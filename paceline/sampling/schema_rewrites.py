@@ -1,7 +1,7 @@
 """Rewrite JSON schemas as pydantic and others write them, so that the grammar compiler takes them.
 
 A rewritten schema allows nothing that the original forbids, except what is named: a keyword that cannot be held is
-dropped and its path listed, such as `properties.when.format`. Values inside `const`, `enum`, `default` and `examples`
+dropped and its path listed, such as "properties.when.format". Values inside `const`, `enum`, `default` and `examples`
 are data and stay as they are. This is no validator: the compiler reports schemas that are wrong.
 """
 
