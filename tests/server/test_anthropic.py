@@ -12,8 +12,9 @@ import pytest
 from paceline.llm import LLM
 from paceline.server.answers.anthropic import MessagesAnswer
 from paceline.server.problems import describe
-from paceline.server.protocol.anthropic import AnthropicAnswer, AnthropicMessage
-from paceline.server.translate.anthropic import conversation
+from paceline.server.protocol.anthropic import AnthropicAnswer, AnthropicMessage, MessagesRequest
+from paceline.server.protocol.requests import ChatRequest
+from paceline.server.translate.anthropic import conversation, messages_chat
 from paceline.server.translate.translator import Translation
 from paceline.types import Request
 from tests.cli.tiny_model import TEMPLATE, write_model
@@ -212,6 +213,19 @@ def test_a_conversation_with_calls_is_answered(api: Api) -> None:
     turn = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP])["usage"]["output_tokens"]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice={"type": "none"})["content"]
+    single = {"type": "auto", "disable_parallel_tool_use": True}
+    assert "ignored_fields" not in answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice=single)
+
+
+def test_calls_are_neither_merged_nor_continued() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "lamp", "input": {}}]}
+    text = {"role": "assistant", "content": "so"}
+    for given in ([*HELLO, call], [*HELLO, call, text]):
+        made = messages_chat(MessagesRequest.model_validate({"messages": given, "max_tokens": 1})).body
+        assert isinstance(made, ChatRequest)
+        assert len(made.messages) == len(given)
+        assert made.messages[1].tool_calls
+        assert made.continue_final_message is (None if given[-1] is call else True)
 
 
 def test_an_answer_of_a_form(api: Api) -> None:

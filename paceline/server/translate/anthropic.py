@@ -30,9 +30,9 @@ def messages_chat(body: CountRequest) -> Foreign:
     messages = [*_instructions(body.system), *conversation(body.messages)]
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
-    fields |= {"tool_choice": _tool_choice(body.tool_choice)}
+    fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
     last = messages[-1] if messages else None
-    if last is not None and last.role == "assistant" and not (last.model_extra or {}).get("tool_calls"):
+    if last is not None and last.role == "assistant" and not last.tool_calls:
         fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
@@ -60,7 +60,7 @@ def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
 def _append(said: list[Message], message: Message) -> None:
     """Add a message, to the last one if both are texts of one role."""
     last = said[-1] if said else None
-    if last is None or last.role != message.role or last.model_extra or message.role == "tool":
+    if last is None or last.role != message.role or last.tool_calls or message.role == "tool":
         said.append(message)
         return
     merged = "\n".join(filter(None, [_str(last.content), _str(message.content)]))
@@ -163,6 +163,10 @@ def _tool_choice(choice: AnthropicToolChoice | None) -> str | dict[str, Any] | N
     return CHOICES[choice.type]
 
 
+def _parallel(choice: AnthropicToolChoice | None) -> bool | None:
+    return False if choice is not None and choice.disable_parallel_tool_use else None
+
+
 def _format(body: CountRequest) -> FormatOptions | None:
     given = body.output_config.format if body.output_config is not None else None
     if given is None:
@@ -181,9 +185,6 @@ def _ignored(body: CountRequest) -> Iterator[str]:
     yield from unknown(body)
     if body.thinking is not None and body.thinking.get("type") != "disabled":
         yield "thinking"
-    choice = body.tool_choice
-    if choice is not None and choice.type == "auto" and choice.disable_parallel_tool_use:
-        yield "tool_choice.disable_parallel_tool_use"
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             if block.type in THOUGHTS:

@@ -175,7 +175,8 @@ class Translator:
             made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
         except InvalidRequest as error:
             raise given.renamed(error) from None
-        return replace(made, ignored=tuple(sorted({*made.ignored, *given.ignored})))
+        own = {name for name in made.ignored if not name.startswith("messages[")}  # its messages were made here
+        return replace(made, ignored=tuple(sorted(own | given.ignored)))
 
     # Parts that several endpoints need.
 
