@@ -266,19 +266,20 @@ class Translator:
 
     async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
         """Find the grammar that the answer must follow, and compile it: up to half a second, off the event loop."""
-        grammar = form = read_format(format, field)
+        form = read_format(format, field)
         if tools is not None and tools.constrained:
-            await self._compile(form, field)  # so that an error is that of the field at fault
-            grammar, field = tools.grammar, "tools"
-        await self._compile(grammar, field)
-        return grammar
+            await self._compile(lambda: form, field)  # so that an error is that of the field at fault
+            return await self._compile(lambda: tools.grammar, "tools")
+        return await self._compile(lambda: form, field)
 
-    async def _compile(self, grammar: Grammar | None, field: str) -> None:
-        if grammar is not None:
-            try:
+    async def _compile(self, make: Callable[[], Grammar | None], field: str) -> Grammar | None:
+        try:
+            grammar = make()
+            if grammar is not None:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
-            except InvalidRequest as error:
-                raise InvalidRequest(str(error), param=field) from None
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), param=field) from None
+        return grammar
 
     def _sampling(
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
