@@ -44,7 +44,7 @@ from paceline.server.translate.inputs import (
     unused_items,
 )
 from paceline.server.translate.speculation import read_speculation
-from paceline.server.translate.unused import unused_in_format, unused_in_tools, without_mentioned
+from paceline.server.translate.unused import unused_in_schemas, without_mentioned
 from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
@@ -109,7 +109,7 @@ class Translator:
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
-        unused += [*without_stream(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        unused += [*without_stream(body), *await _unused(body, tools)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
@@ -130,7 +130,7 @@ class Translator:
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        unused = [*without_stream(body), *unused_in_format(body)]
+        unused = [*without_stream(body), *await _unused(body, None)]
         if body.suffix:
             unused += ["parse_special"] if body.parse_special else []
             filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
@@ -165,7 +165,7 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        unused = [*unused_items(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        unused = [*unused_items(body), *await _unused(body, tools)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def foreign(self, given: Foreign, id: str) -> Translation:
@@ -366,6 +366,13 @@ class Translator:
         if options is None:
             return behind
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
+
+
+async def _unused(body: ChatRequest | CompletionRequest | ResponsesRequest, tools: Tools | None) -> list[str]:
+    """List names of fields without effect in tools and forms, off the event loop where there are any."""
+    form = body.text if isinstance(body, ResponsesRequest) else body.response_format
+    given = form is not None or getattr(body, "tools", None)
+    return await asyncio.to_thread(unused_in_schemas, body, tools) if given else []
 
 
 def _characters(value: Any) -> int:
