@@ -130,10 +130,14 @@ class QueueFull(PacelineError):
 
 
 class NotReady(PacelineError):
-    """The server is starting, draining or closed."""
+    """The server is starting, draining or closed. `retry_after` estimates the seconds until it has started."""
 
     status = 503
     code = "not_ready"
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Failed(PacelineError):

@@ -305,6 +305,8 @@ class Speculation:
 
 
 OFF = Speculation(enabled=False)
+POOLINGS = ("mean", "last")  # ways to make one vector of a text's hidden states
+EMBEDDING = SamplingParams(max_tokens=1, temperature=0)  # of a request with pooling: its one token ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,7 @@ class Request:
     cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
     deadline: float | None = None  # seconds from submission
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
+    pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -330,6 +333,8 @@ class Request:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {' or '.join(POOLINGS)}, not {self.pooling!r}", param="pooling")
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
             if not isinstance(text, str) or surrogate_at(text) is not None:
                 raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
@@ -415,4 +420,5 @@ class TokenEvent:
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token id that ended the sequence
     error: str | None = None
+    embedding: tuple[float, ...] | None = None  # on the last event of a request with pooling: a vector of length 1
     stats: SequenceStats | None = None  # on the last event

@@ -89,6 +89,11 @@ class LoadPlan:
     seed: int = 0
     salt: bool = True  # a cache salt keeps runs from sharing the server's prefix cache
 
+    @property
+    def requests(self) -> int:
+        """Number of counted requests of one arm."""
+        return len(self.prompts) * self.rounds * len(self.loads) * len(self.temperatures)
+
 
 class ServerGone(Exception):
     """The server cannot be reached any more."""

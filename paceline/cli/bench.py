@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import bench_compare, bench_offline, bench_serve
+from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
+from paceline.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup
@@ -116,11 +118,18 @@ def _engine(args: Namespace) -> int:
     from paceline.bench.engine import measure
     from paceline.bench.engine_record import record, text
 
-    found = record(measure(_setup(args)), command=shlex.join(["paceline", *sys.argv[1:]]))
+    with progress_bar("loading", unit="runs") as progress:
+
+        def say(what: str, done: int, total: int) -> None:
+            progress.doing = what
+            progress(done, total)
+
+        measured = measure(_setup(args), say=say)
+    found = record(measured, command=shlex.join(["paceline", *sys.argv[1:]]))
     print(text(found))
     if args.json:
         print(json.dumps(found))
-    return 0
+    return interrupted_status() if measured.interrupted else 0
 
 
 def _setup(args: Namespace) -> Setup:

@@ -4,7 +4,8 @@
     1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
          requests of `bench serve` failed, or `bench compare` found a regression
     2    the request cannot be served: a bad option, model, prompt or parameter
-    130  interrupted with Ctrl-C
+    130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
+    143  the same, by SIGTERM; `serve` drains instead and exits with 0
     141  the reader of the output closed the pipe
 
 An error is one line on stderr, never a traceback (`--verbose` shows the log). Neither this module nor that of a command
@@ -24,8 +25,9 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import audit, bench, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
 from paceline.cli import list as list_command
+from paceline.cli.interrupts import interrupted_status, stopped_by_signals
 from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
 
@@ -60,20 +62,22 @@ COMMANDS: Mapping[str, Command] = {
     "audit": audit,
     "train": train,
     "demo": demo,
+    "completion": completion,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            with stopped_by_signals():
+                return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()  # here, where BrokenPipeError is caught
     except PacelineError as error:
         print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
         return 1 if isinstance(error, EngineDead | TrainingError) else 2
     except KeyboardInterrupt:
-        return 130
+        return interrupted_status()
     except BrokenPipeError:
         _forget_stdout()
         return 141

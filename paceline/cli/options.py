@@ -130,14 +130,21 @@ def drafters_of(args: Namespace) -> list[str]:
     return [] if args.drafter == ["none"] else list(args.drafter)
 
 
-def load(args: Namespace, *, drafters: bool = True) -> LLM:
-    """Load the model with the shared options."""
+def load(
+    args: Namespace, *, drafters: bool = True, report: Callable[[int, int], None] = lambda done, total: None
+) -> LLM:
+    """Load the model with the shared options. `report`: called with bytes done and bytes in all."""
     from paceline.llm import LLM
 
     check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
-    with progress_bar(f"loading {args.target}") as progress:
+    with progress_bar(f"loading {args.target}") as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown(done, total)
+            report(done, total)
+
         return LLM(
             args.target,
             drafter=words,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import count
-from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import StorageError
 
 
@@ -103,9 +101,3 @@ def write(path: Path, text: str, *, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
-
-
-def say(line: str) -> None:
-    """Show progress on one line of a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)

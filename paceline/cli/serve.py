@@ -69,9 +69,8 @@ def run(args: Namespace) -> int:
     logs.start_log(as_json=settings.log_json, verbose=args.verbose)
     listener = bind(settings)
     with listener:
-        llm = load(_for_loading(args, given))
         serve(
-            llm,
+            lambda progress: load(_for_loading(args, given), report=progress),
             settings,
             listener=listener,
             source=lambda: _settings(options_of(args, os.environ)),

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Prediction, Trail
+from paceline.engine.pooling import Pool
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -71,6 +72,7 @@ class Admission:
             counters=Counters(submitted=now),
             trail=None if prediction is None else Trail(prediction),
             predictors=self._predicting(drafters),
+            pool=None if request.pooling is None else Pool(request.pooling, len(request.prompt)),
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:

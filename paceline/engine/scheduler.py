@@ -42,6 +42,7 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
+    first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
@@ -150,7 +151,7 @@ class Scheduler:
         sequence.span = self._cache.open(
             tokens,
             salt=sequence.request.cache_salt,
-            reuse=not sequence.scores_prompt,
+            reuse=not sequence.reads_whole_prompt,
             wanted=lambda page: self._knows(sequence, page),
         )
         sequence.counters.cached_tokens += sequence.span.committed

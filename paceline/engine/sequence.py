@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from paceline.drafters.prediction import Trail
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
+from paceline.engine.pooling import Pool
 from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
@@ -47,6 +48,7 @@ class Sequence:
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # shared by the samples of a request
+    pool: Pool | None = None  # hidden states of the prompt, for a request with pooling
 
     @property
     def prompt_length(self) -> int:
@@ -67,6 +69,16 @@ class Sequence:
         """True if the steps in flight complete the sequence even if they accept no drafted token."""
         drawn = self.in_flight.least
         return drawn > 0 and len(self.tokens) + drawn >= self.max_length
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """True if every row of the prompt must be computed, and none may come from the prefix cache."""
+        return self.scores_prompt or self.pool is not None
+
+    @property
+    def needs_prompt_rows(self) -> bool:
+        """True if something is computed from each row of the prompt: its log-probabilities, or an embedding."""
+        return self.wants_prompt_logprobs or self.pool is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:

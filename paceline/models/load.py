@@ -12,6 +12,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
 from paceline.models.fields import Fields
 from paceline.models.hf_config import config_from_hf, token_ids
+from paceline.models.refusals import refuse_files
 from paceline.models.resolve import name_of, resolve
 from paceline.models.safetensors import SafetensorsFolder
 from paceline.models.weights import Device, Format, Progress, TensorSource, Weight, load_weights
@@ -77,6 +78,7 @@ def _open_gguf(path: Path) -> OpenModel:
 
 
 def _open_directory(path: Path) -> OpenModel:
+    refuse_files(path)
     config_path = member(path, "config.json")
     values = read_json(config_path)
     config, said = config_from_hf(values, source=str(config_path)), None

@@ -19,6 +19,7 @@ from paceline.errors import ModelFileError, ModelNotFound
 from paceline.models.hub.names import HubName, hub_name
 from paceline.models.hub.pull import Progress, pull
 from paceline.models.hub.store import find
+from paceline.models.refusals import refuse_files
 
 
 def resolve(name: str, progress: Progress | None = None) -> Path:
@@ -78,6 +79,7 @@ def _from_path(path: Path) -> Path:
     if files:
         listed = ", ".join(file.name for file in files[:8])
         raise ModelNotFound(f"{path}: holds {len(files)} GGUF files; name the one to load: {listed}")
+    refuse_files(path)
     raise ModelNotFound(f"{path}: holds neither config.json nor a GGUF file")
 
 

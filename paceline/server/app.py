@@ -7,6 +7,7 @@ import time
 from fastapi import FastAPI
 
 from paceline import __version__
+from paceline.server.aliases import Aliases
 from paceline.server.bridge import Bridge
 from paceline.server.guards import install_guards
 from paceline.server.live import CurrentSettings
@@ -18,6 +19,8 @@ from paceline.server.routes import (
     anthropic,
     chat,
     completions,
+    desktop,
+    embeddings,
     infill,
     models,
     ollama,
@@ -29,9 +32,26 @@ from paceline.server.routes import (
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
-ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
+ABOUT = (
+    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say "
+    "what speculation did."
+)
 
-PARTS = (chat, completions, infill, responses, anthropic, ollama, ollama_models, models, tokens, state, admin)
+PARTS = (
+    chat,
+    completions,
+    infill,
+    responses,
+    embeddings,
+    anthropic,
+    ollama,
+    ollama_models,
+    models,
+    tokens,
+    desktop,
+    state,
+    admin,
+)
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
@@ -48,4 +68,5 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     install_metrics(app, bridge)
     install_playground(app)
     install_guards(app, app.state.live, tracer=tracer)
+    app.add_middleware(Aliases)
     return app

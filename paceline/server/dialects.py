@@ -76,6 +76,7 @@ class Dialect:
     error: Callable[[ErrorDetail], dict[str, Any]]
     error_model: type[BaseModel]
     id_headers: tuple[bytes, ...] = (b"x-request-id",)
+    untyped: bool = False  # bodies are JSON whatever their content type says
 
     @property
     def errors(self) -> dict[int | str, dict[str, Any]]:
@@ -88,7 +89,7 @@ class Dialect:
 
 OPENAI = Dialect(openai_error, ErrorBody)
 ANTHROPIC = Dialect(anthropic_error, AnthropicError, (b"x-request-id", b"request-id"))
-OLLAMA = Dialect(ollama_error, OllamaError)
+OLLAMA = Dialect(ollama_error, OllamaError, untyped=True)
 ERRORS = OPENAI.errors
 
 

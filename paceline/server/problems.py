@@ -37,6 +37,8 @@ PROMPT_FIELDS = {  # path → field; others: prompt
     "/v1/responses": "input",
     "/v1/messages": "messages",
     "/api/chat": "messages",
+    "/v1/embeddings": "input",
+    "/infill": "input_prefix",
 }
 
 

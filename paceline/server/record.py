@@ -38,8 +38,8 @@ class Recorder:
             raise StorageError(f"requests cannot be recorded in {path} ({reason}); choose another file") from None
 
     def take(self, request: Request) -> None:
-        """Record a request that the engine has been asked to serve, if the draw selects it."""
-        if self._file is None or self._draw() >= self._share:
+        """Record a request that the engine has been asked to serve, if it makes text and the draw selects it."""
+        if self._file is None or request.pooling is not None or self._draw() >= self._share:
             return
         line = {"id": request.id, "prompt_tokens": request.prompt, "sampling": asked(request.sampling)}
         try:

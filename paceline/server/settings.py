@@ -15,6 +15,7 @@ from typing import Any, Self, get_type_hints
 from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import BUILT_IN, Rule
+from paceline.types import POOLINGS
 
 MAX_TIMEOUT = 1e6  # seconds
 
@@ -51,6 +52,7 @@ HELP = {
     "allowed_threshold": "lowest threshold of a lossy rule that a request may ask for",
     "allowed_p_min": "lowest p_min a request may ask for",
     "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
+    "embedding_pooling": "hidden states that make an embedding: mean of all tokens, or that of the last",
     "log_json": "one JSON object a line",
     "otlp_endpoint": "where OpenTelemetry traces go, such as http://127.0.0.1:4318/v1/traces; none: no traces",
     "log_prompts": "prompts stand in the log",
@@ -94,6 +96,7 @@ class Settings:
     allowed_threshold: float = 0.0
     allowed_p_min: float = 0.0
     allowed_drafters: tuple[str, ...] = ()
+    embedding_pooling: str = "mean"
     log_json: bool = False
     otlp_endpoint: str | None = None
     log_prompts: bool = False
@@ -121,6 +124,8 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
         self._check_speculation()
+        if self.embedding_pooling not in POOLINGS:
+            raise InvalidRequest(f"embedding_pooling is {' or '.join(POOLINGS)}, not {self.embedding_pooling!r}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
             raise InvalidRequest(
                 f"otlp_endpoint is an address such as http://127.0.0.1:4318/v1/traces, not {self.otlp_endpoint!r}"

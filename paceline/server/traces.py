@@ -29,6 +29,8 @@ OPERATIONS = {  # path → name in the conventions
     "/api/chat": "chat",
     "/api/generate": "text_completion",
     "/v1/completions": "text_completion",
+    "/infill": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
 CARRIED = (b"traceparent", b"tracestate")  # headers that carry the client's trace
 NANOSECONDS = 1_000_000_000  # nanoseconds per second

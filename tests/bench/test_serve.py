@@ -193,14 +193,17 @@ def test_nobody_answers(bench: Bench) -> None:
     assert "no server answers at http://127.0.0.1:9" in bench.err
 
 
-def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: int
+) -> None:
     from paceline.bench import serve
 
     ask = serve.Client.send
 
     async def asked(self: Any, *args: Any) -> Any:
         if len(server.asked) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return await ask(self, *args)
 
     monkeypatch.setattr(serve.Client, "send", asked)
@@ -208,8 +211,9 @@ def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatc
     with serving(FakeServer(good())) as server:
         status, found = bench(server.url)
     signal.signal(signal.SIGINT, before)
-    assert status == 130
+    assert status == expected
     assert found["interrupted"]
+    assert found["conclusion"].startswith("Interrupted; so far: 4 of 4 requests were answered")
     assert found["completed"] == 4
 
 

@@ -42,7 +42,7 @@ def test_examples_parse(parser: Parser) -> None:
     _, examples, _ = sections(parser.description or "")
     assert examples
     for line in examples:
-        command = re.sub(r"^.*?\bpaceline(\.cli\.main)?( |$)", "", line)
+        command = re.sub(r"^.*?\bpaceline(\.cli\.main)?( |$)", "", line).partition(" > ")[0]
         build_parsers()[0].parse_args(shlex.split(command, comments=True))
         assert parser.prog.split()[1:] == command.split()[: len(parser.prog.split()) - 1]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +77,11 @@ def test_a_directory_is_known_by_its_name_where_its_file_says_nothing(tiny, tmp_
 
 def test_the_embedded_model_answers_as_its_authors_advise() -> None:
     assert open_model("smollm2").generation.values == {"temperature": 0.2, "top_p": 0.9}
+
+
+def test_the_documents_have_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = {title: cells for title, *cells in (re.split(r" *\| *", line.strip("| ")) for line in text.split("\n"))}
+    for family in FAMILIES:
+        said = [family.values.get(name) for name in ("temperature", "top_p", "top_k", "repetition_penalty")]
+        assert [float(cell) for cell in rows[family.title] if cell] == [value for value in said if value is not None]

@@ -23,6 +23,7 @@ from tests.server.api import HELLO, Api, serving
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 SHORT = "{% if tools %}{{ tools | length }} tools{% endif %}"  # the context has 256 bytes
+BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 8}
 LAMP = {
     "name": "lamp",
     "input_schema": {
@@ -166,6 +167,15 @@ def test_a_call_that_is_demanded(api: Api, choice: dict[str, Any]) -> None:
     assert json.loads(grown["delta"]["partial_json"]) == block["input"]
 
 
+def test_one_call_at_most(api: Api) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    made = answer(api, tools=[LAMP], tool_choice=choice, max_tokens=100, temperature=1, seed=1)
+    assert sum(block["type"] == "tool_use" for block in made["content"]) <= 1
+    given = messages_chat(MessagesRequest.model_validate({**BODY, "tools": [LAMP], "tool_choice": choice})).body
+    assert isinstance(given, ChatRequest)
+    assert (given.tool_choice, given.parallel_tool_calls) == ("auto", False)
+
+
 def test_a_call_that_is_cut_keeps_what_it_has(api: Api) -> None:
     made = answer(api, tools=[LAMP], tool_choice={"type": "any"}, max_tokens=24, temperature=1, seed=3)
     assert made["stop_reason"] == "max_tokens"
@@ -181,9 +191,10 @@ def test_results_of_tools_become_messages() -> None:
                 {"type": "thinking", "thinking": "hm", "signature": "x"},
                 {"type": "text", "text": "I look."},
                 {"type": "tool_use", "id": "a", "name": "lamp", "input": {"on": True}},
-                {"type": "tool_use", "id": "b", "name": "door", "input": {}},
             ],
         },
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "b", "name": "door", "input": {}}]},
+        {"role": "assistant", "content": "And look."},
         {
             "role": "user",
             "content": [
@@ -198,7 +209,7 @@ def test_results_of_tools_become_messages() -> None:
     lamp, door = read[1].pop("tool_calls")
     assert read == [
         {"role": "user", "content": "light?"},
-        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": "I look.\nAnd look."},
         {"role": "tool", "content": "lit", "tool_call_id": "a", "name": "lamp"},
         {"role": "tool", "content": "Error: no door", "tool_call_id": "b", "name": "door"},
         {"role": "user", "content": "so?\nwell?"},
@@ -217,15 +228,13 @@ def test_a_conversation_with_calls_is_answered(api: Api) -> None:
     assert "ignored_fields" not in answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice=single)
 
 
-def test_calls_are_neither_merged_nor_continued() -> None:
+def test_calls_are_kept_and_not_continued() -> None:
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "lamp", "input": {}}]}
-    text = {"role": "assistant", "content": "so"}
-    for given in ([*HELLO, call], [*HELLO, call, text]):
+    for given in ([*HELLO, call], [*HELLO, call, {"role": "assistant", "content": "so"}]):
         made = messages_chat(MessagesRequest.model_validate({"messages": given, "max_tokens": 1})).body
         assert isinstance(made, ChatRequest)
-        assert len(made.messages) == len(given)
-        assert made.messages[1].tool_calls
-        assert made.continue_final_message is (None if given[-1] is call else True)
+        assert made.messages[-1].tool_calls
+        assert made.continue_final_message is None
 
 
 def test_an_answer_of_a_form(api: Api) -> None:
@@ -269,6 +278,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     ("fields", "said"),
     [
         ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is empty"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0] is of type 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "needs tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "needs id, name and input"),
@@ -363,3 +373,38 @@ def test_counting(api: Api) -> None:
     assert more["input_tokens"] > plain["input_tokens"]
     assert more["ignored_fields"] == ["max_tokens"]
     assert api.post(COUNT, {"messages": []}).json()["error"]["type"] == "invalid_request_error"
+
+
+# ── calls as a coding agent makes them ──
+
+
+def test_the_calls_of_a_coding_agent(llm: LLM) -> None:
+    """Ask under another name, with beta headers, system blocks, cache marks, tools and far too many tokens."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        "model": "claude-sonnet-4-5-20250929",
+        "system": [{"type": "text", "text": "You are an agent."} | cached],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"} | cached]}],
+        "tools": [LAMP | {"description": "Switch it"} | cached],
+        "metadata": {"user_id": "user_x_session_y"},
+        "thinking": {"type": "enabled", "budget_tokens": 31999},
+        "max_tokens": 32000,
+        "temperature": 1,
+        "stream": True,
+    }
+    headers = {
+        "authorization": "Bearer secret",
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+    }
+    with serving(llm, api_keys=("secret",), served_aliases=("claude-*",)) as api:
+        asked = api.run(api.http.post(f"{PATH}?beta=true", json=body, headers=headers))
+        told = list(read_events(asked))
+        assert told[-1]["type"] == "message_stop"
+        names = told[0]["message"]["ignored_fields"]
+        places = ("messages.content", "system", "tools")
+        assert names == [*(f"{place}.cache_control" for place in places[:2]), "thinking", "tools.cache_control"]
+        counted = {name: body[name] for name in ("model", "system", "messages", "tools")}
+        count = api.run(api.http.post(f"{COUNT}?beta=true", json=counted, headers=headers)).json()
+        usage = told[-2]["usage"]
+        assert count["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]

@@ -16,7 +16,7 @@ from paceline.server.protocol.ollama import OllamaCall, OllamaChatAnswer, Ollama
 from paceline.server.translate.ollama import bare_name, conversation, tagged_name
 from paceline.server.translate.translator import Translation
 from paceline.types import Request
-from tests.cli.tiny_model import TEMPLATE, write_model
+from tests.cli.tiny_model import SPECIAL, TEMPLATE, write_model
 from tests.server.api import HELLO, Api, serving
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
@@ -200,6 +200,20 @@ def test_a_model_without_a_template_continues_prompts(tmp_path_factory: pytest.T
         assert (shown["capabilities"], shown["template"]) == (["completion"], "{{ .Prompt }}")
 
 
+def test_a_text_between_two_others(tmp_path_factory: pytest.TempPathFactory, api: Api) -> None:
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    path = write_model(tmp_path_factory.mktemp("coder"), special=(*SPECIAL, *marks))
+    with serving(LLM(str(path), drafter=[], format="fp32", measure_cost=False)) as coder:
+        expected = coder.complete(prompt="abc", suffix="xyz", temperature=0, max_tokens=8)
+        made = whole(coder, GENERATE, {"prompt": "abc", "suffix": "xyz"})
+        assert made["response"] == expected["choices"][0]["text"]
+        assert made["prompt_eval_count"] == expected["usage"]["prompt_tokens"]
+        shown = coder.post("/api/show", {"model": "tiny"}).json()
+        assert shown["capabilities"] == ["completion", "tools", "insert"]
+        assert ".Suffix" in shown["template"]
+    assert "fill-in-the-middle" in check_error(api.post(GENERATE, {"prompt": "abc", "suffix": "xyz"}), 400)
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [(CHAT, {"message": {"role": "assistant", "content": ""}}), (GENERATE, {"response": ""})],
@@ -221,7 +235,8 @@ def test_fields_without_effect_are_named(api: Api) -> None:
     options = GREEDY | {"num_ctx": 4096, "mirostat": 1, "seed": -1}
     body = {"messages": [HELLO[0] | {"thinking": "hm"}], "options": options, "keep_alive": "5m", "think": False}
     for made in (whole(api, CHAT, body), lines(api, CHAT, body)[-1]):
-        assert made["ignored_fields"] == ["keep_alive", "messages.thinking", "options.mirostat", "options.num_ctx"]
+        names = ["keep_alive", "messages.thinking", "options.mirostat", "options.num_ctx", "think"]
+        assert made["ignored_fields"] == names
 
 
 @pytest.mark.parametrize(
@@ -269,6 +284,21 @@ def test_errors_are_ollamas_wherever_they_arise(llm: LLM) -> None:
         assert "/api/pull" in check_error(ask("/api/pull", {"model": "llama3"}), 404)
         assert "200 bytes" in check_error(ask(CHAT, {"messages": [HELLO[0]] * 9}), 413)
         assert api.get("/").status_code == 200  # needs no key
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_the_content_type_does_not_matter_unless_a_browser_sends_it(api: Api, kind: str | None) -> None:
+    """litellm sends none, and `curl -d` that of a form. A web page could send both to a foreign origin unasked."""
+
+    def ask(path: str, **headers: str) -> int:
+        typed = headers if kind is None else headers | {"content-type": kind}
+        body = json.dumps({"messages": HELLO, "options": GREEDY, "max_tokens": 1})
+        return api.run(api.http.post(path, content=body.encode(), headers=typed)).status_code
+
+    assert ask(CHAT) == 200
+    assert ask(CHAT, origin="http://evil.example") == 415
+    assert ask(CHAT, **{"sec-fetch-site": "cross-site"}) == 415
+    assert ask("/v1/chat/completions") == ask("/v1/messages") == 415
 
 
 def test_a_stream_that_breaks_says_so(api: Api) -> None:

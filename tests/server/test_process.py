@@ -381,9 +381,10 @@ def test_https(llm: LLM, tmp_path: Path) -> None:
 
 def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:
     facts = chosen(llm, "tiny", Settings())
-    assert set(facts) == {"model", "device", "weights", "drafters", "bitwise", "kv", "limits", "access"}
+    assert set(facts) == {"model", "device", "weights", "drafters", "bitwise", "kv", "sampling", "limits", "access"}
     assert "ngram: looks up tokens" in facts["drafters"]
     assert "256 a sequence" in facts["kv"]
+    assert facts["sampling"].startswith("temperature 0.5, top_k 40 unless a request says otherwise; source: generation")
     assert "on this machine" in facts["access"]
     assert "THE NETWORK" in chosen(llm, "tiny", Settings(host="0.0.0.0"))["access"]
     assert "1 API keys, no admin key" in chosen(llm, "tiny", Settings(api_keys=("a",)))["access"]

@@ -49,6 +49,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "allowed_threshold": ("0.1", 0.1),
     "allowed_p_min": ("0.25", 0.25),
     "allowed_drafters": ("ngram", ("ngram",)),
+    "embedding_pooling": ("last", "last"),
     "log_json": ("true", True),
     "log_prompts": ("on", True),
     "otlp_endpoint": ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from paceline.chat.tool_calls import Said, ToolCall
@@ -12,6 +11,7 @@ from paceline.server import sse
 from paceline.server.answers.arguments import parsed_arguments
 from paceline.server.answers.chat import chat_logprobs
 from paceline.server.answers.tally import Fields, Tally
+from paceline.server.answers.timestamps import timestamp
 from paceline.server.dialects import ErrorDetail, ollama_error
 from paceline.server.protocol.ollama import OllamaAnswered, OllamaChatAnswer, OllamaGenerateAnswer
 from paceline.server.translate.translator import Translation
@@ -117,12 +117,6 @@ class GenerateLines(OllamaAnswer[OllamaGenerateAnswer]):
 
     def whole(self) -> OllamaGenerateAnswer:
         return OllamaGenerateAnswer.model_validate(self._whole())
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """Write a time, by default now, as RFC 3339 has it."""
-    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -22,7 +22,12 @@ export function requestOf(messages, controls, { model, plain = false } = {}) {
 }
 
 function speculationOf(controls, number) {
-  return { enabled: true, rule: controls.rule, ...(controls.drafter && { drafter: controls.drafter }), ...number("max_draft") };
+  return {
+    enabled: true,
+    rule: controls.rule,
+    ...(controls.drafter && { drafter: controls.drafter }),
+    ...number("max_draft"),
+  };
 }
 
 /** Makes the request that goes on after `prompt`, token ids: a completion with the fields of a chat. */
@@ -90,7 +95,7 @@ export function firstDifference(one, other) {
   return -1;
 }
 
-/** Groups tokens by step: when each began and ended, in milliseconds after the request, and where its tokens came from. */
+/** Groups tokens by step: when it began and ended, in milliseconds after the request, and the origins of its tokens. */
 export function roundsOf(tokens) {
   const rounds = [];
   for (const token of tokens) {

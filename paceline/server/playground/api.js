@@ -16,7 +16,10 @@ export class Refusal extends Error {
 
 export async function call(path, { signal, body } = {}) {
   const key = keyOf();
-  const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(body && { "content-type": "application/json" }) };
+  const headers = {
+    ...(key && { authorization: `Bearer ${key}` }),
+    ...(body && { "content-type": "application/json" }),
+  };
   const asked = { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body) };
   const response = await fetch(path, asked).catch((error) => {
     throw error.name === "AbortError" ? error : new Refusal("the server cannot be reached", 0);

@@ -25,9 +25,19 @@ class Frame {
     this.parts = [];
     for (const value of ys) {
       this.add("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: this.y(value), y2: this.y(value) });
-      this.add("text", { class: "tick y", x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, String(value));
+      this.add(
+        "text",
+        { class: "tick y", x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" },
+        String(value),
+      );
     }
-    xs.forEach((value, i) => this.add("text", { class: "tick x", x: this.x(value), y: HEIGHT - EDGE.bottom + 16, "text-anchor": "middle" }, String(xLabels[i])));
+    xs.forEach((value, i) =>
+      this.add(
+        "text",
+        { class: "tick x", x: this.x(value), y: HEIGHT - EDGE.bottom + 16, "text-anchor": "middle" },
+        String(xLabels[i]),
+      ),
+    );
     this.add("text", { class: "title", x: 0, y: 12 }, yTitle);
     this.add("text", { class: "title", x: width - EDGE.right, y: HEIGHT - 4, "text-anchor": "end" }, xTitle);
   }
@@ -50,13 +60,30 @@ class Frame {
 export function lineChart(svg, points, { seconds, yTitle, rule = null, words }) {
   const most = Math.max(...points.map((point) => point.high ?? point.value), rule === null ? 0 : 1.25 * rule, 1e-9);
   const xs = [-seconds, -0.75 * seconds, -0.5 * seconds, -0.25 * seconds, 0];
-  const frame = new Frame(svg, { xs, ys: ticksOf(most), xTitle: "seconds before now", yTitle, words, xLabels: xs.map((x) => (x ? -x : "now")) });
+  const frame = new Frame(svg, {
+    xs,
+    ys: ticksOf(most),
+    xTitle: "seconds before now",
+    yTitle,
+    words,
+    xLabels: xs.map((x) => (x ? -x : "now")),
+  });
   const place = (point, name = "value") => `${frame.x(-point.ago).toFixed(1)},${frame.y(point[name]).toFixed(1)}`;
   if (points.some((point) => point.low !== undefined)) {
-    const edge = [...points.map((point) => place(point, "low")), ...points.map((point) => place(point, "high")).reverse()];
+    const edge = [
+      ...points.map((point) => place(point, "low")),
+      ...points.map((point) => place(point, "high")).reverse(),
+    ];
     frame.add("polygon", { class: "band", points: edge.join(" ") });
   }
-  if (rule !== null) frame.add("line", { class: "rule", x1: EDGE.left, x2: frame.width - EDGE.right, y1: frame.y(rule), y2: frame.y(rule) });
+  if (rule !== null)
+    frame.add("line", {
+      class: "rule",
+      x1: EDGE.left,
+      x2: frame.width - EDGE.right,
+      y1: frame.y(rule),
+      y2: frame.y(rule),
+    });
   frame.add("polyline", { class: "line", points: points.map((point) => place(point)).join(" ") });
   const last = points.at(-1);
   frame.add("circle", { class: "dot", cx: frame.x(-last.ago), cy: frame.y(last.value), r: 3.5 });
@@ -71,7 +98,12 @@ export function barChart(svg, shares, { xTitle, yTitle, words }) {
   const wide = 0.7 * (frame.x(1) - frame.x(0));
   shares.forEach((share, i) => {
     const y = frame.y(100 * share);
-    frame.add("rect", { class: "accepted", x: frame.x(i + 1) - wide / 2, width: wide, y, height: frame.y(0) - y }, "", `position ${i + 1}: ${(100 * share).toFixed(0)} %`);
+    frame.add(
+      "rect",
+      { class: "accepted", x: frame.x(i + 1) - wide / 2, width: wide, y, height: frame.y(0) - y },
+      "",
+      `position ${i + 1}: ${(100 * share).toFixed(0)} %`,
+    );
   });
   frame.finish();
 }
@@ -94,7 +126,18 @@ export function stepChart(svg, arrivals) {
     const title = `step ${round.round}: ${round.origins.length} tokens in ${(round.to - round.from).toFixed(0)} ms`;
     round.origins.forEach((origin, i) => {
       const [low, high] = [frame.y(i), frame.y(i + 1)];
-      frame.add("rect", { class: origin ?? "plain", x: from, width: Math.max(to - from - 1, 0.6), y: high, height: Math.max(low - high - 1, 0.6) }, "", title);
+      frame.add(
+        "rect",
+        {
+          class: origin ?? "plain",
+          x: from,
+          width: Math.max(to - from - 1, 0.6),
+          y: high,
+          height: Math.max(low - high - 1, 0.6),
+        },
+        "",
+        title,
+      );
     });
   }
   frame.finish();
@@ -103,7 +146,7 @@ export function stepChart(svg, arrivals) {
 /** Divides the time of steps that arrived together, and so seem to take none, evenly among them. */
 export function spread(rounds) {
   const made = [];
-  for (let i = 0; i < rounds.length; ) {
+  for (let i = 0; i < rounds.length;) {
     let end = i + 1;
     while (end < rounds.length && rounds[end].to - rounds[end - 1].to < TOGETHER_MS) end++;
     const [from, each] = [rounds[i].from, (rounds[end - 1].to - rounds[i].from) / (end - i)];

@@ -64,7 +64,11 @@ function elementOf(node) {
   const branch = { at, of: branches.length, turn };
   if (node.role === "user") return questionOf(node, branch, { onEdit: (text) => ask(text, node.parent) });
   const again = () => answerTo(state.conversation, node.parent);
-  return answerOf(node, branch, { formatted: controls().formatted, onAgain: again, onContinue: () => goOn(state.conversation, node) });
+  return answerOf(node, branch, {
+    formatted: controls().formatted,
+    onAgain: again,
+    onContinue: () => goOn(state.conversation, node),
+  });
 }
 
 /** Asks `text` after the message `parent`: by default at the end of the branch in view. */
@@ -106,13 +110,24 @@ function goOn(conversation, node) {
     const messages = pathOf(conversation, node.parent).map(({ role, content }) => ({ role, content }));
     const chat = requestOf(messages, controls(), { model: state.model() });
     const ids = async (asked) => (await (await call("/tokenize", { signal, body: asked })).json()).tokens;
-    const prompt = [...(await ids({ messages: chat.messages })), ...(await ids({ prompt: node.content, add_special_tokens: false }))];
+    const prompt = [
+      ...(await ids({ messages: chat.messages })),
+      ...(await ids({ prompt: node.content, add_special_tokens: false })),
+    ];
     const answer = new Answer(performance.now());
     const box = document.querySelector(`.message[data-id="${node.id}"] .answer`);
     box.replaceChildren();
     const before = { text: node.content, tokens: unpackTokens(node.tokens, node.content, node.stats?.drafter) };
     const body = continuationOf(chat, prompt);
-    await writeInto(box, answer, "/v1/completions", body, signal, () => (extend(node, before, answer, chat), finish(conversation)), before);
+    await writeInto(
+      box,
+      answer,
+      "/v1/completions",
+      body,
+      signal,
+      () => (extend(node, before, answer, chat), finish(conversation)),
+      before,
+    );
   });
 }
 
@@ -124,7 +139,11 @@ function extend(node, before, answer, body) {
     token.since += last?.since ?? 0;
   }
   const more = recordOf(answer, body);
-  Object.assign(node, more, { content: before.text + answer.text, tokens: packTokens([...before.tokens, ...answer.tokens]), count: (node.count ?? 0) + more.count });
+  Object.assign(node, more, {
+    content: before.text + answer.text,
+    tokens: packTokens([...before.tokens, ...answer.tokens]),
+    count: (node.count ?? 0) + more.count,
+  });
 }
 
 function newBox() {
@@ -159,7 +178,10 @@ async function writeInto(box, answer, path, body, signal, onEnd, before = { text
   }
 }
 
-const meterOf = (answer) => `${answer.tokens.length} tokens · ${answer.speed.toFixed(0)} tokens/s · ${(answer.tokens.length / answer.steps).toFixed(2)} tokens per step`;
+function meterOf(answer) {
+  const [tokens, speed] = [answer.tokens.length, answer.speed.toFixed(0)];
+  return `${tokens} tokens · ${speed} tokens/s · ${(tokens / answer.steps).toFixed(2)} tokens per step`;
+}
 
 /** Makes the history's entry of an answer: what was asked, what came, and how. */
 function recordOf(answer, body) {
@@ -186,7 +208,8 @@ function finish(conversation) {
   if (last?.role === "assistant") save(conversation);
   if (conversation !== state.conversation) return;
   render({ stay: true });
-  if (last?.role === "assistant") say($("said"), `${last.content}\n${endInWords(last)} ${summaryOf({ ...last, tokens: last.count }).join(", ")}`);
+  if (last?.role === "assistant")
+    say($("said"), `${last.content}\n${endInWords(last)} ${summaryOf({ ...last, tokens: last.count }).join(", ")}`);
 }
 
 /** True while the end of the log is in view: it then follows the text. */

@@ -44,7 +44,8 @@ function restore() {
 
 /** Sets a control. An option that the server has not named yet is added, so that the choice survives a reload. */
 function choose(control, value) {
-  if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === value)) control.append(new Option(value, value));
+  if (control.tagName === "SELECT" && ![...control.options].some((option) => option.value === value))
+    control.append(new Option(value, value));
   control.value = value;
 }
 
@@ -65,7 +66,9 @@ export function offer(speculation, model) {
   }
   const known = new Set([...$("drafter").options].map((option) => option.value));
   $("drafter").append(...drafters.filter((name) => !known.has(name)).map((name) => new Option(name, name)));
-  $("drafter").options[0].text = speculation.default_drafter ? `the server’s: ${speculation.default_drafter}` : "the server’s: none";
+  $("drafter").options[0].text = speculation.default_drafter
+    ? `the server’s: ${speculation.default_drafter}`
+    : "the server’s: none";
   for (const option of $("rule").options) option.disabled = !(speculation.rules ?? []).includes(option.value);
   if (speculation.max_draft) $("max_draft").max = speculation.max_draft;
   const advice = model?.meta?.default_sampling ?? {};

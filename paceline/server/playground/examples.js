@@ -13,21 +13,19 @@ const ACCOUNT = `class Account:
             raise ValueError("not enough money")
         self.balance -= amount`;
 
-const EDIT = `Add a docstring to every method of this Python class:\n\n\`\`\`python\n${ACCOUNT}\n\`\`\``;
+const EDIT = `Make \`deposit\` and \`withdraw\` refuse amounts that are not positive, and answer with the whole class:
 
-const SUMMARY = `Summarise this text in one paragraph:
+\`\`\`python
+${ACCOUNT}
+\`\`\``;
 
-Speculative decoding makes a language model write faster without changing what it writes. A small and quick drafter \
-guesses the next few tokens. The large model then checks all guesses in one pass, which takes about as long as writing \
-a single token. Guesses that agree with the large model are kept, and the first wrong guess is replaced by the large \
-model's own token. When the text is easy to guess, several tokens are written in each step. When it is hard to guess, \
-little is lost.`;
+const WRITE = "Write a Python class `Stack` with push, pop, peek and is_empty, and show how to use it.";
 
 export const EXAMPLES = [
-  { title: "Edit code", note: "Add docstrings to a Python class", prompt: EDIT },
-  { title: "Summarise", note: "A paragraph on speculative decoding", prompt: SUMMARY },
-  { title: "Write code", note: "A stack with push, pop and peek", prompt: "Write a Python class `Stack` with push, pop, peek and is_empty, and show how to use it." },
-  { title: "Explain", note: "Photosynthesis in three short paragraphs", prompt: "Explain photosynthesis in three short paragraphs." },
+  { title: "Edit code", note: "Refuse amounts that are not positive", prompt: EDIT },
+  { title: "Write code", note: "A stack with push, pop and peek", prompt: WRITE },
+  { title: "Explain", note: "Photosynthesis", prompt: "Explain photosynthesis in three short paragraphs." },
+  { title: "Advise", note: "Five tips for better sleep", prompt: "Give me five tips for better sleep." },
 ];
 
 export const RACE_PROMPT = EDIT;

@@ -31,14 +31,19 @@ export function showHistory() {
 
 function entryOf(conversation) {
   const chosen = conversation.id === current().id;
-  const title = make("button", { type: "button", className: "open", textContent: conversation.title, title: conversation.title });
+  const title = make("button", {
+    type: "button",
+    className: "open",
+    textContent: conversation.title,
+    title: conversation.title,
+  });
   title.dataset.id = conversation.id;
   if (chosen) title.setAttribute("aria-current", "true");
   const entry = make("li", {}, title);
-  const name = conversation.title;
+  const name = `“${conversation.title}”`;
   entry.append(
-    button("✎", () => entry.replaceChildren(nameField(conversation)), { label: `Rename “${name}”`, className: "icon" }),
-    button("×", () => remove(conversation), { label: `Delete “${name}”`, className: "icon" }),
+    button("✎", () => entry.replaceChildren(nameField(conversation)), { label: `Rename ${name}`, className: "icon" }),
+    button("×", () => remove(conversation), { label: `Delete ${name}`, className: "icon" }),
   );
   return entry;
 }
@@ -65,7 +70,10 @@ function remove(conversation) {
   store.remove(conversation.id);
   if (conversation.id === current().id) openNew();
   showHistory();
-  toast(`Deleted “${conversation.title}”`, { text: "Undo", run: () => (save(conversation), open(conversation), showHistory()) });
+  toast(`Deleted “${conversation.title}”`, {
+    text: "Undo",
+    run: () => (save(conversation), open(conversation), showHistory()),
+  });
 }
 
 function exportAs(form) {

@@ -1,7 +1,7 @@
 // Marks inside of lines: emphasis, code, links and breaks, by the rules of CommonMark. Needs no page.
 //
-// The result is a flat list in reading order: {text, at}, {open: tag}, {close: tag}, {break: true}. Tags are strong, em,
-// del, code, and a with its href. They are nested properly, and at most MAX_DEPTH deep. Time is linear in the text.
+// The result is a flat list in reading order: {text, at}, {open: {tag, href}}, {close: true}, {break: true}. Tags are
+// strong, em, del, code and a. They are nested properly, and at most MAX_DEPTH deep. Time is linear in the text.
 
 const MAX_DEPTH = 12;
 const SAFE = /^(?:https?:\/\/|mailto:)[^\s<>]+$/i; // links that may be followed; no other is made
@@ -29,7 +29,7 @@ class Reader {
   }
 
   read() {
-    for (let i = 0; i < this.text.length; ) i = this.readAt(i);
+    for (let i = 0; i < this.text.length;) i = this.readAt(i);
     this.pairRuns(0);
   }
 
@@ -38,7 +38,7 @@ class Reader {
     const plain = this.match(PLAIN, i);
     if (plain) return this.addText(i, i + plain[0].length);
     const char = this.text[i];
-    if (char === "\n") return this.nodes.push({ break: true }), i + 1;
+    if (char === "\n") return (this.nodes.push({ break: true }), i + 1);
     if (char === "\\") return this.readEscape(i);
     if (char === "`") return this.readCode(i);
     if (char === "[") return this.openBracket(i, 1);
@@ -71,7 +71,8 @@ class Reader {
     while (places.length && places.at(-1) <= i) places.pop(); // places are in falling order
     if (!places.length) return this.addText(i, i + length);
     const end = places.at(-1);
-    const padded = /^[ \n].*[ \n]$/s.test(this.text.slice(i + length, end)) && /\S/.test(this.text.slice(i + length, end));
+    const padded =
+      /^[ \n].*[ \n]$/s.test(this.text.slice(i + length, end)) && /\S/.test(this.text.slice(i + length, end));
     this.nodes.push({ open: { tag: "code" } });
     this.addLines(i + length + padded, end - padded);
     this.nodes.push({ close: true });
@@ -88,7 +89,7 @@ class Reader {
   }
 
   addLines(from, to) {
-    for (let at = from; at < to; ) {
+    for (let at = from; at < to;) {
       const end = this.text.indexOf("\n", at);
       if (end < 0 || end >= to) return this.addText(at, to);
       this.addText(at, end);
@@ -162,7 +163,8 @@ class Reader {
         opener.opens.unshift(tag);
         run.closes.push(tag);
         [opener.left, run.left] = [opener.left - count, run.left - count];
-        for (const others of Object.values(open)) while (others.length && others.at(-1).from > opener.from) others.pop();
+        for (const others of Object.values(open))
+          while (others.length && others.at(-1).from > opener.from) others.pop();
         if (!opener.left) openers.pop();
       }
       if (run.canOpen && run.left) openers.push(run);

@@ -66,7 +66,12 @@ function lock(locked) {
 
 function show(told, now) {
   say($("server"), cardLine(state.model));
-  $("card").replaceChildren(...cardOf(state.model, told).flatMap(([title, text]) => [make("dt", { textContent: title }), make("dd", { textContent: text })]));
+  $("card").replaceChildren(
+    ...cardOf(state.model, told).flatMap(([title, text]) => [
+      make("dt", { textContent: title }),
+      make("dd", { textContent: text }),
+    ]),
+  );
   const { number, note } = speedupInWords(told, state.raced);
   for (const id of ["hero-speedup", "badge"]) {
     say($(id), number);
@@ -89,7 +94,9 @@ function addPoint(told, now) {
   state.polled = { told, at: now };
   if (!before) return;
   const speed = Math.max(0, (1000 * (told.output_tokens - before.told.output_tokens)) / (now - before.at));
-  state.points = [...state.points, { at: now, speed, speedup: told.speedup }].filter((point) => now - point.at <= 1000 * SECONDS);
+  state.points = [...state.points, { at: now, speed, speedup: told.speedup }].filter(
+    (point) => now - point.at <= 1000 * SECONDS,
+  );
 }
 
 function showCharts(told, now) {
@@ -98,9 +105,16 @@ function showCharts(told, now) {
     const speed = points.at(-1).speed.toFixed(0);
     say($("speed-now"), `${speed} tokens/s`);
     const words = `Output tokens a second over the last minute; now ${speed}`;
-    lineChart($("speed"), points.map(({ ago, speed }) => ({ ago, value: speed })), { seconds: SECONDS, yTitle: "tokens per second", words });
+    lineChart(
+      $("speed"),
+      points.map(({ ago, speed }) => ({ ago, value: speed })),
+      { seconds: SECONDS, yTitle: "tokens per second", words },
+    );
   }
-  showSpeedup(points.filter((point) => point.speedup), told);
+  showSpeedup(
+    points.filter((point) => point.speedup),
+    told,
+  );
   showAcceptance(told.acceptance_by_position ?? []);
 }
 
@@ -111,8 +125,18 @@ function showSpeedup(points, told) {
   $("speedup-chart").hidden = points.length === 0;
   say($("speedup-none"), note);
   if (!points.length) return;
-  const marks = points.map(({ ago, speedup }) => ({ ago, value: speedup.speedup, low: speedup.low, high: speedup.high }));
-  lineChart($("speedup"), marks, { seconds: SECONDS, yTitle: "times as fast as plain decoding", rule: 1, words: `Estimated speed-up: ${number} ${note}` });
+  const marks = points.map(({ ago, speedup }) => ({
+    ago,
+    value: speedup.speedup,
+    low: speedup.low,
+    high: speedup.high,
+  }));
+  lineChart($("speedup"), marks, {
+    seconds: SECONDS,
+    yTitle: "times as fast as plain decoding",
+    rule: 1,
+    words: `Estimated speed-up: ${number} ${note}`,
+  });
 }
 
 function showAcceptance(shares) {
@@ -120,19 +144,27 @@ function showAcceptance(shares) {
   $("acceptance-chart").hidden = shares.length === 0;
   if (!shares.length) return say($("acceptance-now"), "–");
   say($("acceptance-now"), `${(100 * shares[0]).toFixed(0)} % at the first`);
-  const words = `Share of drafts accepted up to each position: ${shares.map((share, i) => `${i + 1}: ${(100 * share).toFixed(0)} %`).join(", ")}`;
+  const list = shares.map((share, i) => `${i + 1}: ${(100 * share).toFixed(0)} %`).join(", ");
+  const words = `Share of drafts accepted up to each position: ${list}`;
   barChart($("acceptance"), shares, { xTitle: "position in the draft", yTitle: "% of drafts", words });
 }
 
 /** Lists why answers did not draft: those that run now, and those that ended. */
 function showReasons(told) {
-  const lines = (counts, words) => Object.entries(counts ?? {}).map(([kind, count]) => make("li", {}, make("b", { textContent: `${count} ${words}: ` }), reasonOf(kind)));
+  const lines = (counts, words) =>
+    Object.entries(counts ?? {}).map(([kind, count]) =>
+      make("li", {}, make("b", { textContent: `${count} ${words}: ` }), reasonOf(kind)),
+    );
   const items = [...lines(told.off_now, "running now"), ...lines(told.off_reasons, "ended")];
-  $("reasons").replaceChildren(...(items.length ? items : [make("li", { textContent: "Every answer drafted to its end." })]));
+  $("reasons").replaceChildren(
+    ...(items.length ? items : [make("li", { textContent: "Every answer drafted to its end." })]),
+  );
 }
 
 function showCounts(told) {
-  const share = told.num_draft_tokens ? ` (${((100 * told.num_accepted_tokens) / told.num_draft_tokens).toFixed(0)} %)` : "";
+  const share = told.num_draft_tokens
+    ? ` (${((100 * told.num_accepted_tokens) / told.num_draft_tokens).toFixed(0)} %)`
+    : "";
   const rows = [
     ["Answers running", told.running],
     ["Answers waiting", told.waiting],
@@ -141,5 +173,10 @@ function showCounts(told) {
     ["Accepted of them", `${told.num_accepted_tokens.toLocaleString("en")}${share}`],
     ["KV memory in use", `${((100 * told.pages_held) / Math.max(told.pages_total, 1)).toFixed(0)} %`],
   ];
-  $("counts").replaceChildren(...rows.flatMap(([title, value]) => [make("dt", { textContent: title }), make("dd", { textContent: value.toLocaleString("en") })]));
+  $("counts").replaceChildren(
+    ...rows.flatMap(([title, value]) => [
+      make("dt", { textContent: title }),
+      make("dd", { textContent: value.toLocaleString("en") }),
+    ]),
+  );
 }

@@ -82,11 +82,13 @@ function escape(event) {
 }
 
 function showExamples() {
-  $("examples").append(...EXAMPLES.map(({ title, note, prompt }) => {
-    const card = button("", () => ask(prompt), { className: "example" });
-    card.append(make("b", { textContent: title }), make("span", { textContent: note }));
-    return card;
-  }));
+  $("examples").append(
+    ...EXAMPLES.map(({ title, note, prompt }) => {
+      const card = button("", () => ask(prompt), { className: "example" });
+      card.append(make("b", { textContent: title }), make("span", { textContent: note }));
+      return card;
+    }),
+  );
 }
 
 function start() {

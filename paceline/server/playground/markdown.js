@@ -2,8 +2,8 @@
 //
 //   # heading    - list    1. list    > quote    ``` code    | table |    ---    paragraph
 //
-// Blocks are {type, start, …}; `start` is where the block begins in the text. Text inside of a block is a list of lines
-// {text, at}: text[0] stood at `at`, and the rest of the line follows it. `inline.js` reads the marks inside of lines.
+// Blocks are {type, start, …}; `start` is where the block begins in the text. Text inside of a block is a list of
+// lines {text, at}: text[0] stood at `at`, and the rest of the line follows it. `inline.js` reads the marks inside of lines.
 // HTML is text like any other. Time is linear in the text; nesting ends at MAX_DEPTH.
 
 const MAX_DEPTH = 8; // quotes and lists inside of each other
@@ -21,7 +21,7 @@ export function blocksOf(text, from = 0) {
 
 function linesOf(text, from) {
   const lines = [];
-  for (let at = from; at <= text.length; ) {
+  for (let at = from; at <= text.length;) {
     const end = text.indexOf("\n", at) < 0 ? text.length : text.indexOf("\n", at);
     lines.push({ text: text.slice(at, end).replace(/\r$/, ""), at });
     at = end + 1;
@@ -35,7 +35,7 @@ const indentOf = (line) => line.text.match(/^ */)[0].length;
 
 function readBlocks(lines, depth) {
   const blocks = [];
-  for (let i = 0; i < lines.length; ) {
+  for (let i = 0; i < lines.length;) {
     if (isBlank(lines[i])) {
       i++;
       continue;
@@ -71,7 +71,8 @@ function readFence(lines, i) {
   const code = [];
   for (i++; i < lines.length; i++) {
     const ending = lines[i].text.match(/^ {0,3}(`{3,}|~{3,})[ \t]*$/);
-    if (ending && ending[1][0] === mark[0] && ending[1].length >= mark.length) return [{ type: "code", language, lines: code }, i + 1];
+    if (ending && ending[1][0] === mark[0] && ending[1].length >= mark.length)
+      return [{ type: "code", language, lines: code }, i + 1];
     code.push(cut(lines[i], Math.min(indent, indentOf(lines[i]))));
   }
   return [{ type: "code", language, lines: code, open: true }, i];
@@ -118,7 +119,7 @@ function isItem(line, ordered) {
   return Boolean(mark) && /\d/.test(mark[2]) === ordered;
 }
 
-/** Collects the lines of an item without its mark and indent. Indented lines belong to it, and the rest of a paragraph. */
+/** Collects the lines of an item without mark and indent: indented ones, and the rest of a paragraph. */
 function readItem(lines, i) {
   const width = lines[i].text.match(ITEM)[0].length;
   const inside = [cut(lines[i], width)];
@@ -143,20 +144,28 @@ function isTable(lines, i) {
 
 function readTable(lines, i) {
   const head = cellsOf(lines[i]);
-  const aligns = cellsOf(lines[i + 1]).map(({ text }) => `${text[0] === ":" ? "l" : ""}${text.at(-1) === ":" ? "r" : ""}`);
+  const aligns = cellsOf(lines[i + 1]).map(
+    ({ text }) => `${text[0] === ":" ? "l" : ""}${text.at(-1) === ":" ? "r" : ""}`,
+  );
   const rows = [];
   for (i += 2; i < lines.length && !isBlank(lines[i]) && lines[i].text.includes("|"); i++) {
     const cells = cellsOf(lines[i]);
     rows.push(head.map((_, column) => cells[column] ?? { text: "", at: lines[i].at }));
   }
-  return [{ type: "table", aligns: aligns.map((align) => ({ r: "right", lr: "center" })[align] ?? "left"), head, rows }, i];
+  return [
+    { type: "table", aligns: aligns.map((align) => ({ r: "right", lr: "center" })[align] ?? "left"), head, rows },
+    i,
+  ];
 }
 
 /** Divides a line at its bars, without the outer ones and without the spaces around a cell. */
 function cellsOf(line) {
-  const body = line.text.trimEnd().replace(/^([ \t]*)\|/, "$1 ").replace(/([^\\])\|$/, "$1");
+  const body = line.text
+    .trimEnd()
+    .replace(/^([ \t]*)\|/, "$1 ")
+    .replace(/([^\\])\|$/, "$1");
   const cells = [];
-  for (let at = 0; at <= body.length; ) {
+  for (let at = 0; at <= body.length;) {
     let end = at;
     while (end < body.length && !(body[end] === "|" && body[end - 1] !== "\\")) end++;
     const text = body.slice(at, end);

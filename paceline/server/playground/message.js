@@ -9,7 +9,7 @@ import { endInWords, summaryOf } from "./words.js";
 
 /** Makes the frame of a message. `branch` is {at, of, turn}: which of how many, and a way to the next. */
 function frame(node, branch, children) {
-  const who = node.role === "user" ? "You" : node.model ?? "Answer";
+  const who = node.role === "user" ? "You" : (node.model ?? "Answer");
   const article = make("article", { className: `message ${node.role}` }, ...children);
   article.setAttribute("aria-label", who);
   article.dataset.id = node.id;
@@ -29,8 +29,16 @@ const actionsOf = (...buttons) => make("div", { className: "actions" }, ...butto
 /** A question. `onEdit` gets the new text. */
 export function questionOf(node, branch, { onEdit }) {
   const text = make("div", { className: "bubble", textContent: node.content });
-  const edit = button("Edit", () => text.replaceWith(editorOf(node.content, onEdit, (editor) => editor.replaceWith(text))));
-  return frame(node, branch, [text, actionsOf(button("Copy", () => copy(node.content)), edit)]);
+  const edit = button("Edit", () =>
+    text.replaceWith(editorOf(node.content, onEdit, (editor) => editor.replaceWith(text))),
+  );
+  return frame(node, branch, [
+    text,
+    actionsOf(
+      button("Copy", () => copy(node.content)),
+      edit,
+    ),
+  ]);
 }
 
 function editorOf(content, onEdit, onCancel) {
@@ -38,7 +46,14 @@ function editorOf(content, onEdit, onCancel) {
   field.setAttribute("aria-label", "Edit the message");
   const editor = make("form", { className: "editor" }, field);
   const cancel = button("Cancel", () => onCancel(editor));
-  editor.append(make("div", { className: "row" }, make("button", { type: "submit", className: "primary", textContent: "Send" }), cancel));
+  editor.append(
+    make(
+      "div",
+      { className: "row" },
+      make("button", { type: "submit", className: "primary", textContent: "Send" }),
+      cancel,
+    ),
+  );
   const send = (event) => {
     event.preventDefault();
     if (field.value.trim()) onEdit(field.value.trim());
@@ -61,9 +76,24 @@ export function answerOf(node, branch, { formatted, onAgain, onContinue }) {
   view.end(node.content);
   const foot = make("div", { className: "foot" }, factsOf(node, tokens));
   const end = endInWords(node);
-  if (end) foot.prepend(make("p", { className: "end" }, end, ...(node.finish === "length" || node.finish === "stopped" ? [" ", button("Continue", onContinue)] : [])));
+  if (end)
+    foot.prepend(
+      make(
+        "p",
+        { className: "end" },
+        end,
+        ...(node.finish === "length" || node.finish === "stopped" ? [" ", button("Continue", onContinue)] : []),
+      ),
+    );
   const again = button("Regenerate", onAgain, { className: "again" });
-  return frame(node, branch, [box, foot, actionsOf(button("Copy", () => copy(node.content), { label: "Copy the answer" }), again)]);
+  return frame(node, branch, [
+    box,
+    foot,
+    actionsOf(
+      button("Copy", () => copy(node.content), { label: "Copy the answer" }),
+      again,
+    ),
+  ]);
 }
 
 /** The place of an answer. Its tokens can be walked through with the arrow keys. */
@@ -81,7 +111,10 @@ function factsOf(node, tokens) {
   const details = make("details", { className: "facts" }, summary);
   const rounds = roundsOf(tokens);
   details.addEventListener("toggle", () => details.open && rounds.length && drawSteps(details, rounds), { once: true });
-  if (node.stats?.off_reason) details.append(make("p", { className: "quiet", textContent: `At the end it did not draft: ${node.stats.off_reason}.` }));
+  if (node.stats?.off_reason)
+    details.append(
+      make("p", { className: "quiet", textContent: `At the end it did not draft: ${node.stats.off_reason}.` }),
+    );
   return details;
 }
 

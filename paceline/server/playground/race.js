@@ -35,7 +35,9 @@ async function race(messages, chosen, model, signal) {
   const bodies = LANES.map((lane) => requestOf(messages, chosen, { model, plain: lane === "plain" }));
   await readPrompt(bodies[0], signal);
   const lanes = LANES.map((name, i) => () => lane(name, bodies[i], signal, chosen.formatted));
-  const [plain, fast] = $("together").checked ? await Promise.all(lanes.map((start) => start())) : [await lanes[0](), await lanes[1]()];
+  const [plain, fast] = $("together").checked
+    ? await Promise.all(lanes.map((start) => start()))
+    : [await lanes[0](), await lanes[1]()];
   const { text, className, times } = verdictOf(plain, fast, excuseOf(chosen));
   declare(text, className, plain.seconds, fast.seconds);
   for (const name of LANES) requestAnimationFrame(() => ($(`${name}-text`).scrollTop = 0)); // to read and compare
@@ -70,7 +72,10 @@ async function lane(name, body, signal, formatted) {
   const show = onceAFrame(() => {
     view.show(answer.text, answer.tokens);
     box.scrollTop = box.scrollHeight;
-    say($(`${name}-speed`), `${answer.tokens.length} tokens · ${answer.speed.toFixed(0)} tokens/s · ${answer.steps} steps`);
+    say(
+      $(`${name}-speed`),
+      `${answer.tokens.length} tokens · ${answer.speed.toFixed(0)} tokens/s · ${answer.steps} steps`,
+    );
   });
   const timer = setInterval(tick, 50);
   try {
@@ -95,16 +100,25 @@ export function excuseOf({ rule, temperature }) {
 
 /** Says who won. The texts are compared character by character. */
 export function verdictOf(plain, fast, excuse) {
-  if ([plain, fast].some(({ answer }) => answer.finish === "stopped")) return { text: "Stopped before the end.", className: "" };
+  if ([plain, fast].some(({ answer }) => answer.finish === "stopped"))
+    return { text: "Stopped before the end.", className: "" };
   const at = firstDifference(plain.answer.text, fast.answer.text);
   if (at < 0) {
     const cut = fast.answer.finish === "length" ? ", both cut at max tokens" : "";
     const times = plain.seconds / fast.seconds;
-    return { text: `Identical texts, ${fast.answer.text.length} characters${cut}: speculation was ${times.toFixed(2)} × as fast.`, className: "same", times };
+    const { length } = fast.answer.text;
+    return {
+      text: `Identical texts, ${length} characters${cut}: speculation was ${times.toFixed(2)} × as fast.`,
+      className: "same",
+      times,
+    };
   }
   const excerpt = ({ answer }) => `“${answer.text.slice(at, at + 20)}”`;
   const why = excuse ? ` (${excuse})` : "";
-  return { text: `The texts differ from character ${at + 1} on: ${excerpt(plain)} and ${excerpt(fast)}${why}.`, className: excuse ? "" : "different" };
+  return {
+    text: `The texts differ from character ${at + 1} on: ${excerpt(plain)} and ${excerpt(fast)}${why}.`,
+    className: excuse ? "" : "different",
+  };
 }
 
 function declare(text, className, plainSeconds, fastSeconds) {

@@ -22,7 +22,8 @@ export class View {
 
   show(text, tokens) {
     this.tokens = tokens;
-    for (let i = this.#ends.length; i < tokens.length; i++) this.#ends.push((this.#ends.at(-1) ?? 0) + tokens[i].text.length);
+    for (let i = this.#ends.length; i < tokens.length; i++)
+      this.#ends.push((this.#ends.at(-1) ?? 0) + tokens[i].text.length);
     if (this.formatted) this.#format(text);
     else this.#append(text);
   }
@@ -35,7 +36,7 @@ export class View {
   #append(text) {
     for (; this.#shown < this.tokens.length; this.#shown++) {
       const start = this.#ends[this.#shown] - this.tokens[this.#shown].text.length;
-      if (start < text.length) this.box.append(this.#span(this.#shown, text.slice(start, this.#ends[this.#shown])));
+      if (start <= text.length) this.box.append(this.#span(this.#shown, text.slice(start, this.#ends[this.#shown])));
     }
   }
 
@@ -60,7 +61,11 @@ export class View {
       case "quote":
         return make("blockquote", {}, ...inside(block.blocks));
       case "list":
-        return make(block.ordered ? "ol" : "ul", block.ordered ? { start: block.first } : {}, ...block.items.map((item) => this.#item(item)));
+        return make(
+          block.ordered ? "ol" : "ul",
+          block.ordered ? { start: block.first } : {},
+          ...block.items.map((item) => this.#item(item)),
+        );
       case "code":
         return this.#code(block);
       case "table":
@@ -82,14 +87,24 @@ export class View {
     const pieces = lines.flatMap((line, i) => [...(i ? ["\n"] : []), ...this.#text(line.text, line.at)]);
     const pre = make("pre", { tabIndex: 0 }, make("code", {}, ...pieces));
     pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
-    const head = make("div", { className: "code-head" }, make("span", { textContent: language || "code" }), button("Copy", () => copy(text), { label: "Copy the code" }));
+    const head = make(
+      "div",
+      { className: "code-head" },
+      make("span", { textContent: language || "code" }),
+      button("Copy", () => copy(text), { label: "Copy the code" }),
+    );
     return make("div", { className: "code" }, head, pre);
   }
 
   #table({ aligns, head, rows }) {
     const row = (cells, tag) =>
       make("tr", {}, ...cells.map((cell, i) => make(tag, { className: aligns[i] }, ...this.#inlines([cell]))));
-    const table = make("table", {}, make("thead", {}, row(head, "th")), make("tbody", {}, ...rows.map((cells) => row(cells, "td"))));
+    const table = make(
+      "table",
+      {},
+      make("thead", {}, row(head, "th")),
+      make("tbody", {}, ...rows.map((cells) => row(cells, "td"))),
+    );
     return make("div", { className: "scroll", tabIndex: 0 }, table);
   }
 

@@ -27,7 +27,7 @@ export class Store {
   /** Stores a conversation. Returns false if the browser did not: it is then kept until the page is closed. */
   save(conversation) {
     const text = JSON.stringify(conversation);
-    if (this.#storage === null) return this.#memory.set(conversation.id, text), false;
+    if (this.#storage === null) return (this.#memory.set(conversation.id, text), false);
     this.#makeRoom(conversation.id, text.length);
     for (;;) {
       try {

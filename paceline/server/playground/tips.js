@@ -18,7 +18,8 @@ function show(span) {
   tip.textContent = describe(viewOf(span).tokens[span.dataset.i]);
   tip.hidden = false;
   tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
-  tip.style.top = `${box.bottom + tip.offsetHeight + 8 < innerHeight ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;
+  const fits = box.bottom + tip.offsetHeight + 8 < innerHeight;
+  tip.style.top = `${fits ? box.bottom + 6 : box.top - tip.offsetHeight - 6}px`;
 }
 
 export function hideTip() {

@@ -1,4 +1,5 @@
-// A conversation as a tree of messages: an edited question or a second answer is a branch beside the first. Needs no page.
+// A conversation as a tree of messages: an edited question or a second answer is a branch beside the first. Needs no
+// page.
 //
 //   {version, id, title, named, created, updated, leaf, nodes: [{id, parent, role, content, …}]}
 //
@@ -54,7 +55,8 @@ export const branchesOf = (conversation, node) => conversation.nodes.filter((eac
 /** Brings a message into view, and below it the newest branch. */
 export function chooseBranch(conversation, id) {
   conversation.leaf = id;
-  for (let child; (child = conversation.nodes.findLast((node) => node.parent === conversation.leaf)); ) conversation.leaf = child.id;
+  for (let child; (child = conversation.nodes.findLast((node) => node.parent === conversation.leaf));)
+    conversation.leaf = child.id;
 }
 
 /** Reads a stored conversation. Null if it is none: another version, or broken. */
@@ -72,18 +74,21 @@ export function readConversation(text) {
 
 function areNodes(nodes) {
   const known = new Set([null]);
-  return Array.isArray(nodes) && nodes.every((node) => {
-    const sound = Number.isInteger(node.id) && !known.has(node.id) && known.has(node.parent);
-    known.add(node.id);
-    return sound && ["user", "assistant"].includes(node.role) && typeof node.content === "string";
-  });
+  return (
+    Array.isArray(nodes) &&
+    nodes.every((node) => {
+      const sound = Number.isInteger(node.id) && !known.has(node.id) && known.has(node.parent);
+      known.add(node.id);
+      return sound && ["user", "assistant"].includes(node.role) && typeof node.content === "string";
+    })
+  );
 }
 
 /** Writes the branch in view as Markdown. */
 export function toMarkdown(conversation) {
   const parts = [`# ${conversation.title}`];
   for (const node of pathOf(conversation)) {
-    const title = node.role === "user" ? "You" : node.model ?? "Model";
+    const title = node.role === "user" ? "You" : (node.model ?? "Model");
     parts.push(`## ${title}`, node.content.trim());
     if (node.finish === "length") parts.push("*(cut at max tokens)*");
   }
@@ -91,4 +96,9 @@ export function toMarkdown(conversation) {
 }
 
 /** Makes a file name of a title. */
-export const fileName = (title) => title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40) || "chat";
+export const fileName = (title) =>
+  title
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-|-$/g, "")
+    .slice(0, 40) || "chat";

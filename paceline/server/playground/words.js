@@ -26,13 +26,19 @@ const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 /** Writes a large number in words: 134.5 million. */
 export function inWords(number) {
-  for (const [size, name] of [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"]]) {
-    if (number >= size) return `${(number / size).toPrecision(number / size >= 100 ? 4 : 3).replace(/\.?0+$/, "")} ${name}`;
+  for (const [size, name] of [
+    [1e12, "trillion"],
+    [1e9, "billion"],
+    [1e6, "million"],
+  ]) {
+    if (number >= size)
+      return `${(number / size).toPrecision(number / size >= 100 ? 4 : 3).replace(/\.?0+$/, "")} ${name}`;
   }
   return number.toLocaleString("en");
 }
 
-export const bytesInWords = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${(bytes / 1e6).toFixed(0)} MB`);
+export const bytesInWords = (bytes) =>
+  bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${(bytes / 1e6).toFixed(0)} MB`;
 
 /** Describes the model, as pairs of a title and a sentence. A fact that the server does not tell is left out. */
 export function cardOf(model, speculation) {
@@ -41,16 +47,26 @@ export function cardOf(model, speculation) {
   const rows = [["Name", model.id]];
   if (meta.n_params) rows.push(["Parameters", inWords(meta.n_params)]);
   if (meta.bits_per_weight) {
-    rows.push(["Weights", `${meta.bits_per_weight.toFixed(1)} bits each on average, ${bytesInWords(meta.size)} in memory`]);
+    rows.push([
+      "Weights",
+      `${meta.bits_per_weight.toFixed(1)} bits each on average, ${bytesInWords(meta.size)} in memory`,
+    ]);
   }
   if (model.max_model_len) rows.push(["Context", `${model.max_model_len.toLocaleString("en")} tokens`]);
   if (meta.device) rows.push(["Runs on", `${meta.device_name}: ${meta.kernels}`]);
   for (const [name, how] of drafters) {
     const out = speculation?.drafters?.[name];
-    rows.push([name === speculation?.default_drafter ? "Drafter" : "Also drafts", `${name}: ${out ? `out of use: ${out}` : how}`]);
+    rows.push([
+      name === speculation?.default_drafter ? "Drafter" : "Also drafts",
+      `${name}: ${out ? `out of use: ${out}` : how}`,
+    ]);
   }
   if (speculation && !drafters.length) rows.push(["Drafter", speculation.default_drafter ?? "none: plain decoding"]);
-  if (speculation) rows.push(["Exact", speculation.bitwise ? "to the bit, whatever else is in the batch" : "up to rounding of near-ties"]);
+  if (speculation)
+    rows.push([
+      "Exact",
+      speculation.bitwise ? "to the bit, whatever else is in the batch" : "up to rounding of near-ties",
+    ]);
   return rows;
 }
 
@@ -69,9 +85,9 @@ export function cardLine(model) {
 export function stateInWords(status, body) {
   if (status === 200) return null;
   if (status === 0) return "The server does not answer. This page tries again every few seconds.";
-  const progress = Number.isFinite(body?.progress) ? ` ${Math.round(body.progress)} %` : "";
+  const doing = [body?.doing, Number.isFinite(body?.percent) && `${body.percent} %`].filter(Boolean).join(", ");
   const said = {
-    starting: `The model is loading${progress}. The page goes on by itself.`,
+    starting: `The model is loading${doing && `: ${doing}`}. The page goes on by itself.`,
     draining: "The server is shutting down: it finishes running answers and takes no new ones.",
     dead: "The engine stopped after an error. Its log says why; restart the server.",
   };
@@ -80,8 +96,14 @@ export function stateInWords(status, body) {
 
 /** Turns a refusal into advice. */
 export function problemInWords(error) {
-  const advice = { 401: "Enter an API key.", 429: "The server is busy: try again in a moment.", 404: "Reload the page." };
-  const said = `${error.message[0]?.toUpperCase() ?? ""}${error.message.slice(1)}`.replace(/[.]?$/, ".");
+  const advice = {
+    401: "Enter an API key.",
+    429: "The server is busy: try again in a moment.",
+    404: "Reload the page.",
+  };
+  const said = error.message
+    .replace(/^[a-z]+(?=[ ,])/, (word) => word[0].toUpperCase() + word.slice(1))
+    .replace(/[.]?$/, ".");
   return advice[error.status] ? `${said} ${advice[error.status]}` : said;
 }
 
@@ -100,9 +122,14 @@ export function summaryOf({ stats, tokens, seconds, speed }) {
 
 /** Says how an answer ended where that is not the usual end. */
 export function endInWords({ finish, asked, stats, count }) {
-  if (finish === "length") return asked?.max_tokens && count >= asked.max_tokens ? `Cut at max tokens (${asked.max_tokens}).` : "Cut: the context is full.";
+  if (finish === "length")
+    return asked?.max_tokens && count >= asked.max_tokens
+      ? `Cut at max tokens (${asked.max_tokens}).`
+      : "Cut: the context is full.";
   if (finish === "stopped") return "Stopped.";
-  return stats?.lossless === false ? `The rule ${stats.rule} is lossy: the model alone may have written another text.` : "";
+  return stats?.lossless === false
+    ? `The rule ${stats.rule} is lossy: the model alone may have written another text.`
+    : "";
 }
 
 /** Describes one token, a fact a line. */
@@ -119,10 +146,15 @@ export function describe(token) {
 export function speedupInWords(speculation, raced = null) {
   if (speculation?.speedup) {
     const { speedup, low, high } = speculation.speedup;
-    return { number: `${speedup.toFixed(2)} ×`, note: `as fast as plain decoding, measured on the latest answers (95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}).` };
+    const interval = `95 % interval ${low.toFixed(2)} to ${high.toFixed(2)}`;
+    return {
+      number: `${speedup.toFixed(2)} ×`,
+      note: `as fast as plain decoding, estimated from the latest answers (${interval}).`,
+    };
   }
   if (raced) return { number: `${raced.toFixed(2)} ×`, note: "as fast as plain decoding in your last race." };
   const answers = Object.values(speculation?.answers_by_drafter ?? {}).reduce((sum, count) => sum + count, 0);
-  if (speculation && !speculation.default_drafter) return { number: "", note: "This server has no drafter: it decodes plainly." };
+  if (speculation && !speculation.default_drafter)
+    return { number: "", note: "This server has no drafter: it decodes plainly." };
   return { number: "", note: `Live speed-up over plain decoding: too few answers yet to tell (${answers} so far).` };
 }

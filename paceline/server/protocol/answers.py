@@ -278,17 +278,26 @@ class ModelFacts(BaseModel):
 
 
 class ModelCard(BaseModel):
+    """A model, in OpenAI's fields and in Anthropic's."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "paceline"
     max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str = Field(description="as `created`, in Anthropic's form")
+    max_input_tokens: int = Field(description="as `max_model_len`, in Anthropic's words")
     meta: ModelFacts
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class Tokenized(BaseModel):
@@ -305,7 +314,11 @@ class Detokenized(BaseModel):
 
 
 class Health(BaseModel):
+    """The state of the server. While it starts: the share of the weights that is read, and what it does now."""
+
     status: Literal["starting", "ready", "draining", "dead"]
+    percent: int | None = None
+    doing: str | None = None
 
 
 class Version(BaseModel):

@@ -6,6 +6,7 @@ import torch
 from fastapi import APIRouter, Request
 
 from paceline.llm import LLM
+from paceline.server.answers.timestamps import timestamp
 from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import ModelCard, ModelFacts, ModelList
 from paceline.server.routes.common import bridge_of, translator_of
@@ -15,7 +16,8 @@ router = APIRouter(tags=["OpenAI"], responses=ERRORS)
 
 @router.get("/v1/models", summary="What is served")
 async def models(http: Request) -> ModelList:
-    return ModelList(data=[_card(http)])
+    name = bridge_of(http).model
+    return ModelList(data=[_card(http)], first_id=name, last_id=name)
 
 
 @router.get("/v1/models/{model:path}", summary="One of them")
@@ -25,9 +27,15 @@ async def model(model: str, http: Request) -> ModelCard:
 
 
 def _card(http: Request) -> ModelCard:
-    bridge, longest = bridge_of(http), translator_of(http).max_context
+    bridge, began, context = bridge_of(http), http.app.state.started, translator_of(http).max_context
     return ModelCard(
-        id=bridge.model, created=http.app.state.started, max_model_len=longest, meta=model_facts(bridge.llm)
+        id=bridge.model,
+        created=began,
+        max_model_len=context,
+        display_name=bridge.model,
+        created_at=timestamp(began),
+        max_input_tokens=context,
+        meta=model_facts(bridge.llm),
     )
 
 

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.server import sse
-from paceline.server.answers.ollama import ChatLines, GenerateLines, timestamp
+from paceline.server.answers.ollama import ChatLines, GenerateLines
+from paceline.server.answers.timestamps import timestamp
 from paceline.server.dialects import OLLAMA
 from paceline.server.protocol.answers import new_id
 from paceline.server.protocol.ollama import (

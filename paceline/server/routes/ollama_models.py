@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from paceline import __version__
 from paceline.llm import LLM
-from paceline.server.answers.ollama import timestamp
+from paceline.server.answers.timestamps import timestamp
 from paceline.server.dialects import OLLAMA
 from paceline.server.protocol.ollama import (
     ListedModel,
@@ -22,6 +22,7 @@ from paceline.server.protocol.ollama import (
     ShowRequest,
 )
 from paceline.server.routes.common import bridge_of, translator_of
+from paceline.server.routes.models import model_facts
 from paceline.server.translate.ollama import bare_name, tagged_name
 from paceline.types import SamplingParams
 
@@ -30,6 +31,7 @@ router = APIRouter(tags=["Ollama"], responses=OLLAMA.errors)
 OLLAMA_VERSION = "0.12.11"  # the release of Ollama whose API this follows; clients look for a least version
 NEVER = "2999-12-31T00:00:00Z"  # when the model is unloaded
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # our names of formats → Ollama's
+FILLS_IN = "{# fills in the middle: .Prompt, .Suffix #}"  # Continue looks for .Suffix in a template
 UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))  # of parameters
 
 
@@ -57,14 +59,13 @@ async def ps(http: Request) -> RunningModels:
 async def show(body: ShowRequest, http: Request) -> ShownModel:
     bridge, translator = bridge_of(http), translator_of(http)
     translator.check_model(bare_name(body.model or body.name))
-    template = bridge.llm.tokenizer.chat_template
     return ShownModel(
         modelfile=f"FROM {tagged_name(bridge.model)}",
         parameters=_parameters(bridge.llm.default_sampling, translator.max_context),
-        template=template or "{{ .Prompt }}",
+        template=_template(bridge.llm),
         details=_details(bridge.llm),
         model_info=_info(bridge.llm, bridge.model, translator.max_context),
-        capabilities=["completion"] if template is None else ["completion", "tools"],
+        capabilities=_capabilities(bridge.llm),
         modified_at=timestamp(http.app.state.started),
     )
 
@@ -72,7 +73,7 @@ async def show(body: ShowRequest, http: Request) -> ShownModel:
 def _listed(http: Request) -> ListedModel:
     bridge = bridge_of(http)
     name, details = tagged_name(bridge.model), _details(bridge.llm)
-    size = sum(part.bytes for part in bridge.llm.parts.target.parts)
+    size = model_facts(bridge.llm).size
     digest = hashlib.sha256(f"{name} {size} {details}".encode()).hexdigest()
     modified = timestamp(http.app.state.started)
     return ListedModel(name=name, model=name, modified_at=modified, size=size, digest=digest, details=details)
@@ -85,7 +86,7 @@ def _details(llm: LLM) -> ModelDetails:
         format="gguf" if target.model.path.suffix == ".gguf" else "safetensors",
         family=family,
         families=[family],
-        parameter_size=_short(_parameter_count(llm)),
+        parameter_size=_short(model_facts(llm).n_params),
         quantization_level=TYPES.get(main, main.partition(",")[0]),
     )
 
@@ -96,7 +97,7 @@ def _info(llm: LLM, name: str, context: int) -> dict[str, object]:
     return {
         "general.architecture": family,
         "general.basename": name,
-        "general.parameter_count": _parameter_count(llm),
+        "general.parameter_count": model_facts(llm).n_params,
         f"{family}.context_length": context,
         f"{family}.embedding_length": config.hidden_size,
         f"{family}.block_count": config.num_layers,
@@ -115,8 +116,15 @@ def _parameters(sampling: SamplingParams, context: int) -> str:
     return "\n".join(f"{name:<30} {value}" for name, value in ({"num_ctx": context} | numbers).items())
 
 
-def _parameter_count(llm: LLM) -> int:
-    return sum(part.parameters for part in llm.parts.target.parts)
+def _template(llm: LLM) -> str:
+    template = llm.tokenizer.chat_template or "{{ .Prompt }}"
+    return template if llm.tokenizer.fim is None else template + FILLS_IN
+
+
+def _capabilities(llm: LLM) -> list[str]:
+    """List what the model can do, in Ollama's words. Tools are spelt out for templates that know none."""
+    able = {"tools": llm.tokenizer.chat_template is not None, "insert": llm.tokenizer.fim is not None}
+    return ["completion", *(name for name, can in able.items() if can)]
 
 
 def _short(count: int) -> str:

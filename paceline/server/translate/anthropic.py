@@ -31,8 +31,7 @@ def messages_chat(body: CountRequest) -> Foreign:
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
     fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
-    last = messages[-1] if messages else None
-    if last is not None and last.role == "assistant" and not last.tool_calls:
+    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
@@ -58,16 +57,17 @@ def conversation(messages: Sequence[AnthropicMessage]) -> list[Message]:
 
 
 def _append(said: list[Message], message: Message) -> None:
-    """Add a message, to the last one if both are texts of one role."""
-    last = said[-1] if said else None
-    if last is None or last.role != message.role or last.tool_calls or message.role == "tool":
+    """Add a message, to the last one if both have one role. Each result of a tool stays by itself."""
+    if not said or said[-1].role != message.role or message.role == "tool":
         said.append(message)
         return
-    merged = "\n".join(filter(None, [_str(last.content), _str(message.content)]))
-    said[-1] = Message.model_validate({**message.model_dump(exclude_unset=True), "content": merged})
+    last, new = (each.model_dump(exclude_unset=True) for each in (said.pop(), message))
+    merged = {"role": message.role, "content": "\n".join(filter(None, (last["content"], new["content"])))}
+    calls = [*last.get("tool_calls", ()), *new.get("tool_calls", ())]
+    said.append(Message.model_validate(merged | {"tool_calls": calls} if calls else merged))
 
 
-def _user(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _user(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     """Yield the results of tools, then the rest of the message."""
     texts = []
     for i, block in enumerate(blocks):
@@ -77,9 +77,11 @@ def _user(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterato
             texts.append(_text(block, f"{where}[{i}]"))
     if texts:
         yield Message(role="user", content="\n".join(texts))
+    elif not blocks:
+        raise InvalidRequest(f"{where} is empty; send at least one block", param="messages")
 
 
-def _assistant(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _assistant(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     texts, calls = [], []
     for i, block in enumerate(blocks):
         if block.type == "tool_use":
@@ -91,7 +93,7 @@ def _assistant(blocks: Iterable[Block], where: str, names: dict[str, str]) -> It
     yield Message.model_validate(fields | {"tool_calls": calls} if calls else fields)
 
 
-def _system(blocks: Iterable[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
+def _system(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Iterator[Message]:
     texts = [_text(block, f"{where}[{i}]") for i, block in enumerate(blocks)]
     yield Message(role="system", content="\n".join(texts))
 
@@ -122,10 +124,6 @@ def _text(block: Block, where: str) -> str:
         known = "this model reads text only: send blocks of type text, tool_use or tool_result"
         raise InvalidRequest(f"{where} is of type {block.type[:60]!r}; {known}", param="messages")
     return block.text
-
-
-def _str(content: Any) -> str:
-    return content if isinstance(content, str) else ""
 
 
 def _instructions(system: str | list[Block] | None) -> Iterable[Message]:

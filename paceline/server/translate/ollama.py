@@ -158,5 +158,6 @@ def _format(body: OllamaRequest) -> FormatOptions | None:
 
 def _ignored(body: OllamaRequest) -> Iterator[str]:
     yield from unknown(body)
-    if body.keep_alive is not None:
-        yield "keep_alive"
+    for name in ("keep_alive", "think"):
+        if getattr(body, name) is not None:
+            yield name

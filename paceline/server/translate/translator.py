@@ -176,7 +176,7 @@ class Translator:
         except InvalidRequest as error:
             raise given.renamed(error) from None
         own = {name for name in made.ignored if not name.startswith("messages[")}  # its messages were made here
-        return replace(made, ignored=tuple(sorted(own | given.ignored)))
+        return replace(made, ignored=tuple(listed(sorted(own | given.ignored))))
 
     # Parts that several endpoints need.
 
@@ -363,8 +363,8 @@ class Translator:
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
-        if options is None:
-            return behind
+        if options is None:  # on a device such drafts would take all its steps to the host
+            return behind if self.llm.parts.target.decoder is None else ()
         return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
 
 
