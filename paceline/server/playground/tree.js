@@ -35,8 +35,9 @@ export function addMessage(conversation, parent, message) {
 
 export function titleOf(text) {
   const line = text.split("\n").find((each) => each.trim()) ?? "";
-  const short = line.trim().slice(0, TITLE_CHARACTERS);
-  return short.length < line.trim().length ? `${short.trimEnd()}…` : short || "New chat";
+  const words = line.replace(/[`*#>]/g, "").trim();
+  const short = words.slice(0, TITLE_CHARACTERS);
+  return short.length < words.length ? `${short.trimEnd()}…` : short || "New chat";
 }
 
 /** Removes a message that has no children. */
