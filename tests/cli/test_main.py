@@ -114,8 +114,6 @@ FEWEST: dict[str, list[str]] = {
     "audit": ["m", "--prompts", "p"],
     "train": ["eagle", "m", "--prompts", "p", "--out", "o"],
     "generate": ["m", "p"],
-    "list": [],
-    "completion": ["bash"],
 }
 
 

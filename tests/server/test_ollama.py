@@ -224,25 +224,6 @@ def test_a_text_between_two_others(tmp_path_factory: pytest.TempPathFactory, api
     assert "fill-in-the-middle" in check_error(api.post(GENERATE, {"prompt": "abc", "suffix": "xyz"}), 400)
 
 
-def test_embeddings(api: Api) -> None:
-    texts = ["hello there", "something else"]
-    expected = [each["embedding"] for each in api.post("/v1/embeddings", {"input": texts}).json()["data"]]
-    made = api.post("/api/embed", {"model": "tiny:latest", "input": texts, "truncate": True, "keep_alive": "5m"}).json()
-    assert made["embeddings"] == expected
-    assert made["ignored_fields"] == ["keep_alive", "truncate"]
-    assert (made["model"], made["prompt_eval_count"]) == ("tiny:latest", sum(map(len, texts)))
-    assert made["total_duration"] > 0
-    one = api.post("/api/embed", {"input": texts[0]}).json()
-    assert one["embeddings"] == expected[:1]
-    assert "ignored_fields" not in one
-    assert api.post("/api/embeddings", {"model": "tiny", "prompt": texts[1]}).json() == {"embedding": expected[1]}
-    assert api.post("/api/embed", {"input": []}).json()["embeddings"] == []
-    assert api.post("/api/embeddings", {"prompt": ""}).json() == {"embedding": []}
-    for body in ({"input": ["a", ""]}, {"input": "x" * 300}, {"input": "x", "dimensions": 3}, {"input": 5}):
-        assert check_error(api.post("/api/embed", body), 400)
-    assert check_error(api.post("/api/embed", {"model": "other", "input": "x"}), 404)
-
-
 @pytest.mark.parametrize(
     ("path", "said"),
     [(CHAT, {"message": {"role": "assistant", "content": ""}}), (GENERATE, {"response": ""})],

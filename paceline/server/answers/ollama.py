@@ -80,12 +80,12 @@ class OllamaAnswer(ABC, Generic[A]):
         return {
             "done": True,
             "done_reason": self._choice.finish_reason,
-            "total_duration": nanoseconds(stats.time_total),
+            "total_duration": _nanoseconds(stats.time_total),
             "load_duration": 0,
             "prompt_eval_count": self._tally.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(stats.time_to_first - stats.time_queued),
+            "prompt_eval_duration": _nanoseconds(stats.time_to_first - stats.time_queued),
             "eval_count": self._tally.output_tokens,
-            "eval_duration": nanoseconds(stats.time_total - stats.time_to_first),
+            "eval_duration": _nanoseconds(stats.time_total - stats.time_to_first),
             "speculation": self._tally.speculation(),
             **self._tally.remarks,
         }
@@ -119,6 +119,6 @@ class GenerateLines(OllamaAnswer[OllamaGenerateAnswer]):
         return OllamaGenerateAnswer.model_validate(self._whole())
 
 
-def nanoseconds(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     """Convert to nanoseconds, at least one: clients divide by durations."""
     return max(1, round(seconds * NANOSECONDS))

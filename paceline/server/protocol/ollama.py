@@ -92,26 +92,6 @@ class OllamaGenerateRequest(OllamaRequest):
     images: list[Any] | None = Field(None, description="refused: the model reads text")
 
 
-class EmbedRequest(RequestPart):
-    """Texts to be embedded, as /api/embed has them."""
-
-    model: str | None = None
-    input: str | Texts | None = Field(None, description="a text or a list of texts; none: an empty answer")
-    dimensions: int | None = Field(None, description="none but the model's own hidden size")
-    options: dict[str, Any] | None = Field(None, description="no effect")
-    truncate: bool | None = Field(None, description="no effect: a text that is too long is refused")
-    keep_alive: str | float | None = Field(None, description="no effect: the model stays loaded")
-
-
-class OldEmbedRequest(RequestPart):
-    """One text to be embedded, as /api/embeddings has it."""
-
-    model: str | None = None
-    prompt: str | None = Field(None, description="none: an empty answer")
-    options: dict[str, Any] | None = Field(None, description="no effect")
-    keep_alive: str | float | None = Field(None, description="no effect: the model stays loaded")
-
-
 class ShowRequest(RequestPart):
     model: str | None = None
     name: str | None = Field(None, description="the old name of model")
@@ -163,20 +143,6 @@ class OllamaGenerateAnswer(OllamaAnswered):
     """The whole answer, or one line of a stream."""
 
     response: str
-
-
-class OllamaEmbeddings(BaseModel):
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-    ignored_fields: list[str] | None = None
-
-
-class OldOllamaEmbedding(BaseModel):
-    embedding: list[float]
-    ignored_fields: list[str] | None = None
 
 
 class ModelDetails(BaseModel):

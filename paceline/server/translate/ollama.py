@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.server.protocol.embeddings import EmbeddingsRequest
 from paceline.server.protocol.ollama import (
-    EmbedRequest,
-    OldEmbedRequest,
     OllamaCall,
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -24,7 +21,6 @@ from paceline.server.protocol.requests import (
     CompletionRequest,
     FormatOptions,
     Message,
-    RequestPart,
     SpeculationOptions,
     ignored,
 )
@@ -60,13 +56,6 @@ def bare_name(name: str | None) -> str | None:
 def tagged_name(name: str) -> str:
     """Write a model's name as Ollama does, with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
-
-
-def ollama_texts(body: EmbedRequest | OldEmbedRequest, texts: str | list[str]) -> EmbeddingsRequest:
-    """Read texts to be embedded. Fields without effect are kept beside them, where they are found and named."""
-    unused = dict.fromkeys(_without_effect(body, ("options", "keep_alive", "truncate")))
-    fields = {"model": bare_name(body.model), "input": texts, "dimensions": getattr(body, "dimensions", None)}
-    return EmbeddingsRequest.model_validate(_given(fields) | unused)
 
 
 def unloads(body: OllamaRequest) -> bool:
@@ -179,10 +168,5 @@ def _format(body: OllamaRequest) -> FormatOptions | None:
 
 
 def _ignored(body: OllamaRequest) -> Iterator[str]:
-    yield from _without_effect(body, ("keep_alive", "think"))
-
-
-def _without_effect(body: RequestPart, fields: Iterable[str]) -> Iterator[str]:
-    """Yield the names of unknown fields, and of those of these that were sent."""
     yield from ignored(body)
-    yield from (name for name in fields if getattr(body, name, None) is not None)
+    yield from (name for name in ("keep_alive", "think") if getattr(body, name) is not None)

@@ -103,7 +103,7 @@ class Translator:
                 raise InvalidRequest(
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
-        self._check_capacity(1, body.n)
+        self.check_capacity(1, body.n)
         tools = self._tools(body, body.response_format, "response_format")
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
@@ -115,7 +115,7 @@ class Translator:
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
         prompts = split_prompts(body.prompt)
-        self._check_capacity(len(prompts), body.n)
+        self.check_capacity(len(prompts), body.n)
         if body.suffix and body.echo:
             raise InvalidRequest(
                 "echo repeats a prompt, and a text with a suffix has none: leave one out", param="echo"
@@ -133,7 +133,12 @@ class Translator:
         unused = [*without_stream(body), *await _unused(body, None)]
         if body.suffix:
             unused += ["parse_special"] if body.parse_special else []
-            filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
+            filled = [await self.fill_in(prompt, body.suffix, room=self.max_context - 1) for prompt in prompts]
+            if any(each.cut for each in filled):
+                raise ContextTooLong(
+                    f"prompt and suffix do not fit into the context of {self.max_context} tokens: shorten them",
+                    param="prompt",
+                )
             return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
         encoded = [await self._encode_prompt(prompt, special=bool(body.parse_special)) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
@@ -192,7 +197,7 @@ class Translator:
         template = self.llm.tokenizer.chat_template
         return without_mentioned(ignored(body), frozenset() if template is None else self.llm.chat_template.words)
 
-    def _check_capacity(self, prompts: int, n: int | None) -> None:
+    def check_capacity(self, prompts: int, n: int | None) -> None:
         """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
         running, waiting, asked = self.llm.engine.max_sequences, self.settings.max_waiting, prompts * (n or 1)
         if asked > running + waiting:
@@ -245,9 +250,9 @@ class Translator:
         behind: str,
         *,
         files: Sequence[tuple[str, str]] = (),
-        room: int | None = None,
+        room: int,
     ) -> FillIn:
-        """Make the prompt of a fill-in, by `Tokenizer.fill_in`."""
+        """Make the prompt of a fill-in, by `Tokenizer.fill_in`. What cannot fit into the room is not even tokenised."""
         return await _off_loop(
             lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
             characters=len(before) + len(behind) + _characters([[*file] for file in files]),
