@@ -7,6 +7,7 @@ ends within `LOG_SECONDS` logs nothing.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -86,7 +87,8 @@ def _tick(shown: Progress, ended: threading.Event, show: Callable[[Progress], No
 
 
 def _draw(shown: Progress) -> None:
-    print(f"{CLEAR_LINE}{shown.line(bar=True)}", end="", file=sys.stderr, flush=True)
+    line = shown.line(bar=True)[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be cleared
+    print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
 
 
 def _log(shown: Progress) -> None:

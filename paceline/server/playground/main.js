@@ -36,7 +36,8 @@ function turnTabs(event) {
 
 /** Opens one drawer, or none. Wide screens show both beside the chat; the style decides. */
 function openDrawer(name) {
-  const opener = Object.keys(DRAWERS).find((each) => $(DRAWERS[each]).classList.contains("open")); // gets the focus back
+  // Whoever opened the drawer that closes now gets the focus back.
+  const opener = Object.keys(DRAWERS).find((each) => $(DRAWERS[each]).classList.contains("open"));
   for (const [each, drawer] of Object.entries(DRAWERS)) {
     $(drawer).classList.toggle("open", drawer === name);
     $(each).setAttribute("aria-expanded", drawer === name);
