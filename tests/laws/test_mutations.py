@@ -14,6 +14,7 @@ from paceline.accept.rule import Judge
 from paceline.draft import Draft
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.accept.checks import CHECKS
+from tests.engine.filtered_draws import check_best_tokens, check_filters
 from tests.laws import mutants, under_law
 from tests.odd_drafters import Scripted
 from tests.outside import registered
@@ -117,6 +118,8 @@ def noticed(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> bool:
     try:
         for check in CHECKS:
             check(code)
+        check_best_tokens(code.judge)
+        check_filters(code.judge, SamplingParams(temperature=1, top_k=3), seeds=40)
         check_engine(code, monkeypatch)
     except Exception:
         return True
