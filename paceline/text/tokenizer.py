@@ -11,7 +11,8 @@ one leading space is taken away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,14 @@ import tokenizers
 from tokenizers import models
 
 from paceline.checks import check_text
+from paceline.errors import ContextTooLong
 from paceline.text import gguf, hf
+from paceline.text.slices import LongText
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
+
+# A text is encoded on the thread that asks for it: the package's own threads gain nothing for one text, and cause a
+# warning where a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Span = tuple[int, int, int]
 """(start, end, id) of a control token in a text: text[start:end] is the token and white space that belongs to it."""
@@ -35,6 +42,7 @@ class Tokenizer:
         self.chat_template = parts.chat_template
         self.token_names = dict(parts.names)
         self._parts = parts
+        self._long = LongText.of(parts.encoder, parts.vocabulary)
         self._finder, self._found_ids = _control_finder(parts.control)
 
     @classmethod
@@ -47,32 +55,52 @@ class Tokenizer:
 
     # ── text -> ids ──
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Encode `text`. `add_bos` frames it as the model's own configuration asks, usually by one token or none."""
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = True, limit: int | None = None) -> list[int]:
+        """Encode `text`. `add_bos` frames it as the model's own configuration asks, usually by one token or none.
+
+        `limit`: see `encode_spans`."""
         check_text(text)
-        ids = self.encode_spans(text, self.find_control(text) if special else ())
+        if limit is not None:
+            self.check_size(text, limit)
+        ids = self.encode_spans(text, self.find_control(text) if special else (), limit=limit)
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_bos else ids
+
+    def check_size(self, text: str, limit: int) -> None:
+        """Raise ContextTooLong if `text` has more than `limit` tokens by its size alone."""
+        if (fewest := self._long.fewest_tokens(text)) > limit:
+            raise _too_long(len(text), fewest, limit)
 
     def find_control(self, text: str) -> list[Span]:
         """Find the texts of control tokens in `text`; of two that overlap the first one counts, then the longest."""
-        found = self._finder.encode(text, add_special_tokens=False)
+        [found] = self._finder.encode_batch([text], add_special_tokens=False)
         return [(start, end, self._found_ids[i]) for i, (start, end) in zip(found.ids, found.offsets, strict=True)]
 
-    def encode_spans(self, text: str, spans: Iterable[Span]) -> list[int]:
-        """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text."""
+    def encode_spans(self, text: str, spans: Iterable[Span], *, limit: int | None = None) -> list[int]:
+        """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text.
+
+        Raises ContextTooLong as soon as there are more than `limit` ids and a part of the text is left."""
         ids: list[int] = []
+        for end, piece in self._pieces(text, spans):
+            ids += piece
+            if limit is not None and len(ids) > limit and end < len(text):
+                raise _too_long(len(text), len(ids), limit)
+        return ids
+
+    def _pieces(self, text: str, spans: Iterable[Span]) -> Iterator[tuple[int, list[int]]]:
+        """Yield the ids of `text` piece by piece, each with the place where the piece ends."""
         done = 0
         for start, end, token_id in spans:
-            ids += self._encode_plain(text[done:start], first=done == 0)
-            ids.append(token_id)
+            yield from self._plain(text[done:start], first=done == 0, offset=done)
+            yield end, [token_id]
             done = end
-        return ids + self._encode_plain(text[done:], first=done == 0)
+        yield from self._plain(text[done:], first=done == 0, offset=done)
 
-    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        if not text:
-            return []
+    def _plain(self, text: str, *, first: bool, offset: int) -> Iterator[tuple[int, list[int]]]:
         encoder = self._parts.encoder if first else self._parts.inner_encoder
-        return encoder.encode(text, add_special_tokens=False).ids
+        for end, part in self._long.slices(text):
+            # A batch of one is encoded without the interpreter lock, so that other threads go on; `encode` keeps it.
+            [encoding] = encoder.encode_batch_fast([part], add_special_tokens=False)
+            yield offset + end, encoding.ids
 
     # ── ids -> text ──
 
@@ -112,6 +140,12 @@ class Tokenizer:
     def same_vocabulary(self, other: Tokenizer) -> str | None:
         """Compare vocabularies. None: each id that both know has the same bytes; else the first difference in words."""
         return self.vocabulary.difference(other.vocabulary)
+
+
+def _too_long(characters: int, tokens: int, limit: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"the text has {characters} characters and at least {tokens} tokens; the context holds {limit}: shorten it"
+    )
 
 
 def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[tokenizers.Tokenizer, Sequence[int]]:

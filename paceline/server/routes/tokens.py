@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from paceline.errors import InvalidRequest
 from paceline.server.problems import ERRORS
 from paceline.server.protocol.answers import Detokenized, Tokenized
 from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
-from paceline.server.routes.common import translator_of
+from paceline.server.routes.common import ParsedRoute, translator_of
+from paceline.server.translate.encoding import characters, off_loop
 from paceline.server.translate.translator import Translator
 
-router = APIRouter(tags=["Tokens"], responses=ERRORS)
+router = APIRouter(route_class=ParsedRoute, tags=["Tokens"], responses=ERRORS)
 
 
-@router.post("/tokenize", summary="Token ids of a text or a conversation", response_model_exclude_none=True)
-async def tokenize(body: TokenizeRequest, http: Request) -> Tokenized:
+@router.post("/tokenize", summary="Token ids of a text or a conversation", response_model=Tokenized)
+async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     translator = translator_of(http)
     translator.check_model(body.model)
     tokens = await _encode(body, translator)
-    tokenizer = translator.llm.tokenizer
-    return Tokenized(
-        count=len(tokens),
-        max_model_len=translator.max_context,
-        tokens=tokens,
-        token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
-        ignored_fields=sorted(ignored(body)) or None,
-    )
+    content = await off_loop(lambda: _answer(body, translator, tokens), size=len(tokens))
+    return Response(content, media_type="application/json")
 
 
 @router.post("/detokenize", summary="The text of token ids", response_model_exclude_none=True)
@@ -43,11 +41,33 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
     return Detokenized(prompt=text, ignored_fields=sorted(ignored(body)) or None)
 
 
-async def _encode(body: TokenizeRequest, translator: Translator) -> list[int]:
+async def _encode(body: TokenizeRequest, translator: Translator) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
+    _check_size(body, translator.settings.max_tokenize_characters)
     if body.messages is not None:
         begins = body.add_generation_prompt is not False
-        return [*await translator.encode_messages(body.messages, add_generation_prompt=begins)]
+        return await translator.encode_messages(body.messages, add_generation_prompt=begins, bounded=False)
     assert body.prompt is not None
-    return await translator.encode_text(body.prompt, framed=body.add_special_tokens is not False)
+    return await translator.encode_text(body.prompt, framed=body.add_special_tokens is not False, bounded=False)
+
+
+def _check_size(body: TokenizeRequest, allowed: int) -> None:
+    messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
+    size = characters([body.prompt or "", messages])
+    if size > allowed:
+        raise InvalidRequest(
+            f"the text has {size} characters, {allowed} are allowed: tokenise it in parts",
+            param="prompt" if body.messages is None else "messages",
+        )
+
+
+def _answer(body: TokenizeRequest, translator: Translator, tokens: Sequence[int]) -> str:
+    tokenizer = translator.llm.tokenizer
+    return Tokenized(
+        count=len(tokens),
+        max_model_len=translator.max_context,
+        tokens=list(tokens),
+        token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
+        ignored_fields=sorted(ignored(body)) or None,
+    ).model_dump_json(exclude_none=True)

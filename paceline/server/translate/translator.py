@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
@@ -24,15 +24,13 @@ from paceline.server.protocol.requests import (
     ignored,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.encoding import characters, off_loop
 from paceline.server.translate.formats import read_format, text_format
 from paceline.server.translate.inputs import content_text, response_messages, split_prompts
 from paceline.server.translate.speculation import read_speculation
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
-T = TypeVar("T")
-
 COMPLETION_TOKENS = 16  # max_tokens of a completion that gives none: OpenAI's default
-LONG_TEXT = 20_000  # characters; longer texts are tokenised on a thread, not on the event loop
 
 # SAME: fields with one name in a body and in SamplingParams. RENAMED: field of a body → name in SamplingParams.
 SAME = (
@@ -140,27 +138,42 @@ class Translator:
         tools: Tools | None = None,
         field: str = "messages",
         add_generation_prompt: bool = True,
+        bounded: bool = True,
     ) -> tuple[int, ...]:
-        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors."""
+        """Tokenise a conversation by the model's chat template. `field`: where the messages came from, for errors.
+
+        `bounded`: see `encode_text`."""
         if not messages:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
+        limit = self.max_context if bounded else None
         try:
             template = self.llm.chat_template
             if "tool_calls" not in template.source:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
-            encoded = await _off_loop(
-                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt),
-                characters=_characters([placed, listed]),
+            encoded = await off_loop(
+                lambda: template.encode(placed, tools=listed, add_generation_prompt=add_generation_prompt, limit=limit),
+                size=characters([placed, listed]),
             )
+        except ContextTooLong as error:
+            raise ContextTooLong(str(error), param=field) from None
         except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
-    async def encode_text(self, text: str, *, framed: bool = True) -> list[int]:
-        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one."""
-        return await _off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed), characters=len(text))
+    async def encode_text(
+        self, text: str, *, framed: bool = True, field: str = "prompt", bounded: bool = True
+    ) -> list[int]:
+        """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one.
+
+        `bounded`: raise ContextTooLong for a text that cannot fit into the context, and read no more of it than shows
+        that. `field`: where the text came from, for errors."""
+        limit = self.max_context if bounded else None
+        try:
+            return await off_loop(lambda: self.llm.tokenizer.encode(text, add_bos=framed, limit=limit), size=len(text))
+        except ContextTooLong as error:
+            raise ContextTooLong(str(error), param=field) from None
 
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
         return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
@@ -246,7 +259,8 @@ class Translator:
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
-        return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
+        text = content_text(options.content, "prediction")
+        return tuple(await self.encode_text(text, framed=False, field="prediction"))
 
 
 def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
@@ -283,17 +297,3 @@ def biases(given: dict[str, float] | None) -> dict[int, float] | None:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise InvalidRequest(f"a logit_bias key must be a token id, not {key[:60]!r}", param="logit_bias")
     return {int(key): bias for key, bias in given.items()}
-
-
-def _characters(value: Any) -> int:
-    """Count the characters of all texts in nested lists and objects; anything else counts as one."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 1
-
-
-async def _off_loop(work: Callable[[], T], *, characters: int) -> T:
-    """Do short work at once, and long work on a thread, where it stalls no other request's stream."""
-    return work() if characters < LONG_TEXT else await asyncio.to_thread(work)
