@@ -7,6 +7,8 @@ take the time of one core, and the memory of one at work; the event loop and the
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -21,6 +23,16 @@ class Lane:
     async def do(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def do_later(self, work: Callable[[], None]) -> None:
+        self._thread.submit(work)
 
-PARSING = Lane("long-body")  # JSON of long bodies
-ENCODING = Lane("long-text")  # texts that take the tokenizer longest
+
+def give_memory_back() -> None:
+    """Return freed memory to the system: glibc keeps what long inputs took, since it expects more of them."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+PARSING = Lane("long-bodies")  # JSON of long bodies
+ENCODING = Lane("long-texts")
+ENCODING_LONGEST = Lane("longest-texts")  # apart, since each may take seconds

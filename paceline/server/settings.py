@@ -32,7 +32,7 @@ HELP = {
     "max_bodies_bytes": "bodies of all open requests together; more are told to come again later",
     "max_json_depth": "how deep JSON in a request may be nested",
     "max_json_values": "how many values JSON in a request may hold, such as token ids of prompts",
-    "max_tokenize_characters": "longest text that /tokenize takes; texts of prompts are bounded by the context",
+    "max_tokenize_bytes": "longest text that /tokenize takes; texts of prompts are bounded by the context",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
     "max_connections": "open at once; more are closed at once",
@@ -77,7 +77,7 @@ class Settings:
     max_bodies_bytes: int = 1 << 30
     max_json_depth: int = 64
     max_json_values: int = 1 << 18
-    max_tokenize_characters: int = 1 << 20
+    max_tokenize_bytes: int = 1 << 20
     max_header_bytes: int = 16 << 10
     max_headers: int = 100
     max_connections: int = 1000
@@ -151,7 +151,7 @@ class Settings:
             "max_bodies_bytes",
             "max_json_depth",
             "max_json_values",
-            "max_tokenize_characters",
+            "max_tokenize_bytes",
             "max_header_bytes",
             "max_headers",
             "max_connections",

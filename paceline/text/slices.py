@@ -26,7 +26,8 @@ SLICE_CHARACTERS = 32_768  # a slice ends at the first cut after so many; about 
 NFC_CHARACTERS = 4  # no composed character has a longer canonical decomposition
 
 _PATTERNS = frozenset(pattern for known in KNOWN.values() for pattern in known.patterns)
-_OVER_A_CUT = re.compile(f"[A-Za-z][ Ġ{SPM_SPACE}]")
+_OVER_A_CUT = {"bytes": re.compile("[A-Za-z][ Ġ]"), "spm": re.compile(f"[A-Za-z][ {SPM_SPACE}]")}  # by style
+_SPACES = re.compile(f"[ {SPM_SPACE}]")
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})  # pre-tokenizers
 
 
@@ -35,6 +36,7 @@ class LongText:
     """Facts about an encoder that long texts need."""
 
     longest_token: int | None  # bytes of text that one token stands for at most; None: not known
+    dropped: bytes  # bytes that are no token, and leave no trace in the ids
     composes: bool  # the encoder composes characters, so that a text gets shorter
     cuts: bool  # a text may be cut
     puts_space: bool  # the encoder puts a space before every text
@@ -45,20 +47,25 @@ class LongText:
         words = list(steps(encoder.pre_tokenizer, "pretokenizers"))
         texts = [token for i, token in enumerate(vocabulary.tokens) if i not in vocabulary.special]
         known = all(_is_known_normalizer(step) for step in normal) and all(map(_keeps_text, words))
+        dropped = _dropped_bytes(encoder)
         return cls(
-            longest_token=_longest(vocabulary, texts) if known and _has_all_bytes(encoder) else None,
+            longest_token=_longest(vocabulary, texts) if known and dropped is not None else None,
+            dropped=dropped or b"",
             composes=any(step["type"] == "NFC" for step in normal),
-            cuts=known and _splits_at_cuts(encoder, words) and not any(map(_OVER_A_CUT.search, texts)),
+            cuts=known
+            and _splits_at_cuts(encoder, words)
+            and not any(map(_OVER_A_CUT[vocabulary.style].search, texts)),
             puts_space=any(step["type"] == "Prepend" for step in normal),
         )
 
     def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least. It is exact in that no text has fewer."""
+        """Return a number of tokens that `text` has at least, by its size alone."""
         if self.longest_token is None:
             return 0
         if self.composes and not text.isascii():
-            return -(-len(text) // (NFC_CHARACTERS * self.longest_token))
-        return -(-(len(text) if text.isascii() else len(text.encode())) // self.longest_token)
+            return 0 if self.dropped else -(-len(text) // (NFC_CHARACTERS * self.longest_token))
+        data = text.encode()
+        return -(-len(data.translate(None, self.dropped) if self.dropped else data) // self.longest_token)
 
     def slices(self, text: str) -> Iterator[tuple[int, str]]:
         """Cut a text. Yield each slice after the place of its end; their ids in a row are those of the whole text."""
@@ -90,12 +97,13 @@ def _keeps_text(step: dict[str, object]) -> bool:
     return step["type"] in _KEEPING and step.get("behavior") != "Removed"
 
 
-def _has_all_bytes(encoder: tokenizers.Tokenizer) -> bool:
-    """True if every byte is a token, so that no character is dropped and no two share a token for the unknown."""
+def _dropped_bytes(encoder: tokenizers.Tokenizer) -> bytes | None:
+    """List the bytes that are no token. None: characters without a token may share one, however many they are."""
     vocab = encoder.get_vocab(with_added_tokens=False)
     if any(step["type"] == "ByteLevel" for step in steps(encoder.pre_tokenizer, "pretokenizers")):
-        return all(chr(character) in vocab for character in BYTE_LEVEL)
-    return bool(encoder.model.byte_fallback) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+        return "".join(byte for character, byte in BYTE_LEVEL.items() if chr(character) not in vocab).encode("latin-1")
+    whole = encoder.model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    return b"" if whole else None
 
 
 def _longest(vocabulary: Vocabulary, texts: list[str]) -> int:
@@ -111,7 +119,9 @@ def _splits_at_cuts(encoder: tokenizers.Tokenizer, words: list[dict[str, object]
     known = all(isinstance(pattern, dict) and pattern.get("Regex") in _PATTERNS for pattern in patterns)
     into_words = bool(patterns) or any(_splits_words(step) for step in words)
     found = [token for token in encoder.get_added_tokens_decoder().values() if not token.special]
-    plain = not any(token.lstrip or token.rstrip or token.single_word or " " in token.content for token in found)
+    plain = not any(
+        token.lstrip or token.rstrip or token.single_word or _SPACES.search(token.content) for token in found
+    )
     return known and plain and (into_words or not encoder.model.ignore_merges)
 
 

@@ -68,7 +68,7 @@ class Tokenizer:
     def check_size(self, text: str, limit: int) -> None:
         """Raise ContextTooLong if `text` has more than `limit` tokens by its size alone."""
         if (fewest := self._long.fewest_tokens(text)) > limit:
-            raise _too_long(len(text), fewest, limit)
+            raise _too_long(text, f"at least {fewest}", limit)
 
     def find_control(self, text: str) -> list[Span]:
         """Find the texts of control tokens in `text`; of two that overlap the first one counts, then the longest."""
@@ -78,12 +78,12 @@ class Tokenizer:
     def encode_spans(self, text: str, spans: Iterable[Span], *, limit: int | None = None) -> list[int]:
         """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text.
 
-        Raises ContextTooLong as soon as there are more than `limit` ids and a part of the text is left."""
+        Raises ContextTooLong as soon as there are more than `limit` ids."""
         ids: list[int] = []
         for end, piece in self._pieces(text, spans):
             ids += piece
-            if limit is not None and len(ids) > limit and end < len(text):
-                raise _too_long(len(text), len(ids), limit)
+            if limit is not None and len(ids) > limit:
+                raise _too_long(text, f"at least {len(ids)}" if end < len(text) else str(len(ids)), limit)
         return ids
 
     def _pieces(self, text: str, spans: Iterable[Span]) -> Iterator[tuple[int, list[int]]]:
@@ -142,9 +142,9 @@ class Tokenizer:
         return self.vocabulary.difference(other.vocabulary)
 
 
-def _too_long(characters: int, tokens: int, limit: int) -> ContextTooLong:
+def _too_long(text: str, tokens: str, limit: int) -> ContextTooLong:
     return ContextTooLong(
-        f"the text has {characters} characters and at least {tokens} tokens; the context holds {limit}: shorten it"
+        f"the text has {len(text)} characters and {tokens} tokens; the context holds {limit}: shorten it"
     )
 
 

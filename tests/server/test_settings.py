@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "max_bodies_bytes": ("64M", 64 << 20),
     "max_json_depth": ("5", 5),
     "max_json_values": ("1000", 1000),
-    "max_tokenize_characters": ("2000", 2000),
+    "max_tokenize_bytes": ("2000", 2000),
     "max_header_bytes": ("32K", 32 << 10),
     "max_headers": ("7", 7),
     "max_connections": ("8", 8),

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.guards.check import BODILESS, PARSED, Refusal, has_body, values
 from paceline.server.guards.json import check_json
-from paceline.server.lane import PARSING
+from paceline.server.lane import PARSING, give_memory_back
 from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 
@@ -22,6 +22,7 @@ class Bodies:
     def __init__(self, app: ASGIApp, live: CurrentSettings) -> None:
         self.app, self.live = app, live
         self.held = 0  # bytes of the bodies of all open requests
+        self.turn = asyncio.Lock()  # held by the long body that is read on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in BODILESS:
@@ -31,23 +32,24 @@ class Bodies:
         try:
             await self._pass(body, scope, receive, send)
         finally:
+            scope.pop(PARSED, None)
             self.held -= body.size
+            if body.size >= LONG_BODY > self.held:
+                PARSING.do_later(give_memory_back)
 
     async def _pass(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         complete = not has_body(scope)
         try:
             _check_kind(scope, self.live.settings)
             complete = await body.read(receive, self.live.settings)
-            whole = b"".join(body.parts)
-            body.parts.clear()
-            if whole and complete:
-                scope[PARSED] = await _parsed(whole, self.live.settings)
+            if complete and body.size:
+                scope[PARSED] = await body.parse(self.live.settings)
         except Refusal as refusal:
             body.parts.clear()
             await refusal.answer(scope, receive, send, unread=not complete)
             return
         if complete:  # else the client left
-            await self.app(scope, _replay(whole, receive), send)
+            await self.app(scope, _replay(b"".join(body.parts), receive), send)
 
 
 class Body:
@@ -69,6 +71,8 @@ class Body:
                     self._add(message.get("body", b""), settings)
                     if not message.get("more_body"):
                         return True
+                    if self.size >= LONG_BODY:
+                        await self._wait_turn()
         except TimeoutError:
             text = f"the body did not arrive within {settings.read_timeout:g} s"
             raise Refusal(408, text, "body_timeout", {"Connection": "close"}) from None
@@ -83,13 +87,19 @@ class Body:
             text = f"the bodies of all requests have more than {settings.max_bodies_bytes} bytes; try again later"
             raise Refusal(429, text, "too_many_bytes", {"Retry-After": "1"})
 
+    async def _wait_turn(self) -> None:
+        """Let one long body read on in each turn of the event loop; between them it serves others."""
+        async with self.guard.turn:
+            await asyncio.sleep(0)
 
-async def _parsed(body: bytes, settings: Settings) -> Any:
-    """Parse a body: a short one at once, a long one on a thread, where it stalls no other request's stream."""
-    limits = {"max_depth": settings.max_json_depth, "max_values": settings.max_json_values}
-    if len(body) < LONG_BODY:
-        return check_json(body, **limits)
-    return await PARSING.do(lambda: check_json(body, **limits))
+    async def parse(self, settings: Settings) -> Any:
+        """Parse the body: a short one at once, a long one on a thread, where it stalls no other request's stream."""
+
+        def parsed() -> Any:
+            self.parts[:] = [b"".join(self.parts)]
+            return check_json(self.parts[0], max_depth=settings.max_json_depth, max_values=settings.max_json_values)
+
+        return parsed() if self.size < LONG_BODY else await PARSING.do(parsed)
 
 
 def _check_kind(scope: Scope, settings: Settings) -> None:

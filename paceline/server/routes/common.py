@@ -23,6 +23,9 @@ from paceline.server.translate.translator import Translator
 class ParsedRequest(Request):
     """A request whose body a guard has parsed: parsing it again would hold up the event loop."""
 
+    async def body(self) -> bytes:
+        return b"{}" if PARSED in self.scope else await super().body()  # FastAPI looks only whether there is one
+
     async def json(self) -> Any:
         return self.scope[PARSED] if PARSED in self.scope else await super().json()
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from paceline.chat.shield import strings
 from paceline.errors import InvalidRequest
 from paceline.server.problems import ERRORS
 from paceline.server.protocol.answers import Detokenized, Tokenized
 from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
 from paceline.server.routes.common import ParsedRoute, translator_of
-from paceline.server.translate.encoding import characters, off_loop
+from paceline.server.translate.encoding import off_loop
 from paceline.server.translate.translator import Translator
 
 router = APIRouter(route_class=ParsedRoute, tags=["Tokens"], responses=ERRORS)
@@ -44,7 +45,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
 async def _encode(body: TokenizeRequest, translator: Translator) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    _check_size(body, translator.settings.max_tokenize_characters)
+    _check_size(body, translator.settings.max_tokenize_bytes)
     if body.messages is not None:
         begins = body.add_generation_prompt is not False
         return await translator.encode_messages(body.messages, add_generation_prompt=begins, bounded=False)
@@ -54,17 +55,17 @@ async def _encode(body: TokenizeRequest, translator: Translator) -> Sequence[int
 
 def _check_size(body: TokenizeRequest, allowed: int) -> None:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
-    size = characters([body.prompt or "", messages])
+    size = sum(len(text.encode()) for text in strings([body.prompt or "", messages]))
     if size > allowed:
         raise InvalidRequest(
-            f"the text has {size} characters, {allowed} are allowed: tokenise it in parts",
+            f"the text has {size} bytes, {allowed} are allowed: tokenise it in parts",
             param="prompt" if body.messages is None else "messages",
         )
 
 
 def _answer(body: TokenizeRequest, translator: Translator, tokens: Sequence[int]) -> str:
     tokenizer = translator.llm.tokenizer
-    return Tokenized(
+    return Tokenized.model_construct(  # a million ids need no check
         count=len(tokens),
         max_model_len=translator.max_context,
         tokens=list(tokens),

@@ -1,21 +1,20 @@
-"""Where texts are tokenised: short ones on the event loop, long ones on threads.
+"""Where texts are tokenised: short ones on the event loop, long ones on a thread, the longest on another.
 
-The tokenizer works without the interpreter lock, so that a thread with a long text holds up nobody. Only the longest
-texts take turns: many at once would leave no core to the engine.
+The tokenizer works without the interpreter lock, so that a thread with a long text holds up nobody. Long texts take
+turns: many at once would leave no core to the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from paceline.server.lane import ENCODING
+from paceline.server.lane import ENCODING, ENCODING_LONGEST
 
 T = TypeVar("T")
 
 LONG_TEXT = 20_000  # characters; longer texts are tokenised on a thread, not on the event loop
-VERY_LONG_TEXT = 200_000  # characters; longer texts are tokenised one at a time
+LONGEST_TEXT = 200_000  # characters; longer texts do not delay others that are shorter
 
 
 def characters(value: Any) -> int:
@@ -31,4 +30,4 @@ async def off_loop(work: Callable[[], T], *, size: int) -> T:
     """Do work on a text of `size` characters where it stalls no other request's stream."""
     if size < LONG_TEXT:
         return work()
-    return await (asyncio.to_thread(work) if size < VERY_LONG_TEXT else ENCODING.do(work))
+    return await (ENCODING if size < LONGEST_TEXT else ENCODING_LONGEST).do(work)

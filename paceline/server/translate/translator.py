@@ -176,7 +176,13 @@ class Translator:
             raise ContextTooLong(str(error), param=field) from None
 
     async def _encode_prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
-        return tuple(await self.encode_text(prompt) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            return tuple(await self.encode_text(prompt))
+        if len(prompt) > self.max_context:  # before every id is checked
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens; the context holds {self.max_context}: shorten it", param="prompt"
+            )
+        return tuple(prompt)
 
     async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
         """Find the grammar that the answer must follow, and compile it: up to half a second, off the event loop."""
