@@ -27,7 +27,6 @@ NFC_CHARACTERS = 4  # no composed character has a longer canonical decomposition
 
 _PATTERNS = frozenset(pattern for known in KNOWN.values() for pattern in known.patterns)
 _OVER_A_CUT = {"bytes": re.compile("[A-Za-z][ Ġ]"), "spm": re.compile(f"[A-Za-z][ {SPM_SPACE}]")}  # by style
-_SPACES = re.compile(f"[ {SPM_SPACE}]")
 _KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"})  # pre-tokenizers
 
 
@@ -119,10 +118,13 @@ def _splits_at_cuts(encoder: tokenizers.Tokenizer, words: list[dict[str, object]
     known = all(isinstance(pattern, dict) and pattern.get("Regex") in _PATTERNS for pattern in patterns)
     into_words = bool(patterns) or any(_splits_words(step) for step in words)
     found = [token for token in encoder.get_added_tokens_decoder().values() if not token.special]
-    plain = not any(
-        token.lstrip or token.rstrip or token.single_word or _SPACES.search(token.content) for token in found
-    )
-    return known and plain and (into_words or not encoder.model.ignore_merges)
+    return known and not any(map(_looks_around, found)) and (into_words or not encoder.model.ignore_merges)
+
+
+def _looks_around(token: tokenizers.AddedToken) -> bool:
+    """True for a token that depends on spaces in the text: its own, or those beside it."""
+    has_space = " " in token.content or (token.normalized and SPM_SPACE in token.content)
+    return has_space or token.lstrip or token.rstrip or token.single_word
 
 
 def _splits_words(step: dict[str, object]) -> bool:
