@@ -62,9 +62,9 @@ class ChatTemplate:
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         marked = self._run(hidden, add_generation_prompt)
+        # Marks have four bytes each: the size of the text counts, the control tokens of the marked one.
         text = swapped(marked, back)
-        if limit is not None:
-            self._tokenizer.check_size(text, limit)
+        self._tokenizer.check_size(text, limit)
         return self._tokenizer.encode_spans(text, self._tokenizer.find_control(marked), limit=limit)
 
     def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:

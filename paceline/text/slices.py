@@ -13,7 +13,7 @@ A cut stands before a space between two ASCII letters. Three things together mak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import tokenizers
@@ -35,13 +35,16 @@ class LongText:
     """Facts about an encoder that long texts need."""
 
     longest_token: int | None  # bytes of text that one token stands for at most; None: not known
+    longest_control: int | None  # bytes that a control token is written with; None: it takes spaces beside it, too
     dropped: bytes  # bytes that are no token, and leave no trace in the ids
     composes: bool  # the encoder composes characters, so that a text gets shorter
     cuts: bool  # a text may be cut
     puts_space: bool  # the encoder puts a space before every text
 
     @classmethod
-    def of(cls, encoder: tokenizers.Tokenizer, vocabulary: Vocabulary) -> LongText:
+    def of(
+        cls, encoder: tokenizers.Tokenizer, vocabulary: Vocabulary, control: Iterable[tokenizers.AddedToken] = ()
+    ) -> LongText:
         normal = list(steps(encoder.normalizer, "normalizers"))
         words = list(steps(encoder.pre_tokenizer, "pretokenizers"))
         texts = [token for i, token in enumerate(vocabulary.tokens) if i not in vocabulary.special]
@@ -49,6 +52,7 @@ class LongText:
         dropped = _dropped_bytes(encoder)
         return cls(
             longest_token=_longest(vocabulary, texts) if known and dropped is not None else None,
+            longest_control=_longest_control(list(control)),
             dropped=dropped or b"",
             composes=any(step["type"] == "NFC" for step in normal),
             cuts=known
@@ -57,14 +61,19 @@ class LongText:
             puts_space=any(step["type"] == "Prepend" for step in normal),
         )
 
-    def fewest_tokens(self, text: str) -> int:
-        """Return a number of tokens that `text` has at least, by its size alone."""
-        if self.longest_token is None:
+    def fewest_tokens(self, text: str, *, control: bool = False) -> int:
+        """Return a number of tokens that `text` has at least, by its size alone.
+
+        `control`: parts of it may be control tokens."""
+        longest = self.longest_token
+        if longest is None or (control and self.longest_control is None):
             return 0
+        if control:
+            longest = max(longest, self.longest_control or 0)
         if self.composes and not text.isascii():
-            return 0 if self.dropped else -(-len(text) // (NFC_CHARACTERS * self.longest_token))
+            return 0 if self.dropped else -(-len(text) // (NFC_CHARACTERS * longest))
         data = text.encode()
-        return -(-len(data.translate(None, self.dropped) if self.dropped else data) // self.longest_token)
+        return -(-len(data.translate(None, self.dropped) if self.dropped else data) // longest)
 
     def slices(self, text: str) -> Iterator[tuple[int, str]]:
         """Cut a text. Yield each slice after the place of its end; their ids in a row are those of the whole text."""
@@ -110,6 +119,12 @@ def _longest(vocabulary: Vocabulary, texts: list[str]) -> int:
     if vocabulary.style == "spm":
         return max((len(text.encode()) for text in texts), default=1) or 1
     return max(map(len, vocabulary.text_bytes), default=1) or 1
+
+
+def _longest_control(control: list[tokenizers.AddedToken]) -> int | None:
+    if any(token.lstrip or token.rstrip for token in control):
+        return None
+    return max((len(token.content.encode()) for token in control), default=0)
 
 
 def _splits_at_cuts(encoder: tokenizers.Tokenizer, words: list[dict[str, object]]) -> bool:

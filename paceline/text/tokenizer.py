@@ -42,7 +42,7 @@ class Tokenizer:
         self.chat_template = parts.chat_template
         self.token_names = dict(parts.names)
         self._parts = parts
-        self._long = LongText.of(parts.encoder, parts.vocabulary)
+        self._long = LongText.of(parts.encoder, parts.vocabulary, parts.control.values())
         self._finder, self._found_ids = _control_finder(parts.control)
 
     @classmethod
@@ -60,14 +60,13 @@ class Tokenizer:
 
         `limit`: see `encode_spans`."""
         check_text(text)
-        if limit is not None:
-            self.check_size(text, limit)
+        self.check_size(text, limit)
         ids = self.encode_spans(text, self.find_control(text) if special else (), limit=limit)
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_bos else ids
 
-    def check_size(self, text: str, limit: int) -> None:
-        """Raise ContextTooLong if `text` has more than `limit` tokens by its size alone."""
-        if (fewest := self._long.fewest_tokens(text)) > limit:
+    def check_size(self, text: str, limit: int | None) -> None:
+        """Raise ContextTooLong if `text`, with control tokens or without, has more than `limit` tokens by its size."""
+        if limit is not None and (fewest := self._long.fewest_tokens(text, control=True)) > limit:
             raise _too_long(text, f"at least {fewest}", limit)
 
     def find_control(self, text: str) -> list[Span]:
@@ -75,16 +74,23 @@ class Tokenizer:
         [found] = self._finder.encode_batch([text], add_special_tokens=False)
         return [(start, end, self._found_ids[i]) for i, (start, end) in zip(found.ids, found.offsets, strict=True)]
 
-    def encode_spans(self, text: str, spans: Iterable[Span], *, limit: int | None = None) -> list[int]:
+    def encode_spans(self, text: str, spans: Sequence[Span], *, limit: int | None = None) -> list[int]:
         """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text.
 
-        Raises ContextTooLong as soon as there are more than `limit` ids."""
+        Raises ContextTooLong as soon as there are more than `limit` ids, by the size of the text or by reading it."""
+        if limit is not None and (fewest := self._fewest_tokens(text, spans)) > limit:
+            raise _too_long(text, f"at least {fewest}", limit)
         ids: list[int] = []
         for end, piece in self._pieces(text, spans):
             ids += piece
             if limit is not None and len(ids) > limit:
                 raise _too_long(text, f"at least {len(ids)}" if end < len(text) else str(len(ids)), limit)
         return ids
+
+    def _fewest_tokens(self, text: str, spans: Sequence[Span]) -> int:
+        ends, starts = [0, *(end for _, end, _ in spans)], [*(start for start, _, _ in spans), len(text)]
+        plain = (text[end:start] for end, start in zip(ends, starts, strict=True))
+        return len(spans) + sum(map(self._long.fewest_tokens, plain))
 
     def _pieces(self, text: str, spans: Iterable[Span]) -> Iterator[tuple[int, list[int]]]:
         """Yield the ids of `text` piece by piece, each with the place where the piece ends."""

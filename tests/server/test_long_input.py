@@ -6,8 +6,6 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +37,7 @@ class Reached:
 
 
 @pytest.fixture
-def reached(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reached]:
+def reached(monkeypatch: pytest.MonkeyPatch) -> Reached:
     seen, encode = Reached(), Tokenizer._plain
 
     def counted(self: Tokenizer, text: str, **options: Any) -> Any:
@@ -48,7 +46,7 @@ def reached(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reached]:
             yield end, ids
 
     monkeypatch.setattr(Tokenizer, "_plain", counted)
-    yield seen
+    return seen
 
 
 def long_bodies(text: str) -> dict[str, tuple[str, str, dict[str, Any]]]:
@@ -202,7 +200,7 @@ def test_nothing_of_a_body_is_counted_once_its_request_has_ended(monkeypatch: py
     assert [guard.held for guard in guards] == [0]
 
 
-def test_many_long_texts_at_once_leave_nothing_behind(tmp_path: Path, llm: LLM) -> None:
+def test_many_long_texts_at_once_leave_nothing_behind(llm: LLM) -> None:
     with serving(llm) as api:
         requests = [body for _, _, body in long_bodies("a " * 100_000).values()] * 4
         paths = [path for path, _, _ in long_bodies("").values()] * 4

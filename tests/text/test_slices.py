@@ -1,4 +1,4 @@
-"""Long texts: slices give the ids of the whole, no text has fewer tokens than its size says, and none is read in vain."""
+"""Long texts: slices give the ids of the whole, and no text has fewer tokens than its size says."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def check(tokenizer: Tokenizer, text: str) -> None:
     expected = whole(tokenizer, text)
     assert tokenizer.encode(text, add_bos=False) == expected
     assert tokenizer._long.fewest_tokens(text) <= len(expected)
+    assert tokenizer._long.fewest_tokens(text, control=True) <= len(tokenizer.encode(text, special=True, add_bos=False))
     around = f"{text}a b{text} c{text}"
     assert tokenizer.encode(around, add_bos=False) == whole(tokenizer, around)
 
@@ -250,6 +251,19 @@ def test_a_text_is_read_no_further_than_the_limit(counting: Tokenizer) -> None:
         counting.encode("a " * 5000, limit=1000)
     assert reached(counting) <= 2002
     assert len(counting.encode("a " * 500, limit=1000)) == 1000
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_control_tokens_are_longer_than_others(tmp_path: Path, strips: bool) -> None:
+    made = byte_level_json()
+    made.add_special_tokens([AddedToken("<|a_long_control_token|>", normalized=False, special=True, rstrip=strips)])
+    tokenizer = Tokenizer.from_directory(save(tmp_path, made))
+    text = "<|a_long_control_token|>      " * 50 if strips else "<|a_long_control_token|>" * 50
+    assert len(tokenizer.encode(text, special=True, add_bos=False, limit=50)) == 50
+    with pytest.raises(ContextTooLong, match="at least 51 tokens; the context holds 50" if strips else "51 tokens"):
+        tokenizer.encode(text + "a", special=True, limit=50)
+    with pytest.raises(ContextTooLong, match="at least"):
+        tokenizer.encode(text, limit=50)
 
 
 def test_a_chat_is_refused_by_its_size(counting: Tokenizer) -> None:
