@@ -39,6 +39,7 @@ HEALTH_MS, GAP_MS = 100.0, 250.0
 CLIENTS = 6
 WARM_SHARE = 1 / 6  # of the time: 5 of 30 minutes
 GROWTH = 1.05
+KV_MEMORY = "192M"  # filled within the first minute: memory that is used for the first time is no leak
 SAMPLE_SECONDS = 3.0
 WATCHER = Path(__file__).parent / "soak_watch.py"
 
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--serve-python", default=sys.executable, help="of Paceline's environment (default: this one)")
     args = parser.parse_args()
     tally, facts = Tally("soak"), {"machine": machine(), "minutes": args.minutes}
-    with served(args.serve_python, "--kv-memory", "512M") as server:
+    with served(args.serve_python, "--kv-memory", KV_MEMORY) as server:
         asyncio.run(soak(server, tally, facts, seconds=60 * args.minutes))
     print(json.dumps(facts))
     tally.end()
