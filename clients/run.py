@@ -2,9 +2,11 @@
 
 python clients/run.py --python /tmp/clients/bin/python --tokenizer DIRECTORY
 
-Each --python is an environment with some of the clients (`pip install openai litellm mcp langchain-openai schemathesis
-'lm-eval[api]' transformers`; aiperf, guidellm and vllm may need one each of their own); the first that has a client
-runs it. The Node client runs where `npm install` was done in clients/openai_node. Prints a table, and JSON last.
+Each --python is an environment with some of the clients (`pip install openai anthropic ollama llm llm-ollama
+llm-anthropic litellm mcp langchain-openai schemathesis 'lm-eval[api]' transformers`; openai-agents and
+'pydantic-ai-slim[openai]' go together; aider-chat, aiperf, guidellm, instructor and vllm may need one each of their
+own); the first that has a client runs it. The Node clients run where `npm install` was done in clients/openai_node and
+clients/ai_sdk_node; the browser's, too, if there is a Chromium. Prints a table, and JSON last.
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from served import served
+from openai_browser import BROWSERS
+from served import free_port, served
 
 HERE = Path(__file__).parent
-NODE = HERE / "openai_node"
+NODE = {"openai_node": "openai", "ai_sdk_node": "ai"}  # folder → package that it needs
 PACKAGES = {  # script → module that it needs
     "with_openai": "openai",
+    "with_anthropic": "anthropic",
+    "with_ollama": "ollama",
+    "with_llm": "llm",
+    "with_aider": "aider",
     "with_litellm": "litellm",
     "with_langchain": "langchain_openai",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_instructor": "instructor",
     "with_lm_eval": "lm_eval",
     "with_aiperf": "aiperf",
     "with_schemathesis": "schemathesis",
@@ -59,6 +69,11 @@ def main() -> None:
                 at = url
                 if name == "with_schemathesis":
                     at = own.enter_context(served(args.serve_python, *MEMORY, "--max-context", "256")).url
+                if name == "openai_browser":
+                    port = free_port()
+                    origin = ("--cors-origins", f"http://127.0.0.1:{port}")
+                    at = own.enter_context(served(args.serve_python, *MEMORY, *origin)).url
+                    command += ["--page-port", str(port)]
                 if name == "with_lm_eval":
                     plain = own.enter_context(served(args.serve_python, *MEMORY, "--drafter", "none"))
                     command += ["--plain-url", plain.url]
@@ -77,8 +92,11 @@ def commands(args: argparse.Namespace) -> Iterator[tuple[str, list[str] | None]]
         else:
             extra = ["--tokenizer", args.tokenizer] if name in NEED_TOKENIZER else []
             yield name, [python, str(HERE / f"{name}.py"), *extra]
-    ready = shutil.which("node") and (NODE / "node_modules" / "openai").exists()
-    yield "openai_node", ["node", str(NODE / "index.mjs")] if ready else None
+    for folder, package in NODE.items():
+        ready = shutil.which("node") and (HERE / folder / "node_modules" / package).exists()
+        yield folder, ["node", str(HERE / folder / "index.mjs")] if ready else None
+    ready = (HERE / "openai_node" / "node_modules" / "openai").exists() and any(map(shutil.which, BROWSERS))
+    yield "openai_browser", [sys.executable, str(HERE / "openai_browser.py")] if ready else None
 
 
 def has(python: str, module: str) -> bool:

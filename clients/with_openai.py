@@ -133,6 +133,20 @@ def main() -> None:
         )
         expect(isinstance(parsed.output_parsed, Person), parsed.output_text)
 
+    with checks("embeddings: base64 by default, and floats"):
+        texts = ["a cat on the mat", "a cat on a mat", "the treaty was signed in 1648"]
+        found = [each.embedding for each in client.embeddings.create(model=checks.model, input=texts).data]
+        floats = client.embeddings.create(model=checks.model, input=texts[0], encoding_format="float").data[0].embedding
+        expect(max(abs(a - b) for a, b in zip(found[0], floats, strict=True)) < 1e-6, "the same numbers")
+        near, far = (sum(a * b for a, b in zip(found[0], other, strict=True)) for other in found[1:])
+        expect(far < near <= 1.0001, f"a near text is nearer: {near}, {far}")
+
+    with checks("timings"):
+        made = chat.create(messages=QUESTION, **greedy)
+        told = made.model_extra["timings"]
+        expect(told["predicted_n"] == made.usage.completion_tokens, told)
+        expect(told["prompt_n"] + told["cache_n"] == made.usage.prompt_tokens, told)
+
     with checks("fields nobody knows are named"):
         made = chat.create(messages=QUESTION, extra_body={"frobnicate": 1}, **greedy)
         expect(made.model_extra["ignored_fields"] == ["frobnicate"], made.model_extra)

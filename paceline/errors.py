@@ -82,7 +82,10 @@ class VocabularyMismatch(ModelError):
 
 
 class MissingExtra(PacelineError, ImportError):
-    pass
+    """A package of an extra is not installed. The hint is for a clone: no package index has Paceline."""
+
+    def __init__(self, need: str, *, extra: str) -> None:
+        super().__init__(f"{need}; in your clone of Paceline type `pip install '.[{extra}]'`")
 
 
 class NoCompiler(PacelineError):
@@ -127,10 +130,14 @@ class QueueFull(PacelineError):
 
 
 class NotReady(PacelineError):
-    """The server is starting, draining or closed."""
+    """The server is starting, draining or closed. `retry_after` estimates the seconds until it has started."""
 
     status = 503
     code = "not_ready"
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Failed(PacelineError):

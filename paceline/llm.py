@@ -21,7 +21,18 @@ from paceline.engine.assemble import assemble
 from paceline.errors import EngineDead, InvalidRequest
 from paceline.models.weights import Format, Progress
 from paceline.runner.loading.models import choose_device
-from paceline.types import Finish, Logprob, Origin, Request, SamplingParams, SequenceStats, Speculation, TokenEvent
+from paceline.types import (
+    EMBEDDING,
+    OFF,
+    Finish,
+    Logprob,
+    Origin,
+    Request,
+    SamplingParams,
+    SequenceStats,
+    Speculation,
+    TokenEvent,
+)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -105,8 +116,8 @@ class LLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The sampling parameters that the model's authors recommend; the usual ones if they recommend none."""
-        advice = dict(self.parts.generation)
+        """The sampling parameters that the model's authors advise; the usual ones if they advise none."""
+        advice = dict(self.parts.generation.values)
         if advice.pop("do_sample", True) is False:
             return SamplingParams(temperature=0)
         known = {f.name for f in fields(SamplingParams)}
@@ -159,6 +170,18 @@ class LLM:
         prediction: Prompt | None = None,
     ) -> Answer:
         return self.generate([self.encode_chat(messages)], sampling, speculation=speculation, prediction=prediction)[0]
+
+    def embed(self, texts: Prompt | Sequence[Prompt], *, pooling: str = "mean") -> list[tuple[float, ...]]:
+        """Return a vector of length 1 for each text: the `mean` of the target's hidden states after the last norm over
+        all tokens, or the state of the `last` token."""
+        each = cast(list[Prompt], [texts] if _is_prompt(texts) else list(texts))
+        requests = [
+            Request(id=next(self._ids), prompt=self.encode(text), sampling=EMBEDDING, speculation=OFF, pooling=pooling)
+            for text in each
+        ]
+        self._submit(requests)
+        events = [event for request in requests for event in self._events(request)]
+        return [event.embedding for event in events if event.embedding is not None]
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)

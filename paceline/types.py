@@ -29,7 +29,7 @@ from paceline.rules import with_threshold
 MAX_LOGPROBS = 100  # alternatives to report for a token
 MAX_SAMPLES = 128  # answers to one prompt
 # Kind of a grammar → most characters of its text.
-GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16}
+GRAMMARS = {"json_object": 0, "json_schema": 1 << 18, "regex": 1 << 13, "choice": 1 << 16, "calls": 1 << 19}
 MIN_TEMPERATURE = 1e-6  # a lower one takes logits / temperature out of the range of a float32
 
 
@@ -86,10 +86,10 @@ class Origin(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """The form of an answer: any JSON object, JSON that follows a schema, a text that a regular expression matches as
-    a whole, or one of several texts. See `paceline.sampling.grammar`."""
+    a whole, one of several texts, or calls of tools beside text or a form. See `paceline.sampling.grammar`."""
 
     kind: str
-    text: str = ""  # the schema, the expression, or a JSON list of the choices
+    text: str = ""  # the schema, the expression, a JSON list of the choices, or a JSON object about the calls
 
     @classmethod
     def json_object(cls) -> Self:
@@ -112,6 +112,15 @@ class Grammar:
         if not choices or not all(isinstance(text, str) and text for text in choices):
             raise InvalidRequest(f"choice must be a list of non-empty texts, not {texts!r:.100}", param="grammar")
         return cls("choice", json.dumps(choices, ensure_ascii=False))
+
+    @classmethod
+    def calls(
+        cls, call: Self, *, marks: tuple[str, str] | None, parallel: bool = True, otherwise: Self | None = None
+    ) -> Self:
+        """Calls that follow the grammar `call`, each between two `marks` or bare. With `otherwise`, the answer is calls
+        or follows that grammar. Without, it is any text: marked calls may stand in it, bare ones are all of it."""
+        parts = {"call": call.text, "marks": marks, "parallel": parallel}
+        return cls("calls", json.dumps(parts | {"otherwise": otherwise and [otherwise.kind, otherwise.text]}))
 
     def __post_init__(self) -> None:
         if self.kind not in GRAMMARS:
@@ -146,12 +155,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_tokens: tuple[int, ...] | None = None  # None: all
     min_tokens: int = 0
-    max_tokens: int | None = None  # None: until a stop or the end of the context
+    max_tokens: int | None = None  # None: until a stop or the end of the context; 0: the prompt is only scored
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn when the request is submitted
+    seed: int | None = None  # None: drawn when the request is submitted; a negative one counts as 2^64 more
     n: int = 1
     logprobs: int | None = None  # alternatives to report beside each chosen token; None: report nothing
     prompt_logprobs: int | None = None  # as `logprobs`, for the tokens of the prompt
@@ -206,13 +215,14 @@ class SamplingParams:
         check_integer("min_tokens", self.min_tokens, 0, 2**31)
         check_integer("n", self.n, 1, MAX_SAMPLES)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 2**31)
+            check_integer("max_tokens", self.max_tokens, 0, 2**31)
             if self.min_tokens > self.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}", param="min_tokens"
                 )
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            object.__setattr__(self, "seed", self.seed % 2**64)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
@@ -295,6 +305,8 @@ class Speculation:
 
 
 OFF = Speculation(enabled=False)
+POOLINGS = ("mean", "last")  # ways to make one vector of a text's hidden states
+EMBEDDING = SamplingParams(max_tokens=1, temperature=0)  # of a request with pooling: its one token ends it
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +320,7 @@ class Request:
     cache_salt: str = ""  # requests share cached prefixes only if their salts are equal
     deadline: float | None = None  # seconds from submission
     prediction: tuple[int, ...] = ()  # a guess of the answer: drafts come from it, the text does not
+    pooling: str | None = None  # one of POOLINGS: the last event has the embedding of the prompt; None: it has none
 
     def __post_init__(self) -> None:
         for what, tokens in (("prompt", self.prompt), ("prediction", self.prediction)):
@@ -320,6 +333,8 @@ class Request:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
         if self.deadline is not None:
             check_number("deadline", self.deadline, 0, 1e9)
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise InvalidRequest(f"pooling is {' or '.join(POOLINGS)}, not {self.pooling!r}", param="pooling")
         for name, text in (("id", self.id), ("cache_salt", self.cache_salt)):
             if not isinstance(text, str) or surrogate_at(text) is not None:
                 raise InvalidRequest(f"{name} must be a valid Unicode text, not {text!r}", param=name)
@@ -405,4 +420,5 @@ class TokenEvent:
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or token id that ended the sequence
     error: str | None = None
+    embedding: tuple[float, ...] | None = None  # on the last event of a request with pooling: a vector of length 1
     stats: SequenceStats | None = None  # on the last event

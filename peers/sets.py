@@ -17,7 +17,7 @@ SETS = {  # kind of work → prompt set, category of it
     "chat": ("mt_bench", None),
     "code": ("humaneval", None),
     "summary": ("spec_bench", "summarization"),
-    "JSON": ("jsonschemabench", None),
+    "JSON": ("bfcl", None),
 }
 MAX_PROMPT_TOKENS = 800
 SEED = 0

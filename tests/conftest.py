@@ -6,6 +6,7 @@ from contextlib import suppress
 
 if "PACELINE_GPU" not in os.environ:  # before anything imports Triton: kernels then run as Python, on the CPU
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches for the network
 
 import pytest
 import torch

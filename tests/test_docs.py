@@ -80,6 +80,14 @@ def test_the_readme_runs() -> None:
     exec(compile(code, "README.md", "exec"), {})
 
 
+def test_nothing_says_to_install_from_an_index() -> None:
+    """The name paceline on a package index is not this project's."""
+    files = [*PAGES, *ROOT.glob("paceline/**/*.py"), *ROOT.glob("deploy/**/*"), ROOT / "Makefile"]
+    pattern = re.compile(r"\b(pip|pipx|uv|tool) (install|add)( -\S+)* ['\"]?paceline\b")
+    assert pattern.search("pip install -U 'paceline[serve]'")
+    assert not [_id(path) for path in files if path.is_file() and pattern.search(path.read_text(encoding="utf-8"))]
+
+
 def test_every_kind_of_drafter_is_described() -> None:
     text = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
     assert re.findall(r"^### `(\w+)`", text, flags=re.MULTILINE) == list(REGISTRY)

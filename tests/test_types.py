@@ -33,7 +33,7 @@ def test_numbers(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("value", [-1, 2**64, 1.0, math.nan, True, "1", [1]])
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**64, 1.0, math.nan, True, "1", [1]])
 def test_integers(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=name):
         SamplingParams(**{name: value})
@@ -60,7 +60,7 @@ def test_flags(name: str, value: Any) -> None:
         ({"top_p": 0}, r"top_p must be in \(0, 1\], not 0"),
         ({"min_p": 1.5}, r"min_p must be in \[0, 1\], not 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty must be in"),
-        ({"max_tokens": 0}, "max_tokens must be between 1 and"),
+        ({"max_tokens": -1}, "max_tokens must be between 0 and"),
         ({"n": 0}, f"n must be between 1 and {MAX_SAMPLES}, not 0"),
         ({"n": MAX_SAMPLES + 1}, "n must be between"),
         ({"logprobs": MAX_LOGPROBS + 1}, f"logprobs must be between 0 and {MAX_LOGPROBS}"),

@@ -19,6 +19,7 @@ from paceline.kernels.cpu.pick import pick
 
 CONTEXTS = 4099  # distinct distributions by the last token
 HIDDEN = 64
+STATE = 77  # tap whose states stand for those after the last norm
 DETAILS = 509  # distinct corrections by the whole context
 POWERS = np.cumprod(np.full(4096, 0x9E3779B97F4A7C15, dtype=np.uint64))
 
@@ -74,8 +75,9 @@ class ToyForward:
         if self._last is not None:  # the memory of an Output belongs to the next pass
             self._last.logits.fill_(torch.nan)
             self._last.argmax.fill_(-1)
-            if self._last.features is not None:
-                self._last.features.fill_(torch.nan)
+            for kept in (self._last.features, self._last.states):
+                if kept is not None:
+                    kept.fill_(torch.nan)
         assert int(batch.tokens.max()) < self.vocab_size, "a token outside of the vocabulary"
         slots = batch.slots.numpy()
         self._kv.tokens[slots] = batch.tokens.numpy()
@@ -87,12 +89,15 @@ class ToyForward:
             logits[out] = torch.from_numpy(self.logits_after(self._context(batch, row, owner)))
         wanted = batch.features and self.taps
         features = self.features_of(batch.tokens.numpy(), batch.positions.numpy()) if wanted else None
-        self._last = Output(logits=logits, argmax=logits.argmax(-1).int(), features=features)
+        places = batch.tokens.numpy(), batch.positions.numpy()
+        states = self.features_of(*places, taps=(STATE,)) if batch.states else None
+        self._last = Output(logits=logits, argmax=logits.argmax(-1).int(), features=features, states=states)
         return self._last
 
-    def features_of(self, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+    def features_of(self, tokens: np.ndarray, positions: np.ndarray, taps: Sequence[int] | None = None) -> Tensor:
         """Hidden states [rows, taps * HIDDEN]: they tell token, position and tap."""
-        states = [table(7, CONTEXTS, HIDDEN)[(tokens * 31 + positions * 1009 + tap) % CONTEXTS] for tap in self.taps]
+        wanted = self.taps if taps is None else taps
+        states = [table(7, CONTEXTS, HIDDEN)[(tokens * 31 + positions * 1009 + tap) % CONTEXTS] for tap in wanted]
         return torch.from_numpy(np.concatenate(states, axis=1))
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -52,13 +52,14 @@ def page(found: Record) -> str:
 
 def _heading(found: Record) -> str:
     machine = found["machine"]
-    doubt = not found["drafted"] or found["near_tie"] or found["lossy"]
+    doubt = not found["drafted"] or found["near_tie"] or found["lossy"] or found["interrupted"]
     mood = "bad" if not found["passed"] else "doubt" if doubt else "good"
     facts = f"{machine.get('gpu') or machine['cpu']} · paceline {machine['paceline']} ({machine['commit']})"
     return (
         f"<h1>Audit of {escape(str(found['target']))}</h1>"
         f'<p class="facts">{escape(facts)}<br><code>{escape(found["command"])}</code></p>'
         f'<p class="verdict {mood}">{escape(found["verdict"])}</p>'
+        f'<p class="note">{escape(found["not_audited"] or "")}</p>'
     )
 
 

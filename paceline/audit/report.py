@@ -30,6 +30,7 @@ def record(found: Findings, *, show: Show) -> Record:
         "distribution_failed": sum(test.failed for test in found.tests),
         "lossy": _lossy(found),
         "passed": found.passed,
+        "interrupted": found.interrupted,
         "verdict": verdict(found),
         "speed_claim": "void" if found.claim_is_void else "sound",
         "bitwise": found.arithmetic.bitwise,
@@ -51,6 +52,11 @@ def record(found: Findings, *, show: Show) -> Record:
 
 def verdict(found: Findings) -> str:
     """The verdict of an audit in one line."""
+    said = _verdict(found)
+    return f"INTERRUPTED, so far {said}" if found.interrupted else said
+
+
+def _verdict(found: Findings) -> str:
     answers = _answers(found)
     counted = f"{answers['identical']} of {answers['compared']} answers are identical to plain decoding"
     failed = [test for test in found.tests if test.failed]

@@ -21,6 +21,7 @@ from paceline.prompts.files import Prompt
 from paceline.types import Finish, Rule
 
 FALSE_ALARM = 1e-3  # probability that an audit without a bug fails by any of its tests
+Say = Callable[[str, int], Tick]
 CANDIDATES = 4  # contexts considered for each place of a distribution test
 
 
@@ -113,6 +114,7 @@ class Findings:
     arithmetic: Arithmetic
     cases: list[Case] = field(default_factory=list)  # those of ALONE first
     tests: list[Tested] = field(default_factory=list)
+    interrupted: bool = False  # the user stopped the audit; the findings are of the groups that were complete
 
     @property
     def differences(self) -> list[tuple[Case, Judged]]:
@@ -157,20 +159,30 @@ def audit(
     scope: Scope,
     *,
     arithmetic: Arithmetic,
-    say: Callable[[str], Tick] = lambda what: lambda: None,
+    say: Say = lambda what, answers: lambda: None,
 ) -> Findings:
-    """Run an audit. `tokens`: token ids of each prompt. `say` gets the name of each part as it starts, and returns a
-    function that is called for each of its answers."""
+    """Run an audit. `tokens`: token ids of each prompt. `say` gets the name of each part as it starts and the number of
+    its answers, and returns a function that is called for each of them. Ctrl-C keeps what is complete."""
     found = Findings(prompts=prompts, arithmetic=arithmetic)
     todo = items(prompts, tokens, scope.variants, seed=scope.seed)
-    plain = replay(engine, ALONE.requests(todo), at_once=1, tick=say(f"plain, alone: {len(todo)} answers"))
-    found.cases += _cases(engine, ALONE, todo, plain, plain, arithmetic)
-    for group in groups(scope.drafters, scope.rules, scope.at_once):
-        answers = _shuffled(engine, group, todo, tick=say(f"{title(group)}: {len(todo)} answers"))
-        found.cases += _cases(engine, group, todo, answers, plain, arithmetic)
-    if scope.samples:
-        found.tests += _tests(engine, scope, todo, plain, say, bitwise=arithmetic.bitwise)
+    all_groups = groups(scope.drafters, scope.rules, scope.at_once)
+    try:
+        plain = replay(engine, ALONE.requests(todo), at_once=1, tick=say(_part(ALONE, 0, all_groups), len(todo)))
+        found.cases += _cases(engine, ALONE, todo, plain, plain, arithmetic)
+        for number, group in enumerate(all_groups, start=1):
+            answers = _shuffled(engine, group, todo, tick=say(_part(group, number, all_groups), len(todo)))
+            found.cases += _cases(engine, group, todo, answers, plain, arithmetic)
+        if scope.samples:
+            found.tests += _tests(engine, scope, todo, plain, say, bitwise=arithmetic.bitwise)
+    except KeyboardInterrupt:
+        if not any(case.exact for case in found.cases):
+            raise
+        found.interrupted = True
     return found
+
+
+def _part(group: Group, number: int, all_groups: Sequence[Group]) -> str:
+    return f"replaying {number + 1}/{len(all_groups) + 1}, {title(group)}"
 
 
 def title(group: Group) -> str:
@@ -220,7 +232,7 @@ def _tests(
     scope: Scope,
     todo: Sequence[Item],
     plain: Sequence[Replay],
-    say: Callable[[str], Tick],
+    say: Say,
     *,
     bitwise: bool,
 ) -> list[Tested]:
@@ -245,7 +257,7 @@ def _tests(
             samples=scope.samples,
             alarm=FALSE_ALARM / len(grid),
             bitwise=bitwise,
-            tick=say(f"{drafter}, {rule}, {variant.name}: {scope.samples} seeds at {len(places[variant.name])} places"),
+            tick=say(f"distribution of {drafter}, {rule}, {variant.name}", scope.samples * len(places[variant.name])),
         )
         for variant, drafter, rule in grid
         if places[variant.name]

@@ -27,6 +27,8 @@ def text(found: Record) -> str:
         lines += ["", f"LOSSY by {' and '.join(rules)}: {changed} of {answers} answers changed"]
     if found["degenerate"]:
         lines += ["", degenerate_line(found)]
+    if found["not_audited"]:
+        lines += ["", found["not_audited"]]
     return "\n".join([*lines, "", found["verdict"]])
 
 

@@ -236,5 +236,5 @@ def _httpx() -> Any:
     try:
         import httpx
     except ImportError:
-        raise MissingExtra("`paceline bench serve` needs httpx: pip install 'paceline[bench]'") from None
+        raise MissingExtra("`paceline bench serve` needs httpx", extra="bench") from None
     return httpx

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.conclusion import conclusion, of_ratio
 from paceline.bench.serve_text import load_title, runs_of, table
 from paceline.bench.statistics import Ratio, paired_ratio, unpaired_ratio
 from paceline.errors import InvalidRequest
@@ -187,7 +188,15 @@ def text(found: Sequence[Compared]) -> str:
         interval = "" if ratio.low is None else f"[{ratio.low:.3f}, {ratio.high:.3f}]"
         shown = ["" if value is None else f"{value:.2f}" for value in (each.first, each.second)]
         rows.append((each.run, each.name, shown[0], shown[1], f"{ratio.value:.3f}", interval, each.verdict))
-    return table(rows)
+    return f"{table(rows)}\n\n{compared_conclusion(found)}"
+
+
+def compared_conclusion(found: Sequence[Compared]) -> str:
+    """Conclude from the speeds of both files: tokens a second, of the speculative runs where there are such."""
+    names = {each.name for each in found}
+    speed = next((name for name in ("speculative_tok_s", "output_throughput") if name in names), "plain_tok_s")
+    outcomes = [of_ratio(each.run, each.ratio.record()) for each in found if each.name == speed]
+    return conclusion("The second result is", outcomes)
 
 
 def record(found: Sequence[Compared]) -> list[Record]:

@@ -22,7 +22,7 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ from paceline.types import OFF, Finish, Request, SamplingParams, Speculation, To
 
 logger = logging.getLogger(__name__)
 
+Say = Callable[[str, int, int], None]
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
 SPARE_BYTES = 4 << 30  # GPU memory in bytes that must stay free beside two engines
@@ -136,9 +137,12 @@ class Measured:
     bandwidth: float  # bytes per second
     interleaved: bool  # plain and speculative runs took turns; False: no memory for both engines at once
     machine: Mapping[str, Any]
+    interrupted: bool = False  # the user stopped the measurement; the runs are those that were complete
 
 
-def measure(setup: Setup) -> Measured:
+def measure(setup: Setup, *, say: Say = lambda what, done, total: None) -> Measured:
+    """Measure every batch size. `say` gets the name of each run, the number of complete runs and of all. Ctrl-C keeps
+    the complete runs."""
     device = torch.device(setup.device)
     bandwidth = copy_bandwidth(device)
     release(device)
@@ -150,7 +154,8 @@ def measure(setup: Setup) -> Measured:
     interleaved = setup.drafter is not None and _room_for_another(device, free)
     if setup.drafter is not None:
         if not interleaved:
-            runs += run_rounds(setup, engines)
+            for run in run_rounds(setup, engines, say):
+                runs.append(run)  # noqa: PERF402 - Ctrl-C keeps what is measured
             engines.clear()
             gc.collect()
             release(device)
@@ -158,8 +163,15 @@ def measure(setup: Setup) -> Measured:
         modes: tuple[Mode, ...] = ("speculative", "off") if setup.off else ("speculative",)
         for mode in modes:
             engines[mode], facts[mode], traffic[mode] = drafting, facts_of(drafting), traffic_of(drafting)
-    runs += run_rounds(setup, engines)
-    return Measured(setup, tuple(runs), traffic, facts, bandwidth, interleaved, describe(device))
+    interrupted = False
+    try:
+        for run in run_rounds(setup, engines, say):
+            runs.append(run)  # noqa: PERF402 - Ctrl-C keeps what is measured
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        interrupted = True
+    return Measured(setup, tuple(runs), traffic, facts, bandwidth, interleaved, describe(device), interrupted)
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
@@ -241,11 +253,14 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
     )
 
 
-def run_rounds(setup: Setup, engines: Mapping[Mode, Parts]) -> Iterator[BatchRun]:
+def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterator[BatchRun]:
     """Run every batch size: once as a warm-up, then all modes in turns."""
+    done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(engines)
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
             for mode, parts in engines.items():
+                say(f"{mode}, batch {batch}, {_which(round)}", done, total)
+                done += 1
                 vocab_size = parts.target.model.config.vocab_size
                 asked = requests(setup, batch, mode=mode, round=round, vocab_size=vocab_size)
                 run = run_batch(parts.engine, asked, mode=mode, round=round)

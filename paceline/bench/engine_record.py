@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from paceline.bench.conclusion import Outcome, conclusion
 from paceline.bench.engine import BatchRun, Measured, Mode
 
 Record = dict[str, Any]
@@ -22,6 +23,7 @@ BANDWIDTH_DEFINITION = (
 
 def record(measured: Measured, *, command: str) -> Record:
     setup = measured.setup
+    batches = [batch for batch in setup.batches if _runs(measured, batch, "plain")]
     return {
         "benchmark": "engine",
         "definition": DEFINITION,
@@ -34,8 +36,26 @@ def record(measured: Measured, *, command: str) -> Record:
         "copy_bandwidth": measured.bandwidth,
         "interleaved": measured.interleaved,
         "engines": {mode: dict(facts) for mode, facts in measured.engines.items()},
-        "batches": [_batch(measured, batch) for batch in setup.batches],
+        "batches": [_batch(measured, batch) for batch in batches],
+        "interrupted": measured.interrupted,
+        "conclusion": _conclusion(measured, batches),
     }
+
+
+def _conclusion(measured: Measured, batches: Sequence[int]) -> str:
+    """Conclude from the range of the rounds' ratios, and the tokens of the first round."""
+    setup = measured.setup
+    outcomes = []
+    for batch in batches:
+        if ratios := _ratios(measured, batch, "speculative"):
+            interval = (min(ratios), max(ratios)) if len(ratios) > 1 else None
+            same = None if setup.synthetic else int(same_tokens(measured, batch).partition("/")[0])
+            outcomes.append(Outcome(f"batch {batch}", statistics.median(ratios), interval, same, batch))
+    if setup.drafter is None:
+        best = max((_median(_runs(measured, batch, "plain"), lambda run: run.tok_s) for batch in batches), default=0.0)
+        return f"{'Interrupted; so far: ' * measured.interrupted}Plain decoding gives up to {best:.0f} tokens a second."
+    lead = f"{'With SYNTHETIC acceptance, speculation' if setup.synthetic else 'Speculation'} makes {setup.target}"
+    return conclusion(lead, outcomes, interrupted=measured.interrupted)
 
 
 def _batch(measured: Measured, batch: int) -> Record:
@@ -91,8 +111,12 @@ def limit_seconds(measured: Measured, run: BatchRun) -> float:
 
 def ratio(measured: Measured, batch: int, mode: Mode) -> float:
     """Divide the speed by that of the plain run of the same round; return the median over rounds."""
+    return statistics.median(_ratios(measured, batch, mode))
+
+
+def _ratios(measured: Measured, batch: int, mode: Mode) -> list[float]:
     plain = {run.round: run.tok_s for run in _runs(measured, batch, "plain")}
-    return statistics.median(run.tok_s / plain[run.round] for run in _runs(measured, batch, mode))
+    return [run.tok_s / plain[run.round] for run in _runs(measured, batch, mode) if run.round in plain]
 
 
 def same_tokens(measured: Measured, batch: int) -> str:
@@ -137,7 +161,8 @@ def text(record: Record) -> str:
         lines.append(f"SYNTHETIC acceptance of {setup['acceptance']:g} a position: the text means nothing")
     if setup["drafter"] and not record["interleaved"]:
         lines.append("plain and speculative runs did not take turns: no memory for both engines at once")
-    return "\n".join([*lines, "", *_table(record), "", record["definition"], record["bandwidth_definition"]])
+    notes = [record["definition"], record["bandwidth_definition"]]
+    return "\n".join([*lines, "", *_table(record), "", *notes, "", record["conclusion"]])
 
 
 HEADER = [

@@ -49,6 +49,7 @@ def _heading(record: Record, title: str) -> str:
     return (
         f'<h1>{escape(title)}</h1><p class="facts">{escape(shown)}<br>'
         f"<code>{escape(str(record.get('command', '')))}</code></p>{partial}"
+        f'<p class="verdict">{escape(str(record.get("conclusion", "")))}</p>'
     )
 
 

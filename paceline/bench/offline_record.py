@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.audit.degeneration import degeneration, void
 from paceline.audit.replay import Replay
+from paceline.bench.conclusion import Outcome, conclusion
 from paceline.bench.offline import PARTS, Cell, Turn, Unit
 from paceline.bench.serve_text import number, ratio_text, table
 from paceline.bench.statistics import MIN_UNITS, Ratio, paired_ratio
@@ -38,7 +39,23 @@ def record(measured: Sequence[tuple[Sequence[Cell], Sequence[Unit]]], facts: Map
     """The record of all cells; the figures of the first speculative cell are repeated at the top level."""
     cells = [cell_record(cell, plain, units) for (plain, *rest), units in measured for cell in rest]
     first = {name: cells[0][name] for name in SUMMARY_KEYS}
-    return {"benchmark": "offline", "definition": DEFINITION, **facts, "cells": cells, **first}
+    found = {"benchmark": "offline", "definition": DEFINITION, **facts, "cells": cells, **first}
+    return found | {"conclusion": _conclusion(found)}
+
+
+def _conclusion(found: Record) -> str:
+    outcomes = [
+        Outcome(
+            name=f"batch {cell['batch']}, T={cell['temperature']:g}, {cell['drafter']}",
+            ratio=cell["ratio"],
+            interval=cell["ratio_interval"],
+            same=cell["identical"],
+            answers=cell["prompts"],
+            void=cell["claim_is_void"],
+        )
+        for cell in found["cells"]
+    ]
+    return conclusion(f"Speculation makes {found['target']}", outcomes, interrupted=found.get("interrupted", False))
 
 
 def cell_record(cell: Cell, plain: Cell, units: Sequence[Unit]) -> Record:
@@ -168,7 +185,7 @@ def text(found: Record) -> str:
     if void_cells:
         worst = max(cell["degenerate"] for cell in void_cells)
         lines.append(f"Up to {worst} answers loop or repeat themselves: no speed of such text means anything.")
-    return "\n\n".join([*lines, found["definition"]])
+    return "\n\n".join([*lines, found["definition"], found["conclusion"]])
 
 
 def row(cell: Record) -> tuple[str, ...]:

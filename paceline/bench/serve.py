@@ -89,6 +89,11 @@ class LoadPlan:
     seed: int = 0
     salt: bool = True  # a cache salt keeps runs from sharing the server's prefix cache
 
+    @property
+    def requests(self) -> int:
+        """Number of counted requests of one arm."""
+        return len(self.prompts) * self.rounds * len(self.loads) * len(self.temperatures)
+
 
 class ServerGone(Exception):
     """The server cannot be reached any more."""
@@ -197,9 +202,9 @@ async def _send(
 
 def _fields(plan: LoadPlan, arm: Arm, temperature: float, *, run: str) -> dict[str, Any]:
     """Fields of every request of a run, whose name goes into the cache salt. Prompts of one run may still share a
-    prefix."""
+    prefix. `top_p` is sent, because a server's own default would otherwise cut what the temperature allows."""
     salt = {"cache_salt": f"{INVOCATION}/{run}"} if plan.salt else {}
-    return {"model": arm.model, "temperature": temperature, **salt, **arm.fields}
+    return {"model": arm.model, "temperature": temperature, "top_p": 1.0, **salt, **arm.fields}
 
 
 async def words_for(arm: Arm, kind: str, *, tokens: int, data: Path | None) -> int:

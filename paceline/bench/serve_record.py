@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.bench.client import RequestOutcome
+from paceline.bench.conclusion import conclusion, of_ratio
 from paceline.bench.serve import Block, LoadPlan, LoadRun
 from paceline.bench.statistics import Ratio, paired_ratio, summary
 
 Record = dict[str, Any]
+SPEED = "output_throughput"
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 DEFINITION = (
     "ttft: to the first chunk with text; tpot: (last chunk - first chunk) / (tokens - 1); itl: between two chunks, of "
@@ -29,10 +31,29 @@ def record(
     """The record of all runs. `facts`: top-level keys such as the command and the machine. `goodput`: limits in ms."""
     found = [run_record(run, goodput=goodput) for run in runs]
     above = {"benchmark": "serve", "definition": DEFINITION, **facts, "num_prompts": len(plan.prompts)}
+    pairs = comparisons(runs)
+    above["conclusion"] = _conclusion(found, pairs, interrupted=above.get("interrupted", False))
     if len(found) == 1:
         return above | found[0]
-    pairs = comparisons(runs)
     return above | {"runs": found} | ({"comparisons": pairs} if pairs else {})
+
+
+def _conclusion(runs: Sequence[Record], pairs: Sequence[Record], *, interrupted: bool) -> str:
+    """Conclude from the arms that took turns; without any, from the number of answers."""
+    if pairs:
+        outcomes = [
+            of_ratio(pair["arm"], pair["ratios"][SPEED], same=pair["identical_texts"], answers=pair["pairs"])
+            for pair in pairs
+            if SPEED in pair["ratios"]
+        ]
+        arms = sorted({pair["arm"] for pair in pairs})
+        lead = f"Against {pairs[0]['against']}, {' and '.join(arms)} {'makes' if len(arms) == 1 else 'make'} the server"
+        return conclusion(lead, outcomes, interrupted=interrupted)
+    done = sum(run["completed"] for run in runs)
+    asked = done + sum(run["failed"] + run["not_sent"] for run in runs)
+    best = max((run["output_throughput"] for run in runs), default=0.0)
+    said = f"{done} of {asked} requests were answered, at up to {best:.0f} tokens a second."
+    return f"Interrupted; so far: {said}" if interrupted else said
 
 
 def run_record(run: LoadRun, *, goodput: Mapping[str, float]) -> Record:
@@ -162,7 +183,7 @@ def _compared(arm: LoadRun, against: LoadRun) -> Record:
     """Compare two arms. Units are blocks: requests of one block ran together, and slow each other down."""
     blocks = [_pairs(mine, theirs) for mine, theirs in zip(arm.blocks, against.blocks, strict=False)]
     pairs = [pair for block in blocks for pair in block]
-    ratios: dict[str, Ratio | None] = {"output_throughput": _speed(arm, against)}
+    ratios: dict[str, Ratio | None] = {SPEED: _speed(arm, against)}
     for name, value in _VALUES.items():
         ratios[name] = paired_ratio(*zip(*(_sums(block, value) for block in blocks), strict=True)) if blocks else None
     return {

@@ -40,6 +40,7 @@ def text(record: Record) -> str:
             "--rounds."
         )
     parts += [line for run in runs for line in failures(run)]
+    parts += [record["conclusion"]]
     return "\n\n".join(parts)
 
 

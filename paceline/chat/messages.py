@@ -80,25 +80,29 @@ def _content(message: Message, where: str) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
+    if content is None and message.get("role") == "assistant" and isinstance(message.get("refusal"), str):
+        return str(message["refusal"])
     if content is None and message.get("role") == "assistant" and message.get("tool_calls"):
         return ""
     if isinstance(content, list | tuple) and content:
-        return "\n".join(_text_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+        refuses = message.get("role") == "assistant"
+        return "\n".join(_text_part(part, f"{where}[{i}]", refuses=refuses) for i, part in enumerate(content))
     given = "missing" if content is None else f"{content!r:.60}"
     raise InvalidRequest(f"{where} is {given}; it must be a string or a list of text parts")
 
 
-def _text_part(part: Any, where: str) -> str:
+def _text_part(part: Any, where: str, *, refuses: bool) -> str:
+    """Read the text of a part. `refuses`: it may be a refusal, which only an assistant says."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind != "text":
+    if kind != "text" and not (refuses and kind == "refusal"):
         raise InvalidRequest(
             f"{where} is of type {kind!r:.60}; this model reads text only: {{'type': 'text', 'text': ...}}"
         )
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text must be a string, not {type(part.get('text')).__name__}")
-    text: str = part["text"]
+    if not isinstance(part.get(kind), str):
+        raise InvalidRequest(f"{where}.{kind} must be a string, not {type(part.get(kind)).__name__}")
+    text: str = part[kind]
     return text
 
 

@@ -6,6 +6,7 @@ chat/shield.py). The template is the model's, never a request's; chat/sandbox.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._render, literals = _compile(source)
         self._shield = Shield(tokenizer, source, literals)
+        self.words = frozenset(re.findall(r"\w+", source))  # a message's field that is not among them has no effect
 
     def render(
         self,
@@ -56,14 +58,17 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continuation: str = "",
         limit: int | None = None,
     ) -> list[int]:
-        """Render the prompt as token ids. Raises ContextTooLong once it is known to have more than `limit`."""
+        """Render the prompt as token ids. `continuation`: text after it, in which nothing is a control token.
+
+        Raises ContextTooLong once the prompt is known to have more than `limit` tokens."""
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
         marked = self._run(hidden, add_generation_prompt)
         # Marks have four bytes each: the size of the text counts, the control tokens of the marked one.
-        text = swapped(marked, back)
+        text = swapped(marked, back) + continuation
         self._tokenizer.check_size(text, limit)
         return self._tokenizer.encode_spans(text, self._tokenizer.find_control(marked), limit=limit)
 

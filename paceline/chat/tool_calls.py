@@ -6,6 +6,8 @@ Models write calls in a few ways:
     Llama, Mistral  {"name": …, "parameters": {…}} or a list of such, as the whole answer, several with ; between them
     forced          as Llama; a grammar allows nothing else
 
+Where a grammar allows calls beside text or a form (`chat.tools`), it allows one of these ways. Only that one is read.
+
 Invariants: Text and calls do not depend on how the answer was cut into pieces. A marker, or text that may become
 one, is never shown as text. Text that turns out to be no call is shown to the last character.
 """
@@ -21,7 +23,10 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BARE = ('{"name":"', '[{"name":"', '{"type":"function","name":"')  # beginnings of a bare call, without white space
+_FIELDS = frozenset({"name", "arguments", "parameters", "type", "id"})  # other JSON with a name has other fields
 _SPACE = " \t\r\n"
+_NAMED = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_NAME_END = 512  # characters of an answer within which the name of a bare call ends
 _PARTIAL = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*)', re.DOTALL)
 
 
@@ -34,6 +39,7 @@ class ToolCall:
     name: str
     arguments: str  # JSON
     id: str = field(default_factory=_new_id, compare=False)
+    plain: bool = field(default=True, compare=False)  # written with the fields of a call and no others
 
     @property
     def function(self) -> dict[str, str]:
@@ -57,12 +63,20 @@ class ToolCallParser:
     """Splits an answer into text and tool calls: `push` text as it comes, `flush` at the end.
 
     `names` are the tools, by which a bare call is told from other JSON. `forced`: the answer is nothing but a bare
-    call, which may break off."""
+    call. `marked`: the one way in which a grammar lets calls be written, between markers or bare; None: no grammar.
+    `form`: an answer that does not begin with a call is of a form as a whole, which may hold the markers as text.
+    A call that a grammar has begun may break off."""
 
-    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
+    def __init__(
+        self, names: Collection[str], *, forced: bool = False, marked: bool | None = None, form: bool = False
+    ) -> None:
         self.calls = 0  # calls found so far
         self._names = frozenset(names)
         self._forced = forced
+        self._constrained = forced or marked is not None
+        self._beginnings = (*(() if marked else BARE), *((OPEN,) if form and marked else ()))
+        self._marks = marked is not False  # marked calls are read
+        self._form = form
         self._held = ""  # text that may be part of a call
         self._said = False  # True: there was text since the beginning or the last call
         self._state = self._at_beginning
@@ -87,12 +101,17 @@ class ToolCallParser:
     def flush(self) -> Said:
         """End the answer. Held text that is no complete call becomes text, but a forced call may be cut short."""
         if self._state not in (self._after_call, self._between):
-            partial = _PARTIAL.search(self._held) if self._forced and not self.calls else None
-            if partial is not None:
-                self._found.append(ToolCall(_unquoted(partial[1]), partial[2]))
-                self._held = ""
+            self._break_off()
             self._say(len(self._held))
         return self._take()
+
+    def _break_off(self) -> None:
+        """Take held text as a call without its end, if a grammar has begun one."""
+        begun = self._constrained and self._state in (self._in_bare_call, self._in_marked_call)
+        partial = _PARTIAL.search(self._held) if begun else None
+        if partial is not None and (name := _unquoted(partial[1])) in self._names:
+            self._found.append(ToolCall(name, partial[2]))
+            self._held = ""
 
     def _take(self) -> Said:
         parsed = Said("".join(self._content), tuple(self._found))
@@ -105,15 +124,25 @@ class ToolCallParser:
     def _at_beginning(self) -> bool:
         """State: at the beginning of the answer, or after a bare call, where another one may follow."""
         start = "".join(self._held.split())
-        fitting = [form for form in BARE if form.startswith(start) or start.startswith(form)]
-        if self._forced or any(start.startswith(form) for form in fitting):
+        fitting = [begin for begin in self._beginnings if begin.startswith(start) or start.startswith(begin)]
+        if start.startswith(OPEN) and OPEN in fitting:
+            self._state = self._in_text
+            return True
+        if self._forced or any(start.startswith(begin) for begin in fitting):
             self._enter(self._in_bare_call)
             return True
         if not fitting:
-            self._state = self._in_text
+            self._state = self._in_form if self._form else self._in_text
         return not fitting
 
+    def _in_form(self) -> bool:
+        self._say(len(self._held))
+        return False
+
     def _in_text(self) -> bool:
+        if not self._marks:
+            self._say(len(self._held))
+            return False
         at = self._held.find(OPEN)
         sure = len(self._held) - _overlap(self._held, OPEN) if at < 0 else at
         if self._said or self._held[:sure].strip(_SPACE):
@@ -158,16 +187,21 @@ class ToolCallParser:
 
     def _in_bare_call(self) -> bool:
         end = self._scan.end(self._held, 0)
-        if end is None:
+        if end is None and not self._names_another():
             return False
-        calls = _calls(self._held[:end]) if end >= 0 else None
-        if calls is None or not all(call.name in self._names for call in calls):
-            self._state = self._in_text
+        calls = _calls(self._held[:end]) if end is not None and end >= 0 else None
+        if calls is None or not all(call.name in self._names and call.plain for call in calls):
+            self._state = self._in_form if self._form else self._in_text
             return True
         self._found += calls
         self._held = self._held[end:]
         self._state = self._after_bare_call
         return True
+
+    def _names_another(self) -> bool:
+        """True if the held text has a complete name that no tool has: it is other JSON, and need not be held."""
+        named = _NAMED.match(self._held, 0, _NAME_END)
+        return named is not None and _unquoted(named[1]) not in self._names
 
     def _after_bare_call(self) -> bool:
         """State: after a bare call; another one may follow, with or without a semicolon."""
@@ -237,7 +271,7 @@ def _call(value: Any) -> ToolCall | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    return ToolCall(value["name"], arguments)
+    return ToolCall(value["name"], arguments, plain=_FIELDS.issuperset(value))
 
 
 def _unquoted(text: str) -> str:

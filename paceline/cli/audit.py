@@ -5,6 +5,9 @@ token. A difference is a near-tie where arithmetic alone can explain it, and oth
 
 paceline audit smollm2 --drafter ngram --prompts questions.txt
 paceline audit ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --prompts spec_bench --count 40 --html audit.html
+paceline audit smollm2 --prompts questions.txt --quick
+
+Ctrl-C or SIGTERM ends it with a report on what is complete.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ import json
 import shlex
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures, whole
-from paceline.cli.progress import CLEAR_LINE
+from paceline.cli.progress import Progress, progress_bar
 from paceline.cli.prompts_and_results import add_data, data_of, write
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
-from paceline.rules import BUILT_IN
+from paceline.rules import BUILT_IN, Rule
 
 if TYPE_CHECKING:
     from paceline.audit.run import Scope
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from paceline.prompts.files import Prompt
 
 LOSSLESS = tuple(known for known in BUILT_IN if known.lossless)
+# Values of options that are not given: of a whole audit, and with --quick.
+FULL: Mapping[str, Any] = {"count": 20, "max_tokens": 64, "rule": LOSSLESS, "samples": 512}
+QUICK: Mapping[str, Any] = {"count": 6, "max_tokens": 32, "rule": (Rule.COUPLED,), "samples": 0}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,8 +50,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_data(group)
     group.add_argument("--count", type=count, metavar="N", help="prompts, evenly spread over all (default: 20)")
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help="a first look: 6 prompts, 32 tokens, the rule coupled, no distribution test, unless options say more",
+    )
     group.add_argument("--raw", action="store_true", help="continue prompts as they are, without the chat template")
-    group.add_argument("--max-tokens", type=count, default=64, metavar="N", help="longest answer (default: 64)")
+    group.add_argument("--max-tokens", type=count, metavar="N", help="longest answer (default: 64)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the first prompt (default: 0)")
     _add_grid(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained report, too")
@@ -74,7 +86,6 @@ def _add_grid(parser: ArgumentParser) -> None:
     group.add_argument(
         "--samples",
         type=whole,
-        default=512,
         metavar="N",
         help="seeds at each place of a distribution test, for rules that keep the distribution but not the tokens; "
         "0: no test (default: 512)",
@@ -89,27 +100,46 @@ def run(args: Namespace) -> int:
     from paceline.audit.run import audit
     from paceline.audit.text import text
 
+    args = _filled(args)
     prompts = _prompts(args)
     if args.html is not None:
         write(args.html, "", mode="a")  # raises before the work if the file cannot be written
     llm = load(_repeatable(args))
     kept, tokens = _encoded(llm, prompts, raw=args.raw)
-    found = audit(
-        llm.engine, kept, tokens, _scope(args, llm), arithmetic=Arithmetic.of(llm.parts), say=_progress(sys.stderr)
-    )
+    with progress_bar("preparing") as progress:
+        found = audit(
+            llm.engine, kept, tokens, _scope(args, llm), arithmetic=Arithmetic.of(llm.parts), say=_counter(progress)
+        )
     facts = _facts(args, llm, left_out=len(prompts) - len(kept)) | record(found, show=llm.tokenizer.decode)
     print(text(facts))
     if args.html is not None:
         write(args.html, page(facts))
     if args.json:
         print(json.dumps(facts))
-    return 0 if found.passed else 1
+    return 1 if not found.passed else interrupted_status() if found.interrupted else 0
+
+
+def _filled(args: Namespace) -> Namespace:
+    """Give the options that were not given their values."""
+    usual = QUICK if args.quick else FULL
+    return Namespace(**vars(args) | {name: value for name, value in usual.items() if getattr(args, name) is None})
+
+
+def _not_audited(args: Namespace) -> str | None:
+    """Name what --quick leaves out; None for a whole audit."""
+    if not args.quick:
+        return None
+    rules = [str(rule) for rule in LOSSLESS if rule not in args.rule]
+    parts = [f"prompts beyond {args.count}", f"answers beyond {args.max_tokens} tokens"]
+    parts += [f"the rules {' and '.join(rules)}"] if rules else []
+    parts += [] if args.samples else ["distribution tests"]
+    return f"--quick leaves out: {', '.join(parts)}"
 
 
 def _prompts(args: Namespace) -> list[Prompt]:
     from paceline.prompts.files import read_prompts
 
-    return read_prompts(args.prompts, data=data_of(args), count=args.count or 20)
+    return read_prompts(args.prompts, data=data_of(args), count=args.count)
 
 
 def _repeatable(args: Namespace) -> Namespace:
@@ -152,7 +182,7 @@ def _scope(args: Namespace, llm: LLM) -> Scope:
 
     return Scope(
         drafters=list(llm.parts.drafters),
-        rules=args.rule or LOSSLESS,
+        rules=args.rule,
         at_once=args.at_once,
         variants=variants(args.temperature, edits=args.edits, max_tokens=args.max_tokens),
         seed=args.seed,
@@ -171,23 +201,17 @@ def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
         "how": llm.parts.target.why,
         "drafters": {name: made.how for name, made in llm.parts.drafters.items()},
         "left_out": left_out,
+        "not_audited": _not_audited(args),
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "machine": describe(torch.device(llm.parts.target.device)),
     }
 
 
-def _progress(stream: Any) -> Callable[[str], Callable[[], None]]:
-    """Show what runs and how many answers are done, on one line of a terminal; nothing elsewhere."""
+def _counter(progress: Progress) -> Callable[[str, int], Callable[[], None]]:
+    """Make the `say` of an audit: each part is a phase of the progress, and each answer is counted."""
 
-    def say(what: str) -> Callable[[], None]:
-        done = 0
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            stream.write(f"{CLEAR_LINE}{what} · {done} done")
-            stream.flush()
-
-        return tick if stream.isatty() else lambda: None
+    def say(what: str, answers: int) -> Callable[[], None]:
+        progress.phase(what, unit="answers", total=answers)
+        return progress.count
 
     return say

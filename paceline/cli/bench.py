@@ -17,12 +17,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import bench_compare, bench_offline, bench_serve
+from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
+from paceline.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup
 
 ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
+
+paceline bench engine --target smollm2 --drafter ngram
+paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
 
 tok/s is decode speed at the size of the batch: tokens by seconds from the moment every request has its first token to
 the moment the first of them has its last. `to the end` goes on until all have, when fewer and fewer run; `total` counts
@@ -113,11 +118,18 @@ def _engine(args: Namespace) -> int:
     from paceline.bench.engine import measure
     from paceline.bench.engine_record import record, text
 
-    found = record(measure(_setup(args)), command=shlex.join(["paceline", *sys.argv[1:]]))
+    with progress_bar("loading", unit="runs") as progress:
+
+        def say(what: str, done: int, total: int) -> None:
+            progress.doing = what
+            progress(done, total)
+
+        measured = measure(_setup(args), say=say)
+    found = record(measured, command=shlex.join(["paceline", *sys.argv[1:]]))
     print(text(found))
     if args.json:
         print(json.dumps(found))
-    return 0
+    return interrupted_status() if measured.interrupted else 0
 
 
 def _setup(args: Namespace) -> Setup:

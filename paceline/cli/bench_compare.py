@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from paceline.bench.compare import compare, read, record, text
+    from paceline.bench.compare import compare, compared_conclusion, read, record, text
 
     first, second = read(args.first), read(args.second)
     found = compare(first, second)
@@ -39,10 +39,11 @@ def run(args: Namespace) -> int:
     worse = [] if limit is None else [each for each in found if each.worse_by(limit / 100)]
     for each in worse:
         print(f"regression: {each.run} {each.name} × {each.ratio.value:.3f}")
-    compared = record(found)
-    draw(args, _merged(first, second), title=f"{args.first.name} and {args.second.name}", compared=compared)
+    compared, concluded = record(found), compared_conclusion(found)
+    merged = _merged(first, second) | {"conclusion": concluded}
+    draw(args, merged, title=f"{args.first.name} and {args.second.name}", compared=compared)
     if args.json:
-        print(json.dumps({"compared": compared, "regressions": len(worse)}))
+        print(json.dumps({"compared": compared, "regressions": len(worse), "conclusion": concluded}))
     return 1 if worse else 0
 
 

@@ -6,10 +6,13 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import add_model_options, count, counts, load, rule, temperatures
-from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
+from paceline.cli.progress import Progress, progress_bar
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequest
 from paceline.rules import Rule
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.bench.workloads import BenchPrompt
     from paceline.llm import LLM
 
+BATCHES = "batches of prompts"
 OFFLINE = """Prompts on the engine itself, plain and speculative in turns: how much faster, and is it the same text.
 
 paceline bench offline smollm2 --prompts code_edit --count 20
@@ -67,20 +71,20 @@ def run(args: Namespace) -> int:
     check_places(args)
     llm = load(_with_room(args))
     kept, tokens = _encoded(llm, chosen, args)
-    measured, interrupted = [], False
+    measured, interrupted, grid = [], False, _grid(args, llm)
     try:
-        for part in measure(llm.engine, kept, tokens, _grid(args, llm), tick=_tick):
-            measured.append(part)  # noqa: PERF402 - Ctrl-C keeps what is measured
+        with progress_bar("warming up", unit=BATCHES) as progress:
+            for part in measure(llm.engine, kept, tokens, grid, tick=partial(_tick, progress)):
+                measured.append(part)  # noqa: PERF402 - Ctrl-C keeps what is measured
     except KeyboardInterrupt:
         if not measured:
             raise
         interrupted = True
-    say("")
     facts = _facts(args, llm, left_out=len(chosen) - len(kept)) | {"interrupted": interrupted}
     found = record(measured, facts)
     print(text(found))
     write_results(args, found, title=f"Speculation on {args.target}")
-    return 130 if interrupted else 0
+    return interrupted_status() if interrupted else 0
 
 
 def _with_room(args: Namespace) -> Namespace:
@@ -159,5 +163,8 @@ def _facts(args: Namespace, llm: LLM, *, left_out: int) -> dict[str, Any]:
     }
 
 
-def _tick(cell: Cell, done: int, total: int) -> None:
-    say(f"batch {cell.batch} T={cell.temperature:g}: {done} of {total} batches of prompts")
+def _tick(progress: Progress, cell: Cell, done: int, total: int) -> None:
+    doing = f"batch {cell.batch} T={cell.temperature:g}"
+    if progress.doing != doing:
+        progress.phase(doing, unit=BATCHES)
+    progress(done, total)

@@ -10,10 +10,13 @@ import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import count, counts, numbers, temperatures, whole
-from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, say, write_results
+from paceline.cli.progress import Progress, progress_bar
+from paceline.cli.prompts_and_results import add_prompts, add_results, check_places, data_of, write_results
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -103,12 +106,10 @@ def run(args: Namespace) -> int:
         if not runs:
             raise
         interrupted = True
-    finally:
-        say("")
     found = record(plans[0], runs, _facts(args, interrupted=interrupted), goodput=dict(args.goodput))
     print(text(found))
     write_results(args, found, title=f"Load on {runs[0].arm.model}" if runs else "Load")
-    return 130 if interrupted else 0 if all(run.complete for run in runs) else 1
+    return interrupted_status() if interrupted else 0 if all(run.complete for run in runs) else 1
 
 
 async def _measure(
@@ -122,7 +123,9 @@ async def _measure(
     try:
         arms = await _arms(args, clients)
         plans.append(_plan(args, chosen or _prompts(args, await _lengths(args, arms[0]))))
-        await measure(plans[0], arms, runs, tick=_progress(plans[0]))
+        with progress_bar("warming up") as progress:
+            progress.phase("warming up", unit="requests", total=plans[0].requests * len(arms))
+            await measure(plans[0], arms, runs, tick=partial(_counted, progress))
     finally:
         for client in clients:
             await client.close()
@@ -222,22 +225,19 @@ def _without_key(words: Sequence[str]) -> list[str]:
     return ["…" if before == "--api-key" else word for before, word in zip(["", *hidden], hidden, strict=False)]
 
 
-def _progress(plan: LoadPlan) -> Callable[[LoadRun], Callable[[RequestOutcome], None]]:
-    total = len(plan.prompts) * plan.rounds
+def _counted(progress: Progress, run: LoadRun) -> Callable[[RequestOutcome], None]:
+    """Make the function that shows each outcome of a run: its speed so far, and how many requests failed."""
+    began, failed, tokens = time.perf_counter(), 0, 0
 
-    def begin(run: LoadRun) -> Callable[[RequestOutcome], None]:
-        began, done, failed, tokens = time.perf_counter(), 0, 0, 0
+    def tick(outcome: RequestOutcome) -> None:
+        nonlocal failed, tokens
+        failed, tokens = failed + (not outcome.good), tokens + outcome.output_tokens
+        speed = tokens / (run.seconds or time.perf_counter() - began)
+        progress.doing = f"{run.load.title} T={run.temperature:g} {run.arm.name}"
+        progress.note = f"{speed:.0f} tokens/s" + (f", {failed} failed" if failed else "")
+        progress.count()
 
-        def tick(outcome: RequestOutcome) -> None:
-            nonlocal done, failed, tokens
-            done, failed, tokens = done + 1, failed + (not outcome.good), tokens + outcome.output_tokens
-            speed = tokens / (run.seconds or time.perf_counter() - began)
-            bad = f" · {failed} failed" if failed else ""
-            say(f"{run.load.title} T={run.temperature:g} {run.arm.name}: {done}/{total} · {speed:.0f} tokens/s{bad}")
-
-        return tick
-
-    return begin
+    return tick
 
 
 def _rates(text: str) -> list[tuple[float, float | None]]:

@@ -1,5 +1,8 @@
 """Demo: a real model answers with and without speculation; the same text, sooner.
 
+paceline demo
+paceline demo ./model.gguf --drafter ngram
+
 The prompt asks for a text to be corrected, so that the answer repeats much of it: that is where looking up n-grams
 helps. Greedy and sampled answers are shown as they come, then both ways are timed by turns on a warm model.
 """
@@ -144,7 +147,7 @@ class Stage:
             return
         print(f"\n{self._style.bold(title)}")
         events = self._llm.stream(self._prompt, sampling, speculation=speculation)
-        show(self._llm, events, self._style, into=Sample())
+        show(self._llm.tokenizer, events, self._style, into=Sample())
         print(flush=True)
 
     def _say(self, text: str) -> None:

@@ -1,5 +1,9 @@
 """Generate: continue prompts, or answer them with --chat.
 
+paceline generate smollm2 "Once upon a time" --temperature 0.7 --seed 1
+paceline generate ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --chat --file questions.txt --json
+echo "Why is the sky blue?" | paceline generate smollm2 --chat
+
 One prompt is streamed, several are batched. Prompts come from the command line, from --file (one a line), or from
 standard input (one a line).
 """
@@ -95,7 +99,7 @@ def _stream(llm: LLM, tokens: Sequence[int], sampling: SamplingParams, predictio
 
     sample = Sample()
     events = llm.stream(tokens, sampling, speculation=speculation_of(args), prediction=prediction)
-    show(llm, events, Style(sys.stdout), into=sample)
+    show(llm.tokenizer, events, Style(sys.stdout), into=sample)
     print(flush=True)
     _remark(sample)
 

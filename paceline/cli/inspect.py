@@ -1,5 +1,9 @@
 """Inspect: what a model is, what it needs, what will run and why.
 
+paceline inspect smollm2
+paceline inspect ./model.gguf --drafter ./small.gguf
+paceline inspect ./model --format int4 --errors
+
 The model is loaded as the other commands would load it, on the same device, so what is shown is what would happen.
 """
 
@@ -71,7 +75,8 @@ def _facts(args: Namespace) -> Facts:
         "memory": _memory(target, memory, weights, drafters),
         "tokenizer": _tokenizer(target),
         "drafters": drafters,
-        "sampling": dict(target.model.generation),
+        "sampling": dict(target.model.generation.values),
+        "sampling_source": target.model.generation.source,
         **errors,
     }
 
@@ -202,6 +207,7 @@ def _print(facts: Facts) -> None:
             "drafters",
             [f"{made['name']}: {made['model'] or ''} {made['why']}".replace(":  ", ": ") for made in facts["drafters"]],
         ),
+        ("sampling", _sampling_lines(facts)),
         *([("errors", _error_lines(facts["errors"]))] if "errors" in facts else []),
     ):
         print(style.bold(title))
@@ -245,6 +251,13 @@ def _tokenizer_lines(tokenizer: Facts) -> list[str]:
         f"{tokenizer['vocab_size']} tokens, {'with' if tokenizer['chat_template'] else 'no'} chat template",
         f"bos {tokenizer['bos'] or 'none'}, eos {', '.join(map(str, tokenizer['eos'])) or 'none'}",
     ]
+
+
+def _sampling_lines(facts: Facts) -> list[str]:
+    from paceline.models.advice import Advice
+
+    advice = Advice(facts["sampling"], facts["sampling_source"])
+    return [f"{advice} where nothing else is asked for", f"source: {advice.source}"]
 
 
 def _error_lines(errors: Sequence[Facts]) -> list[str]:

@@ -4,7 +4,8 @@
     1    the run failed: the engine died, training stopped, speculation changed a text of the demo or of an audit,
          requests of `bench serve` failed, or `bench compare` found a regression
     2    the request cannot be served: a bad option, model, prompt or parameter
-    130  interrupted with Ctrl-C
+    130  interrupted with Ctrl-C; a measurement, an audit or a training keeps what it has
+    143  the same, by SIGTERM; `serve` drains instead and exits with 0
     141  the reader of the output closed the pipe
 
 An error is one line on stderr, never a traceback (`--verbose` shows the log). Neither this module nor that of a command
@@ -21,11 +22,21 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, demo, generate, inspect, serve, train
+from paceline.cli import audit, bench, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import list as list_command
+from paceline.cli.interrupts import interrupted_status, stopped_by_signals
+from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
+
+DESCRIPTION = """Exact speculative decoding for LLMs: same text, never slower.
+
+paceline run                                    # talk with the embedded SmolLM2; others may use its server
+paceline serve ./model.gguf --port 9000         # a server for OpenAI's clients, with a playground
+paceline generate smollm2 "Once upon a time"    # continue a text
+"""
 
 
 class Command(Protocol):
@@ -39,38 +50,34 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, Command] = {
-    "generate": generate,
+    "run": run,
     "chat": chat,
     "serve": serve,
+    "generate": generate,
+    "pull": pull,
+    "list": list_command,
+    "rm": rm,
     "inspect": inspect,
     "bench": bench,
     "audit": audit,
     "train": train,
     "demo": demo,
+    "completion": completion,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of leaving the process, and accepts no abbreviations."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidRequest(f"{message}; see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
+            with stopped_by_signals():
+                return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()  # here, where BrokenPipeError is caught
     except PacelineError as error:
         print(f"paceline: error: {_one_line(error)}", file=sys.stderr)
         return 1 if isinstance(error, EngineDead | TrainingError) else 2
     except KeyboardInterrupt:
-        return 130
+        return interrupted_status()
     except BrokenPipeError:
         _forget_stdout()
         return 141
@@ -92,14 +99,13 @@ def _run(argv: list[str]) -> int:
 
 
 def build_parsers() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser(prog="paceline", description="Exact speculative decoding for LLMs: same text, never slower.")
+    parser = Parser(prog="paceline", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     parsers = {}
     for name, command in COMMANDS.items():
-        summary = (command.__doc__ or "").split("\n")[0]
-        parsers[name] = commands.add_parser(name, help=summary.partition(": ")[2], description=command.__doc__)
-        parsers[name].formatter_class = argparse.RawDescriptionHelpFormatter
+        summary = (command.__doc__ or "").split("\n")[0].partition(": ")[2]
+        parsers[name] = commands.add_parser(name, help=summary, description=command.__doc__)
         command.add_arguments(parsers[name])
         parsers[name].add_argument("--verbose", action="store_true", help="show the log, with tracebacks")
     return parser, parsers

@@ -17,6 +17,7 @@ from paceline.checks import check_number
 from paceline.cli.progress import progress_bar
 from paceline.config import GPU, EngineConfig
 from paceline.errors import InvalidRequest
+from paceline.models.advice import GENERATION
 from paceline.rules import BUILT_IN, Rule
 from paceline.sizes import parse_size
 from paceline.types import Grammar, SamplingParams, Speculation
@@ -72,7 +73,7 @@ SAMPLING_HELP = {
 
 def add_model_options(parser: ArgumentParser, *, default_target: str | None = None) -> None:
     """Add the model, the drafters, and every option of the engine."""
-    target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name"
+    target = "a directory, a .gguf file, 'smollm2', or a hub id such as org/name or org/name:Q4_K_M"
     if default_target is None:
         parser.add_argument("target", metavar="MODEL", help=target)
     else:
@@ -110,9 +111,8 @@ def add_answer_options(parser: ArgumentParser, *, max_tokens: int) -> None:
         "--threshold", type=float, metavar="X", help="how likely a token must be, of threshold and typical"
     )
     group.add_argument("--p-min", type=float, metavar="X", help="a draft ends when its confidence falls below this")
-    _add_fields(
-        parser.add_argument_group("sampling (default: as the model's authors advise)"), SamplingParams, SAMPLING_HELP
-    )
+    group = parser.add_argument_group("sampling (`paceline inspect` says what the model's authors advise)")
+    _add_fields(group, SamplingParams, SAMPLING_HELP)
     parser.set_defaults(max_tokens=max_tokens)
 
 
@@ -130,14 +130,21 @@ def drafters_of(args: Namespace) -> list[str]:
     return [] if args.drafter == ["none"] else list(args.drafter)
 
 
-def load(args: Namespace, *, drafters: bool = True) -> LLM:
-    """Load the model with the shared options."""
+def load(
+    args: Namespace, *, drafters: bool = True, report: Callable[[int, int], None] = lambda done, total: None
+) -> LLM:
+    """Load the model with the shared options. `report`: called with bytes done and bytes in all."""
     from paceline.llm import LLM
 
     check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
-    with progress_bar(f"loading {args.target}") as progress:
+    with progress_bar(f"loading {args.target}") as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown(done, total)
+            report(done, total)
+
         return LLM(
             args.target,
             drafter=words,
@@ -194,7 +201,8 @@ def _described(field: Field[Any], text: str, *, on_gpu: Any = None) -> str:
     if field.default is MISSING or field.default in (None, ()):
         return text
     default = {True: "on", False: "off"}.get(field.default) if isinstance(field.default, bool) else field.default
-    return f"{text} (default: {default}{'' if on_gpu is None else f', on a GPU {on_gpu}'})"
+    advised = "as advised, else " if field.name in GENERATION else ""
+    return f"{text} (default: {advised}{default}{'' if on_gpu is None else f', on a GPU {on_gpu}'})"
 
 
 def rule(text: str) -> Rule:

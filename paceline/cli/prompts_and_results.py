@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import count
-from paceline.cli.progress import CLEAR_LINE
 from paceline.errors import StorageError
 
 
@@ -35,13 +33,19 @@ def add_prompts(parser: ArgumentParser) -> None:
 
 
 def add_data(group: _ArgumentGroup) -> None:
-    group.add_argument("--data", type=Path, metavar="DIR", help="directory of prompt sets (default: $PACELINE_DATA)")
+    group.add_argument(
+        "--data", type=Path, metavar="DIR", help="prompt sets that go before the shipped ones (default: $PACELINE_DATA)"
+    )
 
 
 def data_of(args: Namespace) -> Path | None:
     """Directory of prompt sets: --data, else $PACELINE_DATA."""
+    return args.data or data_of_environment()
+
+
+def data_of_environment() -> Path | None:
     given = os.environ.get("PACELINE_DATA")
-    return args.data or (Path(given) if given else None)
+    return Path(given) if given else None
 
 
 def add_results(parser: ArgumentParser) -> None:
@@ -97,9 +101,3 @@ def write(path: Path, text: str, *, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error}); choose another place") from error
-
-
-def say(line: str) -> None:
-    """Show progress on one line of a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)

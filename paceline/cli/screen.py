@@ -12,7 +12,8 @@ from paceline.cli.style import Style
 from paceline.types import Origin, TokenEvent
 
 if TYPE_CHECKING:
-    from paceline.llm import LLM, Sample
+    from paceline.llm import Sample
+    from paceline.text.tokenizer import Tokenizer
 
 
 class OriginRuns:
@@ -22,10 +23,10 @@ class OriginRuns:
     its origin once per character, and each character of text takes one from the queue.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         from paceline.text.detokenizer import IncrementalDecoder
 
-        self._decoder = IncrementalDecoder(llm.tokenizer, continuation=True)
+        self._decoder = IncrementalDecoder(tokenizer, continuation=True)
         self._origins: deque[Origin] = deque()  # one per character that is still to come
 
     def of(self, event: TokenEvent) -> Iterator[tuple[str, Origin]]:
@@ -39,9 +40,9 @@ class OriginRuns:
         return self._origins.popleft() if self._origins else Origin.PLAIN  # an incomplete last character
 
 
-def show(llm: LLM, events: Iterable[TokenEvent], style: Style, *, into: Sample) -> None:
+def show(tokenizer: Tokenizer, events: Iterable[TokenEvent], style: Style, *, into: Sample) -> None:
     """Write the text of events to stdout as they come, and collect them."""
-    runs = OriginRuns(llm)
+    runs = OriginRuns(tokenizer)
     for event in events:
         into.add(event)
         for text, origin in runs.of(event):

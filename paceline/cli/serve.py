@@ -1,5 +1,9 @@
 """Serve: an OpenAI-compatible server with a playground, on http://127.0.0.1:8000.
 
+paceline serve
+paceline serve ./model.gguf --port 9000 --served-name mine
+paceline serve ./qwen2.5-1.5b --drafter ./qwen2.5-0.5b --drafter ngram --api-keys secret
+
 Every option is also an environment variable (--max-waiting: PACELINE_MAX_WAITING, MODEL: PACELINE_MODEL) and a line of
 the file given by --config (max_waiting: 64). A flag counts before the environment, that before the file. Lists are
 given by repeating the flag, with commas in the environment (drafters: with spaces), and as lists in the file.
@@ -47,10 +51,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         )
 
 
-def run(args: Namespace) -> int:
+def check_extra() -> None:
+    """Raise MissingExtra where a package of the server is not installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
-        raise MissingExtra(f"the server needs {', '.join(missing)}: pip install 'paceline[serve]'")
+        raise MissingExtra(f"the server needs {', '.join(missing)}", extra="serve")
+
+
+def run(args: Namespace) -> int:
+    check_extra()
+    from paceline.models.resolve import served_name
     from paceline.server import logs
     from paceline.server.process import bind, serve
 
@@ -59,13 +69,12 @@ def run(args: Namespace) -> int:
     logs.start_log(as_json=settings.log_json, verbose=args.verbose)
     listener = bind(settings)
     with listener:
-        llm = load(_for_loading(args, given))
         serve(
-            llm,
+            lambda progress: load(_for_loading(args, given), report=progress),
             settings,
             listener=listener,
             source=lambda: _settings(options_of(args, os.environ)),
-            model=given["model"],
+            model=served_name(given["model"]),
         )
     return 0
 

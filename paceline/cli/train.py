@@ -1,7 +1,7 @@
 """Train: make a drafter for a model of your own.
 
 paceline train eagle smollm2 --prompts prompts.jsonl.gz --out drafter --minutes 15
-paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
+paceline train eval smollm2 drafter --eval mt_bench
 torchrun --nproc-per-node 4 -m paceline.cli.main train eagle MODEL --prompts prompts.jsonl --out drafter
 """
 
@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import FORMATS, count
+from paceline.cli.prompts_and_results import data_of_environment
+from paceline.errors import InvalidRequest
+from paceline.prompts.files import SETS, find
 
 if TYPE_CHECKING:
     from paceline.train.options import EvalOptions, TargetOptions, TrainOptions
 
 EAGLE = """An EAGLE-3 head: the target answers the prompts, and a small layer over three of its hidden states learns to
 guess ahead. The normal case is one GPU and some minutes; a CPU will do for toys.
+
+paceline train eagle smollm2 --prompts prompts.jsonl.gz --out drafter --minutes 15
 
 Everything made on the way is kept in OUT.work: answers, and a checkpoint every two minutes or less. The same command
 goes on where the last one ended, however it ended. Prompts that share thirteen words in a row with a set given by
@@ -31,12 +36,18 @@ goes on where the last one ended, however it ended. Prompts that share thirteen 
 
 MEDUSA = """Medusa-1 heads: each guesses one token further ahead from the target's last hidden state alone. All of them
 draft in one pass; each has a product over the whole vocabulary, so they suit targets that are large beside it.
+
+paceline train medusa ./qwen2.5-1.5b --prompts prompts.jsonl --out heads --minutes 15
 """
 SMALL = """A small Llama that learns to talk like the target: an ordinary model directory, loaded as model:PATH. It
 begins from nothing and needs the most prompts and the most time of the three kinds.
+
+paceline train small ./qwen2.5-1.5b --prompts prompts.jsonl --out small --minutes 60
 """
 EVAL = """Tokens per round of a trained drafter: the target answers the prompts of each set greedily, and rounds are
 replayed over the answers as the engine would accept drafts.
+
+paceline train eval smollm2 drafter --eval mt_bench=question.jsonl
 """
 KINDS = {"eagle": ("an EAGLE-3 head", EAGLE), "medusa": ("Medusa-1 heads", MEDUSA), "small": ("a small model", SMALL)}
 
@@ -63,7 +74,7 @@ def _add_eval(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL", help="a directory, a .gguf file, 'smollm2', or a hub id")
     parser.add_argument("drafter", type=Path, metavar="DRAFTER", help="the directory that was trained")
     parser.add_argument(
-        "--eval", type=_named, action="append", required=True, metavar="NAME=FILE", help="a set; repeatable"
+        "--eval", type=_named, action="append", required=True, metavar="SET|NAME=FILE", help="prompts; repeatable"
     )
     parser.add_argument("--draft", type=_unroll, default=4, metavar="K", help="tokens of a draft (default: 4)")
     _add_answers(parser)
@@ -71,10 +82,17 @@ def _add_eval(parser: ArgumentParser) -> None:
 
 def _add_data(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="MODEL", help="a directory, a .gguf file, 'smollm2', or a hub id")
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help=".jsonl, .jsonl.gz or text")
+    parser.add_argument(
+        "--prompts", type=_file, required=True, metavar="FILE|SET", help=".jsonl, .jsonl.gz, text, or a set"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the drafter goes")
     parser.add_argument(
-        "--eval", type=_named, action="append", default=[], metavar="NAME=FILE", help="a set to measure on; repeatable"
+        "--eval",
+        type=_named,
+        action="append",
+        default=[],
+        metavar="SET|NAME=FILE",
+        help="prompts to measure on; repeatable",
     )
     parser.add_argument(
         "--exclude", type=Path, action="append", default=[], metavar="FILE", help="texts not to train on; repeatable"
@@ -206,9 +224,17 @@ def _given(args: Namespace, options: type) -> dict[str, Any]:
 
 def _named(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
-    if not separator or not name or name in ("train", "held-out"):
-        raise ArgumentTypeError(f"NAME=FILE is needed, not {text!r}")
-    return name, Path(path)
+    if not name or name in ("train", "held-out") or (not separator and name not in SETS):
+        raise ArgumentTypeError(f"NAME=FILE or a set ({', '.join(SETS)}) is needed, not {text!r}")
+    return name, Path(path) if separator else _file(name)
+
+
+def _file(text: str) -> Path:
+    """The path of a file that may not be there yet, or the file of a set."""
+    try:
+        return find(text, data=data_of_environment()) if text in SETS else Path(text)
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _share(text: str) -> float:

@@ -95,6 +95,8 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
     try:
         return model.recipe(words, target, progress)
     except ModelNotFound as error:
+        if "/" in words:
+            raise  # a path or a hub id, of which the error says more
         raise UnknownOption("drafter", words, [*names(), "or a model's name"]) from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Prediction, Trail
+from paceline.engine.pooling import Pool
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import Counters
 from paceline.errors import ContextTooLong, InvalidRequest, UnknownOption
@@ -36,7 +37,10 @@ class Admission:
         drafters = self._drafters_of(request)
         prediction = Prediction(request.prediction) if self._predicting(drafters) else None
         seeds = [sample_seed(seed, i) for i in range(request.sampling.n)]
-        return [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
+        made = [self._sequence(request, i, own, drafters, prediction, now) for i, own in enumerate(seeds)]
+        for other in made[1:]:
+            other.prompt_logprobs = made[0].prompt_logprobs
+        return made
 
     def _sequence(
         self,
@@ -51,7 +55,7 @@ class Admission:
         grammar = self.grammars.start(params.grammar) if self.grammars and params.grammar else None
         sampler = Sampler(params, seed=seed, vocab_size=self.vocab_size, eos_ids=self.eos_ids, grammar=grammar)
         sampler.see_prompt(request.prompt)
-        length = len(request.prompt) + (params.max_tokens or self.max_context)
+        length = len(request.prompt) + (self.max_context if params.max_tokens is None else params.max_tokens)
         return Sequence(
             key=next(self._keys),
             request=request,
@@ -68,6 +72,7 @@ class Admission:
             counters=Counters(submitted=now),
             trail=None if prediction is None else Trail(prediction),
             predictors=self._predicting(drafters),
+            pool=None if request.pooling is None else Pool(request.pooling, len(request.prompt)),
         )
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
+from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
@@ -53,7 +54,7 @@ class Parts:
         return self.target.tokenizer
 
     @property
-    def generation(self) -> Mapping[str, float | bool]:
+    def generation(self) -> Advice:
         return self.target.model.generation
 
 

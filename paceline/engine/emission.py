@@ -83,6 +83,13 @@ def score_prompt(work: Work, output: Output) -> None:
         scores += logprobs_of(output.logits[rows], sequence.tokens[first : last + 1], top)
 
 
+def pool_prompt(work: Work, output: Output) -> None:
+    """Add the hidden states of this step's rows to the pool of the sequence."""
+    assert work.sequence.pool is not None, "a sequence without pooling"
+    assert output.states is not None, "a pass without states for a sequence with pooling"
+    work.sequence.pool.add(work.start, output.states[work.first_row : work.first_row + work.count])
+
+
 def prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:
     """Return log-probabilities of the prompt so far; None if the request does not ask for them."""
     return tuple(sequence.prompt_logprobs) if sequence.wants_prompt_logprobs else None

@@ -219,8 +219,10 @@ class Engine:
         """Hand out the new tokens, and end the sequences that are complete."""
         for work in landing.works:
             sequence = work.sequence
-            if sequence.wants_prompt_logprobs and landing.output is not None:
+            if sequence.scores_prompt and landing.output is not None:
                 emission.score_prompt(work, landing.output)
+            if sequence.pool is not None and landing.output is not None:
+                emission.pool_prompt(work, landing.output)
             if work.verdict is None:
                 continue
             kept, text = emission.keep(sequence, work.tokens)
@@ -251,6 +253,7 @@ class Engine:
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,
             prompt_logprobs=emission.prompt_scores(sequence),
+            embedding=None if sequence.pool is None else sequence.pool.embedding(),
             stats=sequence.stats(now=self._clock()),
         )
 

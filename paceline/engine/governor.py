@@ -102,7 +102,7 @@ class Governor:
         """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
         of a sequence is never drafted. Steps in flight count twice: the draft must still be needed if they add the
         fewest tokens, and must fit into the lane (context and one draft) if they add the most."""
-        needed = sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1
+        needed = max(0, sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1)
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:

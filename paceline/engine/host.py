@@ -153,7 +153,7 @@ class HostStepper:
         self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
     def _verify(self, plan: StepPlan) -> Output:
-        shares, first_out = [], 0
+        shares, first_out, first_row = [], 0, 0
         for work in plan.works:
             sampler, outs = work.sequence.sampler, work.outs
             # The pass itself draws only for the coupled rule: other rules may accept a path that it did not draw.
@@ -163,10 +163,12 @@ class HostStepper:
                 work.sequence.lane, work.start, work.count, work.draft, outs, sampler.seed, inverse_temperature
             )
             shares.append(share)
+            work.first_row, first_row = first_row, first_row + work.rows
             work.first_out, work.root = first_out, first_out + outs - 1
             first_out += outs + len(work.draft.tokens)
         features = any(work.sequence.key in self._readers for work in plan.works)
-        return self._forward(build_batch(self._lanes, shares, features=features))
+        states = any(work.sequence.pool is not None for work in plan.works)
+        return self._forward(build_batch(self._lanes, shares, features=features, states=states))
 
     def _accept(self, plan: StepPlan, output: Output) -> None:
         works = plan.works if plan.decodes else [work for work in plan.works if work.samples]
@@ -177,12 +179,11 @@ class HostStepper:
     def _feed(self, works: Seq[Work], features: Tensor) -> None:
         """Hand the hidden states of committed rows to the drafters that read them."""
         seen: dict[str, list[Seen]] = {}
-        row = 0
         for work in works:
-            first, row, sequence = row, row + work.rows, work.sequence
+            sequence = work.sequence
             name = self._readers.get(sequence.key)
             if name is not None and sequence.finish is None:
-                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(first)))
+                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(work.first_row)))
         for name, parts in seen.items():
             lost = self._drafters[name].feed(self._columns[name](features), parts, crowded=self._crowded)
             self._lost |= lost

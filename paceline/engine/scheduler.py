@@ -42,6 +42,7 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
+    first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
@@ -55,7 +56,7 @@ class Work:
     @property
     def outs(self) -> int:
         """Number of committed rows whose logits are wanted; the rows of the draft come on top."""
-        return self.count if self.sequence.wants_prompt_logprobs else int(self.samples)
+        return self.count if self.sequence.scores_prompt else int(self.samples)
 
     def final_rows(self, first: int = 0) -> Seq[int]:
         """Rows that are final after the verdict, counted from `first`: committed tokens, then accepted ones."""
@@ -106,13 +107,17 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Give lanes to waiting sequences, as many as lanes and pages allow; returns those that start now."""
         started: list[Sequence] = []
-        while self.waiting and self._lanes.free:
-            pages = len(self.waiting[0].tokens) // PAGE_SIZE + 1
+        while self._lanes.free and (sequence := self._next_waiting()) is not None:
+            pages = len(sequence.tokens) // PAGE_SIZE + 1
             if (self.running or self.leaving) and not self._cache.pool.can_take(pages):
                 break
-            started.append(self.waiting.popleft())
-            self._enter(started[-1])
+            self.waiting.remove(sequence)
+            self._enter(sequence)
+            started.append(sequence)
         return started
+
+    def _next_waiting(self) -> Sequence | None:
+        return next((sequence for sequence in self.waiting if not sequence.waits_for_scores), None)
 
     def plan(self) -> StepPlan:
         plan = StepPlan(crowded=len(self.running) > self._config.max_draft_batch)
@@ -146,7 +151,7 @@ class Scheduler:
         sequence.span = self._cache.open(
             tokens,
             salt=sequence.request.cache_salt,
-            reuse=not sequence.wants_prompt_logprobs,
+            reuse=not sequence.reads_whole_prompt,
             wanted=lambda page: self._knows(sequence, page),
         )
         sequence.counters.cached_tokens += sequence.span.committed

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from paceline.drafters.prediction import Trail
 from paceline.engine.in_flight import InFlight
 from paceline.engine.pace import Pace
+from paceline.engine.pooling import Pool
 from paceline.engine.stats import Counters
 from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
@@ -46,7 +47,8 @@ class Sequence:
     finish: Finish | None = None
     stopped_by: str | int | None = None
     error: str | None = None  # error of this sequence alone
-    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # shared by the samples of a request
+    pool: Pool | None = None  # hidden states of the prompt, for a request with pooling
 
     @property
     def prompt_length(self) -> int:
@@ -65,11 +67,32 @@ class Sequence:
     @property
     def is_ending(self) -> bool:
         """True if the steps in flight complete the sequence even if they accept no drafted token."""
-        return len(self.tokens) + self.in_flight.least >= self.max_length
+        drawn = self.in_flight.least
+        return drawn > 0 and len(self.tokens) + drawn >= self.max_length
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """True if every row of the prompt must be computed, and none may come from the prefix cache."""
+        return self.scores_prompt or self.pool is not None
+
+    @property
+    def needs_prompt_rows(self) -> bool:
+        """True if something is computed from each row of the prompt: its log-probabilities, or an embedding."""
+        return self.wants_prompt_logprobs or self.pool is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.request.sampling.prompt_logprobs is not None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True as long as log-probabilities of the prompt are wanted and not complete."""
+        return self.wants_prompt_logprobs and len(self.prompt_logprobs) < self.prompt_length
+
+    @property
+    def waits_for_scores(self) -> bool:
+        """True as long as the first sample scores the prompt, whose pages and scores the other samples then share."""
+        return self.sample > 0 and self.scores_prompt
 
     @property
     def pace(self) -> Pace:

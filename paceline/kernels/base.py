@@ -45,7 +45,8 @@ class Batch:
     page_table: Tensor  # [seqs, pages] page ids; entries past the end of a sequence are arbitrary
     logit_rows: Tensor  # [outs] rows to compute logits for, ascending
     tails: Tensor | None = None  # [rows, depth] slots of the ancestors of each row, see above
-    features: bool = True  # False: keep no hidden states, though the Forward may have taps
+    features: bool = True  # False: keep no hidden states at taps, though the Forward may have some
+    states: bool = False  # True: keep the hidden states after the last norm, whatever the taps
     seeds: Tensor | None = None  # int64 [seqs] seeds of the noise that draws the next tokens, see `Output.drawn`
     inverse_temperatures: Tensor | None = None  # float32 [seqs]; 0: no noise, the best token is drawn
     roots: Tensor | None = None  # [seqs] row of the last committed token, which the draft follows; None: no drafts
@@ -58,6 +59,7 @@ class Output:
     logits: Tensor  # float32 [outs, vocab]
     argmax: Tensor  # int32 [outs]; of equal logits the lowest index
     features: Tensor | None = None  # float32 [rows, taps * hidden], on the model's device; None: none kept
+    states: Tensor | None = None  # float32 [rows, hidden] after the last norm, on the model's device; None: none kept
     # [outs] tokens drawn with the batch's seeds and inverse temperatures; None: this Forward draws none. Meaningful
     # only along the path that the target itself drew: entries below a rejected token are arbitrary.
     drawn: Iterable[int] | None = None

@@ -67,13 +67,17 @@ class Decoder:
             x = x + self._attention(index, layer, x, angles[layer.frequencies], backend)
             x = x + self._mlp(layer, x, backend)
         if kept is not None and len(self.layers) in taps:
-            kept.append(self._norm("norm", x))
+            kept.append(self.states(x))
         return x
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """Compute the states [n, hidden] after the last norm from hidden states [n, hidden]."""
+        return self._norm("norm", hidden)
 
     def logits(self, hidden: Tensor, backend: Backend) -> Tensor:
         """Compute float32 logits [n, vocab] from hidden states [n, hidden]."""
         head = self.weights["embed" if self.config.tied_head else "head"]
-        return backend.linear(self._norm("norm", hidden), head).float()
+        return backend.linear(self.states(hidden), head).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
         return embed(tokens, self.weights["embed"], self.dtype)

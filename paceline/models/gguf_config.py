@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import UnsupportedModel
-from paceline.models.config import GEMMA_WINDOW_PERIOD, SUPPORTED, ModelConfig, RopeScaling, has_window
+from paceline.models.config import GEMMA_WINDOW_PERIOD, ModelConfig, RopeScaling, has_window
 from paceline.models.fields import Fields
 from paceline.models.gguf import GgufFile
+from paceline.models.refusals import unknown_architecture
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 REFUSED = {  # metadata that asks for arithmetic the decoder lacks, unless it is 0
@@ -35,9 +36,10 @@ CONTROL = 3  # GGUF's token type of control tokens
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     general = Fields(file.metadata, source=file.label)
+    _refuse_type(general)
     architecture = general.text("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise UnsupportedModel(f"{file.label}: architecture {architecture!r:.100}; supported: {SUPPORTED}")
+        raise unknown_architecture(file.label, architecture)
     fields = Fields(file.metadata, source=file.label, prefix=f"{architecture}.")
     _refuse(file, fields)
     hidden = fields.integer("embedding_length", high=1 << 17)
@@ -84,6 +86,18 @@ def _gemma(config: ModelConfig, fields: Fields) -> ModelConfig:
         activation="gelu_tanh",
         post_norms=True,
     )
+
+
+def _refuse_type(general: Fields) -> None:
+    """Raise UnsupportedModel for a file that is something else than a model."""
+    kind = general.text("general.type", "model")
+    if kind == "adapter":
+        raise UnsupportedModel(
+            f"{general.source}: a LoRA adapter (general.type), which Paceline does not read; merge it into its model "
+            "with `llama-export-lora`"
+        )
+    if kind != "model":
+        raise UnsupportedModel(f"{general.source}: general.type is {kind!r:.50}, not a model that generates text")
 
 
 def _refuse(file: GgufFile, fields: Fields) -> None:

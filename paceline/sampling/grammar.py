@@ -11,8 +11,6 @@ query are bounded, by llguidance's limits and ours: a grammar beyond them is ref
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.sampling.schema_limits import MAX_TEXT, checked_schema
+from paceline.sampling.grammar_source import source
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ MAX_CACHED_GRAMMARS = 64  # compiled grammars that are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # between the parts of JSON; without a limit a small model goes on for ever
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
 Path = tuple[int, ...]
@@ -102,12 +99,12 @@ class Grammars:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
-            raise MissingExtra("grammars need llguidance: pip install 'paceline[serve]'") from None
+            raise MissingExtra("grammars need llguidance", extra="serve") from None
         limits = LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
         )
         try:
-            matcher = LLMatcher(self._tokenizer(), _source(grammar), limits=limits, log_level=0)
+            matcher = LLMatcher(self._tokenizer(), source(grammar), limits=limits, log_level=0)
         except (ValueError, RuntimeError, RecursionError) as error:
             raise _unusable(grammar, _first_lines(error)) from None
         if matcher.is_error():
@@ -279,28 +276,6 @@ def _mask_of(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
     """Tokens that may come next, bool [vocab]."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
-
-
-def _source(grammar: Grammar) -> str:
-    """Translate a grammar to llguidance's own language."""
-    from llguidance import LLMatcher
-
-    if grammar.kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind == "choice":
-        return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(grammar.text))))
-    schema = checked_schema(grammar.text) if grammar.kind == "json_schema" else {"type": "object"}
-    text, own = json.dumps(schema), "x-guidance" in schema  # the schema's own options
-    return LLMatcher.grammar_from_json_schema(text, defaults=None if own else {"whitespace_pattern": WHITESPACE})
-
-
-def _choices(text: str) -> list[str]:
-    choices = json.loads(text)
-    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise ValueError("choices are a JSON list of non-empty texts")
-    if any(len(choice) > MAX_TEXT for choice in choices):
-        raise ValueError(f"a choice is too big: at most {MAX_TEXT} characters are allowed")
-    return choices
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from paceline.sampling.schema_rewrites import rewritten
+
 MAX_TEXT = 1 << 13  # characters of a pattern, or of a text that must be matched to the letter
 MAX_PATTERNS = 1 << 15  # characters of all patterns together
 MAX_JOINED = 8  # patterns of a schema, if several may have to match at once
@@ -22,8 +24,8 @@ _JOINS = {"pattern", "patternProperties", "multipleOf", "format", "minLength", "
 
 
 def checked_schema(text: str) -> dict[str, Any]:
-    """Parse a schema and check its limits. Raises ValueError, which says what is wrong."""
-    schema = _parsed(text)
+    """Parse a schema, rewrite it for the compiler and check its limits. Raises ValueError, which says what is wrong."""
+    schema = rewritten(_parsed(text))
     parts = list(_objects(schema))
     patterns = [pattern for part in parts for pattern in _patterns(part)]
     texts = [string for part in parts for string in _texts(part)]

@@ -7,17 +7,51 @@ import time
 from fastapi import FastAPI
 
 from paceline import __version__
+from paceline.server.aliases import Aliases
 from paceline.server.bridge import Bridge
 from paceline.server.guards import install_guards
 from paceline.server.live import CurrentSettings
 from paceline.server.metrics import install_metrics
 from paceline.server.playground import install_playground
 from paceline.server.problems import install_problems
-from paceline.server.routes import admin, chat, completions, models, responses, state, tokens
+from paceline.server.routes import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    desktop,
+    embeddings,
+    infill,
+    models,
+    ollama,
+    ollama_models,
+    responses,
+    state,
+    tokens,
+)
 from paceline.server.settings import Settings
 from paceline.server.traces import Tracer
 
-ABOUT = "Exact speculative decoding. Requests and answers are OpenAI's, with fields that say what speculation did."
+ABOUT = (
+    "Exact speculative decoding. Requests and answers are OpenAI's, Anthropic's and Ollama's, with fields that say "
+    "what speculation did."
+)
+
+PARTS = (
+    chat,
+    completions,
+    infill,
+    responses,
+    embeddings,
+    anthropic,
+    ollama,
+    ollama_models,
+    models,
+    tokens,
+    desktop,
+    state,
+    admin,
+)
 
 
 def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = None) -> FastAPI:
@@ -29,9 +63,10 @@ def create_app(bridge: Bridge, settings: Settings, *, tracer: Tracer | None = No
     app.state.live = CurrentSettings(settings)
     app.state.started = int(time.time())
     install_problems(app)
-    for part in (chat, completions, responses, models, tokens, state, admin):
+    for part in PARTS:
         app.include_router(part.router)
     install_metrics(app, bridge)
     install_playground(app)
     install_guards(app, app.state.live, tracer=tracer)
+    app.add_middleware(Aliases)
     return app

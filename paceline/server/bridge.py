@@ -38,6 +38,7 @@ from paceline.engine.stats import Snapshot
 from paceline.errors import EngineDead, InvalidRequest, NotReady, PacelineError, QueueFull
 from paceline.llm import LLM
 from paceline.server import logs
+from paceline.server.loading import Loading
 from paceline.types import Finish, Request, SequenceStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -139,14 +140,14 @@ class Bridge:
 
     def __init__(
         self,
-        llm: LLM,
+        llm: LLM | None = None,
         *,
         model: str,
         max_waiting: int = 256,
         stream_interval: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.llm = llm
+        self.loading = Loading()
         self.model = model
         self.max_waiting = max_waiting  # sequences; may change at any time
         self.stream_interval = stream_interval  # seconds; may change at any time
@@ -156,7 +157,7 @@ class Bridge:
         self.listeners: list[Callable[[TokenEvent], None]] = []  # called on the loop with every event, read or not
         self.watchers: list[Callable[[Request], None]] = []  # called on the loop with every request that is taken
         self._clock = clock
-        self._places = llm.engine.max_sequences
+        self._llm: LLM | None = None
         self._streams: dict[str, Stream] = {}
         self._sequences = 0  # not ended yet
         self._ended_at: deque[float] = deque(maxlen=32)  # times of the latest ends, for retry_after
@@ -168,9 +169,27 @@ class Bridge:
         self._orders: deque[Order] = deque()
         self._wake = threading.Condition()
         self._stop = False
+        self._snapshot = Snapshot()
+        if llm is not None:
+            self.adopt(llm)
+
+    @property
+    def llm(self) -> LLM:
+        """The model. Raises NotReady before it is loaded."""
+        if self._llm is None:
+            raise NotReady(
+                f"the server is starting: {self.loading.doing}, {self.loading.percent} % loaded; try again later",
+                retry_after=self.loading.retry_after,
+            )
+        return self._llm
+
+    def adopt(self, llm: LLM) -> None:
+        """Take the model that is to be served, before the start."""
+        self._llm = llm
         self._snapshot = llm.engine.snapshot()
 
     async def start(self) -> None:
+        assert self._llm is not None, "a bridge starts with a model"
         assert self.state == "starting", f"a bridge is started once, and this one is {self.state}"
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -181,7 +200,7 @@ class Bridge:
         """Take no new requests, and return when the running ones have ended. After `timeout` seconds they are aborted.
 
         A second call with a shorter timeout does not wait for the first."""
-        if self.state == "ready":
+        if self.state in ("starting", "ready"):
             self.state = "draining"
         try:
             async with asyncio.timeout(timeout):
@@ -242,9 +261,10 @@ class Bridge:
 
     def _check_room(self, requests: Sequence[Request]) -> None:
         """Raise QueueFull unless each request has room for one sequence. Its other samples are then taken, too."""
+        places = self.llm.engine.max_sequences
         before_last = self._sequences + sum(request.sampling.n for request in requests[:-1])
-        if before_last >= self._places + self.max_waiting:
-            waiting = max(0, self._sequences - self._places)
+        if before_last >= places + self.max_waiting:
+            waiting = max(0, self._sequences - places)
             raise QueueFull(
                 f"{waiting} sequences wait already, {self.max_waiting} may; try again later",
                 retry_after=self._retry_after(),

@@ -49,7 +49,7 @@ def _parse(path: str) -> dict[Any, Any]:
     try:
         import yaml
     except ImportError:
-        raise MissingExtra("a file of settings needs PyYAML: pip install 'paceline[serve]'") from None
+        raise MissingExtra("a file of settings needs PyYAML", extra="serve") from None
     try:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

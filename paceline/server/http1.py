@@ -1,6 +1,12 @@
 """HTTP/1.1 with limits that uvicorn lacks: on time and connections. Errors below ASGI have OpenAI's body.
 
 A client that never completes its headers, or never reads its answer, is cut off.
+
+    connections   1 ............ max_connections │ ... LOBBY_CONNECTIONS
+                  served                         │ probes are answered, other requests are told to come again
+
+A connection in the lobby serves one request. If the lobby is full, its oldest connection gives up its place, so that a
+probe is answered however many sockets somebody holds open.
 """
 
 from __future__ import annotations
@@ -14,9 +20,16 @@ from typing import Any, ClassVar
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from paceline.server.guards.check import Refusal, has_body
 from paceline.server.guards.trace import DIRECT_SEND
+from paceline.server.logs import PROBES
 from paceline.server.problems import error_response
 from paceline.server.settings import Settings
+
+LOBBY_CONNECTIONS = 64  # open beyond max_connections
+FULL = Refusal(
+    503, "all connections of this server are taken; try again later", "too_many_connections", {"Retry-After": "1"}
+)
 
 
 class Alarm:
@@ -39,6 +52,7 @@ class Http1(H11Protocol):
     """One connection."""
 
     settings: ClassVar[Settings]
+    lobby: ClassVar[dict[Http1, None]]  # connections beyond max_connections, the oldest first
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -48,9 +62,23 @@ class Http1(H11Protocol):
         self._write = Alarm()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if self in self.lobby:
+            await self._answer_in_lobby(scope, receive, send)
+            return
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
             scope[DIRECT_SEND] = functools.partial(self._send_on, send)
         await self._whole_app(scope, receive, send)
+
+    async def _answer_in_lobby(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_last(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        if scope["path"] in PROBES:
+            await self._whole_app(scope, receive, send_last)
+        else:
+            await FULL.answer(scope, receive, send_last, unread=has_body(scope))
 
     async def _send_on(self, send: Any, message: Any) -> None:
         """Write one chunk of a chunked response that has begun, framed here, since h11 is not needed for that."""
@@ -64,15 +92,23 @@ class Http1(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as uvicorn has it
         super().connection_made(transport)
-        if len(self.connections) > self.settings.max_connections:
-            transport.abort()
-        else:
-            self._watch_head()
+        if len(self.connections) - len(self.lobby) > self.settings.max_connections:
+            self.lobby[self] = None
+            if len(self.lobby) > LOBBY_CONNECTIONS:
+                next(iter(self.lobby))._leave_at_once()
+        self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head.clear()
         self._write.clear()
+        self.lobby.pop(self, None)
         super().connection_lost(exc)
+
+    def _leave_at_once(self) -> None:
+        """Abort the connection, and stop counting it before the transport reports its end."""
+        del self.lobby[self]
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status and `{"error": {message, type, param, code}}`.
+"""Errors as clients expect them: a status, and a body in the form of the API that was called (`server.dialects`).
 
 A fault of the server itself is logged, but the client gets a fixed message: none contains a path or a traceback.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from paceline.errors import ContextTooLong, EngineDead, Failed, InvalidRequest, OutOfMemory, PacelineError
+from paceline.server.dialects import ErrorDetail, dialect_of
 from paceline.types import Finish, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -32,26 +32,13 @@ FIELDS = {
     "include_stop": "include_stop_str_in_output",
     **{name: f"speculation.{name}" for name in ("enabled", "drafter", "max_draft", "rule", "threshold", "p_min")},
 }
-PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}  # path → field; others: prompt
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(BaseModel):
-    """Every answer that is not a success."""
-
-    error: ErrorDetail
-
-
-# The refusals of an endpoint, for the OpenAPI document.
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request cannot be served as it stands"},
-    "5XX": {"model": ErrorBody, "description": "The server cannot serve the request now"},
+PROMPT_FIELDS = {  # path → field; others: prompt
+    "/v1/chat/completions": "messages",
+    "/v1/responses": "input",
+    "/v1/messages": "messages",
+    "/api/chat": "messages",
+    "/v1/embeddings": "input",
+    "/infill": "input_prefix",
 }
 
 
@@ -75,7 +62,7 @@ def failure(event: TokenEvent, *, dead: bool) -> Failed | None:
 def detail(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorDetail:
     short = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
     sendable = short.encode(errors="replace").decode()  # a quoted half of a surrogate pair cannot be sent
-    return ErrorDetail(message=sendable, type=kind(status), param=param, code=code)
+    return ErrorDetail(message=sendable, type=kind(status), param=param, code=code, status=status)
 
 
 def kind(status: int) -> str:
@@ -87,12 +74,14 @@ def error_response(
     status: int,
     message: str,
     *,
+    path: str = "",
     param: str | None = None,
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    body = ErrorBody(error=detail(status, message, param=param, code=code))
-    return JSONResponse(body.model_dump(), status_code=status, headers=dict(headers or {}))
+    """Answer with an error, in the form of the API that `path` belongs to."""
+    body = dialect_of(path).error(detail(status, message, param=param, code=code))
+    return JSONResponse(body, status_code=status, headers=dict(headers or {}))
 
 
 def describe(error: Exception, *, path: str = "") -> tuple[int, ErrorDetail]:
@@ -122,11 +111,11 @@ def respond(error: Exception, *, path: str = "") -> JSONResponse:
     status, said = describe(error, path=path)
     retry = getattr(error, "retry_after", None)
     headers = {} if retry is None else {"Retry-After": str(max(1, round(retry)))}
-    return JSONResponse(ErrorBody(error=said).model_dump(), status_code=status, headers=headers)
+    return JSONResponse(dialect_of(path).error(said), status_code=status, headers=headers)
 
 
 def install_problems(app: FastAPI) -> None:
-    """Make every error of the app leave as an OpenAI error body."""
+    """Make every error of the app leave as an error body of the API that was called."""
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return respond(error, path=request.url.path)
@@ -134,13 +123,13 @@ def install_problems(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         param, message = explain(error.errors())
-        return error_response(400, message, param=param)
+        return error_response(400, message, path=request.url.path, param=param)
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         messages = {404: f"there is no {request.url.path[:200]!r} here", 405: f"{request.method} is not allowed here"}
         message = messages.get(error.status_code, str(error.detail))
-        return error_response(error.status_code, message, headers=error.headers)
+        return error_response(error.status_code, message, path=request.url.path, headers=error.headers)
 
     app.add_exception_handler(PacelineError, known)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -9,18 +9,21 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Self, get_type_hints
 
 from paceline.checks import check_flag, check_integer, check_number
 from paceline.errors import InvalidRequest, UnknownOption
 from paceline.rules import BUILT_IN, Rule
+from paceline.types import POOLINGS
 
 MAX_TIMEOUT = 1e6  # seconds
 
 HELP = {
     "host": "address to listen on; 0.0.0.0 for everybody",
     "port": "0: any free one",
-    "served_name": "what clients call the model (default: MODEL)",
+    "served_name": "what clients call the model (default: 'smollm2', the hub id, or the name of the file or directory)",
+    "served_aliases": "other names for the model that clients may send; * stands for any text, as in claude-*",
     "api_keys": "who may use the server; none: everybody who reaches it",
     "admin_key": "who may use the control routes; none: nobody",
     "tls_cert": "a file with the certificate chain, for https",
@@ -35,7 +38,7 @@ HELP = {
     "max_tokenize_bytes": "longest text that /tokenize takes; texts of prompts are bounded by the context",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
-    "max_connections": "open at once; more are closed at once",
+    "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
     "max_concurrency_per_key": "requests of one key (or one address, without keys) at once; 0: no limit",
     "requests_per_minute_per_key": "of one key (or one address, without keys); 0: no limit",
     "max_waiting": "sequences that wait for a place in the batch; more are told to come again later",
@@ -52,6 +55,7 @@ HELP = {
     "allowed_threshold": "lowest threshold of a lossy rule that a request may ask for",
     "allowed_p_min": "lowest p_min a request may ask for",
     "allowed_drafters": "drafters a request may ask for (default: all that are loaded)",
+    "embedding_pooling": "hidden states that make an embedding: mean of all tokens, or that of the last",
     "log_json": "one JSON object a line",
     "otlp_endpoint": "where OpenTelemetry traces go, such as http://127.0.0.1:4318/v1/traces; none: no traces",
     "log_prompts": "prompts stand in the log",
@@ -67,6 +71,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
+    served_aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     tls_cert: str | None = None
@@ -97,6 +102,7 @@ class Settings:
     allowed_threshold: float = 0.0
     allowed_p_min: float = 0.0
     allowed_drafters: tuple[str, ...] = ()
+    embedding_pooling: str = "mean"
     log_json: bool = False
     otlp_endpoint: str | None = None
     log_prompts: bool = False
@@ -124,6 +130,8 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidRequest("tls_cert and tls_key belong together: give both, or neither")
         self._check_speculation()
+        if self.embedding_pooling not in POOLINGS:
+            raise InvalidRequest(f"embedding_pooling is {' or '.join(POOLINGS)}, not {self.embedding_pooling!r}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
             raise InvalidRequest(
                 f"otlp_endpoint is an address such as http://127.0.0.1:4318/v1/traces, not {self.otlp_endpoint!r}"
@@ -183,6 +191,10 @@ class Settings:
         if self.allowed_hosts:
             return "*" in self.allowed_hosts or host.lower() in map(str.lower, self.allowed_hosts)
         return bool(self.api_keys) or not is_local(self.host) or is_local(host)
+
+    def is_alias(self, name: str) -> bool:
+        """True if a request may call the model so, beside its own name."""
+        return any(fnmatchcase(name, alias) for alias in self.served_aliases)
 
     def changes(self, other: Settings) -> list[str]:
         return [name for name in HINTS if getattr(self, name) != getattr(other, name)]

@@ -1,4 +1,4 @@
-"""Send answers: as one JSON body, or as server-sent events while they grow.
+"""Send answers: as one JSON body, or while they grow as server-sent events or lines of JSON.
 
 An answer (see `HttpAnswer` and the package `answers`) makes the content. This module ends every request: when the
 answer is complete, the client leaves, or something fails. A failure before the first byte is an HTTP status; a later
@@ -22,14 +22,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.server.bridge import Bridge, Stream
+from paceline.server.dialects import ErrorBody, ErrorDetail
 from paceline.server.guards.trace import DIRECT_SEND
-from paceline.server.problems import ErrorBody, ErrorDetail, describe, failure
+from paceline.server.problems import describe, failure
 from paceline.types import Request, TokenEvent
 
 T = TypeVar("T")
 
 CLIENT_LEFT = 499  # status for the log alone: the client is gone
 DONE = b"data: [DONE]\n\n"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # content types of streams
 
 
 class HttpAnswer(Protocol):
@@ -64,14 +66,24 @@ def event(kind: str, fields: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(fields))
 
 
+def line(fields: Mapping[str, Any]) -> bytes:
+    return to_json(fields) + b"\n"
+
+
 def error_chunks(error: ErrorDetail) -> list[bytes]:
     return [b"data: %b\n\n" % ErrorBody(error=error).model_dump_json().encode(), DONE]
 
 
 async def send(
-    answer: HttpAnswer, http: HttpRequest, bridge: Bridge, requests: Sequence[Request], *, stream: bool
+    answer: HttpAnswer,
+    http: HttpRequest,
+    bridge: Bridge,
+    requests: Sequence[Request],
+    *,
+    stream: bool,
+    content_type: str = EVENTS,
 ) -> Response:
-    """Submit requests to the engine and send their answer."""
+    """Submit requests to the engine and send their answer. `content_type`: of a stream, EVENTS or LINES."""
     async with AsyncExitStack() as leaving:
         events = await leaving.enter_async_context(bridge.submit(*requests))
         if not stream:
@@ -82,7 +94,7 @@ async def send(
             return Response(status_code=CLIENT_LEFT)
         check(bridge, first)
         leaving.pop_all()  # from here on `EventStream` closes the events
-        return EventStream(bridge, first, events, answer)
+        return EventStream(bridge, first, events, answer, content_type=content_type)
 
 
 def check(bridge: Bridge, event: TokenEvent) -> None:
@@ -117,12 +129,12 @@ async def _departure(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, one send for all events that have arrived. A client that leaves aborts its requests."""
+    """A stream, with one send for all events that have arrived. A client that leaves aborts its requests."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, bridge: Bridge, first: TokenEvent, events: Stream, answer: HttpAnswer) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(
+        self, bridge: Bridge, first: TokenEvent, events: Stream, answer: HttpAnswer, *, content_type: str = EVENTS
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=content_type)
         del self.headers["content-length"]
         self._bridge = bridge
         self._first = first

@@ -25,7 +25,12 @@ from paceline.types import Request, SequenceStats, TokenEvent
 OPERATIONS = {  # path → name in the conventions
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
     "/v1/completions": "text_completion",
+    "/infill": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
 CARRIED = (b"traceparent", b"tracestate")  # headers that carry the client's trace
 NANOSECONDS = 1_000_000_000  # nanoseconds per second
@@ -144,7 +149,7 @@ def toolkit() -> SimpleNamespace:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError:
-        raise MissingExtra("traces need OpenTelemetry: pip install 'paceline[otel]'") from None
+        raise MissingExtra("traces need OpenTelemetry", extra="otel") from None
     return SimpleNamespace(
         trace=trace,
         OTLPSpanExporter=OTLPSpanExporter,

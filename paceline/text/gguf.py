@@ -38,6 +38,15 @@ SPECIAL = frozenset({Kind.UNKNOWN, Kind.CONTROL, Kind.UNUSED})
 # Files name one end-of-sequence token; models end a turn with any of these control tokens as well.
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
+# Roles in fill-in-the-middle → names of the key of a token's id, the newer first.
+FIM_KEYS = {
+    "pre": ("fim_pre", "prefix"),
+    "suf": ("fim_suf", "suffix"),
+    "mid": ("fim_mid", "middle"),
+    "pad": ("fim_pad",),
+    "rep": ("fim_rep",),
+    "sep": ("fim_sep",),
+}
 _NAMED_IDS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -84,6 +93,7 @@ def _assemble(
             for name, text in _NAMED_IDS.items()
             if (token_id := ids[name]) is not None
         },
+        fim_ids=_fim_ids(metadata, size),
     )
 
 
@@ -258,6 +268,11 @@ def _token_id(metadata: Metadata, name: str, size: int) -> int | None:
     if token_id is not None and not 0 <= token_id < size:
         raise ModelFileError(f"tokenizer.ggml.{name}_token_id is {token_id}; the file has tokens 0 to {size - 1}")
     return token_id
+
+
+def _fim_ids(metadata: Metadata, size: int) -> dict[str, int]:
+    pairs = ((role, _token_id(metadata, key, size)) for role, keys in FIM_KEYS.items() for key in reversed(keys))
+    return {role: token_id for role, token_id in pairs if token_id is not None}
 
 
 def _chat_template(metadata: Metadata) -> str | None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ import tokenizers
 from tokenizers import models
 
 from paceline.checks import check_text
-from paceline.errors import ContextTooLong
+from paceline.errors import ContextTooLong, InvalidRequest
 from paceline.text import gguf, hf
+from paceline.text.fim import MAX_TOKEN_CHARACTERS, FillIn, FimTokens, find_fim_tokens, last_within
 from paceline.text.slices import LongText
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
@@ -107,6 +110,55 @@ class Tokenizer:
             # A batch of one is encoded without the interpreter lock, so that other threads go on; `encode` keeps it.
             [encoding] = encoder.encode_batch_fast([part], add_special_tokens=False)
             yield offset + end, encoding.ids
+
+    def encode_inside(self, text: str, *, limit: int | None = None) -> list[int]:
+        """Encode plain text as if a control token stood before it. `limit`: see `encode_spans`."""
+        check_text(text)
+        return self.encode_spans(f"\n{text}", [(0, 1, 0)], limit=limit)[1:]
+
+    # ── fill-in-the-middle ──
+
+    @cached_property
+    def fim(self) -> FimTokens | None:
+        """Control tokens of fill-in-the-middle; None: the vocabulary has none."""
+        return find_fim_tokens(self.vocabulary.tokens, self._parts.fim_ids)
+
+    def fill_in(
+        self,
+        before: str | Sequence[int],
+        behind: str,
+        *,
+        files: Sequence[tuple[str, str]] = (),
+        room: int | None = None,
+        limit: int | None = None,
+    ) -> FillIn:
+        """Make the prompt that lets the model write the text between `before` and `behind`.
+
+        `files`: names and texts of other files, the nearest last. `room`: tokens that the prompt may have; what does
+        not fit is cut. None: nothing is cut. `limit`: see `encode_spans`."""
+        if self.fim is None:
+            raise InvalidRequest(
+                "this model has no tokens for fill-in-the-middle: leave the suffix out, or serve a model that has "
+                "them, such as Qwen2.5-Coder",
+                param="suffix",
+            )
+        most = None if room is None else room * MAX_TOKEN_CHARACTERS
+        if isinstance(before, str):
+            text = before if most is None else before[max(0, len(before) - most) :]
+            before = self.encode_inside(text, limit=limit)
+        suffix = self.encode_inside(behind[:most], limit=limit)
+        near = files if most is None else last_within(files, most, lambda file: sum(map(len, file)))
+        begin, others = self._project(self.fim, near) if near else (self._parts.prefix, [])
+        filled = self.fim.prompt(before, suffix, begin=begin, files=others, room=room)
+        return replace(filled, cut=filled.cut or len(near) < len(files))
+
+    def _project(self, fim: FimTokens, files: Sequence[tuple[str, str]]) -> tuple[tuple[int, ...], list[list[int]]]:
+        """Encode the beginning of a prompt with other files, and these files, each behind its name. The last item is
+        the name of the file in which the middle is, which clients do not tell."""
+        mark = [] if fim.separator is None else [fim.separator]
+        texts = [f"{name}\n{text}\n" for name, text in files] + ["current file\n"]
+        head = () if fim.repository is None else (fim.repository, *self.encode_inside("project\n"))
+        return (*self._parts.prefix, *head), [[*mark, *self.encode_inside(text)] for text in texts]
 
     # ── ids -> text ──
 

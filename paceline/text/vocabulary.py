@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -115,3 +116,4 @@ class TokenizerParts:
     eos_ids: tuple[int, ...]  # the token that files name as eos, then all others that end an answer
     chat_template: str | None
     names: dict[str, str]  # "bos_token" -> its text, as chat templates want it
+    fim_ids: Mapping[str, int] = field(default_factory=dict)  # of pre, suf, mid, pad, rep, sep, if a file has them

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.audit import run
+from paceline.cli import progress
 from paceline.cli.main import main
+from paceline.cli.progress import Progress
 from tests.audit import planted
 from tests.audit.conftest import Auditor
 
@@ -81,7 +86,7 @@ def test_float_weights_have_a_bound(auditor: Auditor) -> None:
     ("words", "message"),
     [
         (["--prompts", "no-such-file"], "no prompts at no-such-file"),
-        (["--prompts", "gsm8k"], "Set PACELINE_DATA or pass --data DIR"),
+        (["--prompts", "train_prompts"], "set PACELINE_DATA or pass --data DIR"),
         (["--temperature", "hot"], "numbers such as 0,0.7,1"),
         (["--temperature", "-1"], "numbers from 0 on"),
         (["--temperature", "0,101"], "temperature must be in [0, 100]"),
@@ -110,3 +115,61 @@ def test_a_place_that_cannot_be_written(auditor: Auditor, tmp_path: Path) -> Non
     told = auditor(*SHORT, "--html", tmp_path / "file" / "audit.html")
     assert told.status == 2
     assert "choose another place" in told.err
+
+
+def test_a_quick_audit_says_what_it_leaves_out(auditor: Auditor, tmp_path: Path) -> None:
+    given = tmp_path / "many.txt"
+    given.write_text("".join(f"question {i}\n" for i in range(9)))
+    told = auditor("--prompts", given, "--quick", "--temperature", 0, "--no-edits", "--html", tmp_path / "a.html")
+    left_out = "prompts beyond 6, answers beyond 20 tokens, the rules rejection and block, distribution tests"
+    assert told.status == 0
+    assert told.found["prompts"] == 6
+    assert {case["rule"] for case in told.found["cases"]} == {None, "coupled"}
+    assert told.found["not_audited"] == f"--quick leaves out: {left_out}"
+    assert told.found["not_audited"] in told.out.splitlines()[-4]
+    assert left_out in (tmp_path / "a.html").read_text()
+    assert auditor(*SHORT).found["not_audited"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_audit_reports_what_is_complete(
+    auditor: Auditor, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    replayed: list[int] = []
+
+    def replay(*args: Any, **options: Any) -> Any:
+        replayed.append(1)
+        if len(replayed) == 3:
+            signal.raise_signal(number)
+        return real(*args, **options)
+
+    real = run.replay
+    monkeypatch.setattr(run, "replay", replay)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    told = auditor("--rule", "coupled", "--rule", "block", "--temperature", 0, "--no-edits")
+    signal.signal(signal.SIGINT, before)
+    assert told.status == 128 + number
+    assert told.found["interrupted"]
+    assert told.found["verdict"].startswith("INTERRUPTED, so far EXACT: 4 of 4 answers")
+
+
+def test_an_audit_that_is_interrupted_at_once_has_no_report(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "replay", stop)
+    assert auditor(*SHORT).out == ""
+
+
+def test_every_part_and_answer_of_an_audit_is_counted(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, int, int]] = []
+
+    class Noted(Progress):
+        def count(self) -> None:
+            super().count()
+            shown.append((self.doing, self.done, self.total))
+
+    monkeypatch.setattr(progress, "Progress", Noted)
+    auditor(*SHORT)
+    first, second = "replaying 1/2, plain, alone", "replaying 2/2, model, coupled, alone"
+    assert shown == [(part, i, 4) for part in (first, second) for i in range(1, 5)]

@@ -66,7 +66,7 @@ def test_one_run_has_the_keys_of_vllm(bench: Bench) -> None:
     assert found["categories"]["odd"]["completed"] == 6
     assert server.most_open <= found["max_concurrent_requests"] <= 3
     assert server.most_open > 1
-    assert {body["temperature"] for body in server.asked} == {0.0}
+    assert {(body["temperature"], body["top_p"]) for body in server.asked} == {(0.0, 1.0)}
     assert len(server.asked) == 13  # with the one that warms up
     assert "12/12" in bench.out
 
@@ -193,14 +193,17 @@ def test_nobody_answers(bench: Bench) -> None:
     assert "no server answers at http://127.0.0.1:9" in bench.err
 
 
-def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_is_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, expected: int
+) -> None:
     from paceline.bench import serve
 
     ask = serve.Client.send
 
     async def asked(self: Any, *args: Any) -> Any:
         if len(server.asked) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return await ask(self, *args)
 
     monkeypatch.setattr(serve.Client, "send", asked)
@@ -208,8 +211,9 @@ def test_an_interrupted_run_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatc
     with serving(FakeServer(good())) as server:
         status, found = bench(server.url)
     signal.signal(signal.SIGINT, before)
-    assert status == 130
+    assert status == expected
     assert found["interrupted"]
+    assert found["conclusion"].startswith("Interrupted; so far: 4 of 4 requests were answered")
     assert found["completed"] == 4
 
 
@@ -236,4 +240,4 @@ def test_a_key_is_not_in_the_results(bench: Bench, monkeypatch: pytest.MonkeyPat
 def test_without_httpx_the_command_to_type_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert bench("http://127.0.0.1:9")[0] == 2
-    assert "pip install 'paceline[bench]'" in bench.err
+    assert "pip install '.[bench]'" in bench.err

@@ -8,6 +8,8 @@ import pytest
 
 from paceline.cli.main import main
 from tests.cli.tiny_model import write_model
+from tests.models.hub.conftest import home as home
+from tests.models.hub.conftest import hub as hub
 
 Outcome = tuple[int, str, str]
 Cli = Callable[..., Outcome]
@@ -20,8 +22,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    """Runs a command line in this process: exit status, stdout, stderr."""
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """Runs a command line in this process: exit status, stdout, stderr. However slow the machine is, no progress."""
+    monkeypatch.setattr("paceline.cli.progress.LOG_SECONDS", 1e6)
 
     def run(*argv: object) -> Outcome:
         status = main([str(word) for word in argv])

@@ -56,6 +56,8 @@ def test_plain(cli: Cli, shape: str) -> None:
     assert record["engines"]["plain"]["target_weights"] == 4 * weights()
     assert "speculative" not in three
     assert "tokens/step" in text
+    assert text.endswith(record["conclusion"])
+    assert record["conclusion"].startswith("Plain decoding gives up to ")
 
 
 def weights() -> int:
@@ -74,6 +76,7 @@ def test_ngram_and_speculation_off(cli: Cli, shape: str) -> None:
     assert batch["ratio"] > 0
     assert batch["off_ratio"] > 0
     assert record["interleaved"]
+    assert record["conclusion"].endswith("same text in 2 of 2.")
 
 
 def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:

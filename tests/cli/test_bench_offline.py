@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,6 +48,8 @@ def test_the_last_line(cli: Cli, tiny: str, asked: str) -> None:
     assert cell["plain_ms_per_step"]["verify"] > 0
     assert cell["drafted_per_round"] >= 1
     assert "same text" in text
+    assert text.endswith(found["conclusion"])
+    assert "same text in 5 of 5." in found["conclusion"]
 
 
 def test_the_grid(cli: Cli, tiny: str, asked: str) -> None:
@@ -106,6 +109,11 @@ def test_two_results_and_their_pictures(cli: Cli, tiny: str, asked: str, tmp_pat
     plain, speculative = json.loads(out.splitlines()[-1])["compared"]
     assert (status, plain["verdict"], speculative["verdict"]) == (0, "no difference shown", "worse")
     assert speculative["ratio"] == pytest.approx(0.5)
+    concluded = json.loads(out.splitlines()[-1])["conclusion"]
+    assert concluded.startswith("The second result is slower: 0.50 times as fast")
+    assert concluded in out.splitlines()[-2]
+    assert concluded in (tmp_path / "c.html").read_text()
+    assert escape(found["conclusion"]) in (tmp_path / "a.html").read_text()
     stands_alone((tmp_path / "c.html").read_text())
     assert cli(*words, "--max-regression", 40)[0] == 1
     assert cli(*words, "--max-regression", 60)[0] == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_a_conversation_is_kept(talk: Any, conversations: list[list[dict[str, st
 
 
 def test_reset_and_forget(talk: Any, conversations: list[list[dict[str, str]]]) -> None:
-    out = talk("one", "/reset", "two", "three", "/forget", "four")
+    out = talk("one", "/clear", "two", "three", "/forget", "four")
     contents = [[m["content"] for m in asked if m["role"] == "user"] for asked in conversations]
     assert contents == [["one"], ["two"], ["two", "three"], ["three", "four"]]
     assert "a new conversation" in out
@@ -62,7 +63,7 @@ def test_reset_and_forget(talk: Any, conversations: list[list[dict[str, str]]]) 
 
 
 def test_speculation_can_be_switched(talk: Any) -> None:
-    out = talk("abcabcabc", "/plain", "/reset", "abcabcabc", "/spec", "/stats", "/exit", "never asked")
+    out = talk("abcabcabc", "/plain", "/clear", "abcabcabc", "/spec", "/stats", "/exit", "never asked")
     answer = out.splitlines()[0]
     assert out.count(answer) == 2, "plain and speculative answers differ"
     assert "speculation off: plain decoding" in out
@@ -78,14 +79,14 @@ def test_speculation_can_be_switched(talk: Any) -> None:
 def test_stats_before_the_first_answer_and_help(talk: Any) -> None:
     out = talk("/stats", "/help", "/stat")
     assert "no answers yet" in out
-    assert "/forget   drop the oldest exchange" in out
+    assert "/forget        drop the oldest exchange" in out
     assert "unknown command '/stat'; did you mean '/stats'?" in out
 
 
 def test_a_conversation_that_does_not_fit(talk: Any, conversations: list[list[dict[str, str]]]) -> None:
-    out = talk("x" * 180, "y" * 90, "/reset", "fits")
+    out = talk("x" * 180, "y" * 90, "/clear", "fits")
     assert "not asked: the prompt has " in out
-    assert "/forget drops the oldest exchange, /reset all of them" in out
+    assert "/forget drops the oldest exchange, /clear all of them" in out
     assert [m["content"] for m in conversations[2]] == ["fits"], "the chat goes on"
 
 
@@ -125,8 +126,50 @@ def test_a_template_that_refuses_does_not_end_the_chat(
         "{% if messages|length > 1 %}{{ raise_exception('one question only') }}{% endif %}{{ messages[0].content }}"
     )
     model = write_model(tmp_path, template=template)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/reset\nthree\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/clear\nthree\n"))
     status, out, err = cli("chat", model, *FLAGS)
     assert (status, err) == (0, "")
     assert out.count("not asked: ") == 1
     assert "one question only" in out
+
+
+class Typed(io.StringIO):
+    """Input that is typed at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_somebody_who_types_is_greeted(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Typed("/exit\n"))
+    _, out, _ = cli("chat", tiny, *FLAGS)
+    first, second, _ = out.split("\n", 2)
+    assert first == f"{Path(tiny).name} · drafts with ngram: accepted guesses are in colour"
+    assert second.startswith("/help lists commands")
+    monkeypatch.setattr("sys.stdin", Typed("/exit\n"))
+    assert " · no drafter\n" in cli("chat", tiny, *FLAGS, "--no-speculation")[1]
+
+
+def test_the_system_message_can_be_changed(talk: Any, conversations: list[list[dict[str, str]]]) -> None:
+    out = talk("/system be brief", "one", "/system", "two", flags=(*FLAGS, "--system", "be kind"))
+    assert conversations[0][0] == {"role": "system", "content": "be brief"}
+    assert [message["role"] for message in conversations[1]] == ["user", "assistant", "user"]
+    assert "system message: be brief" in out
+    assert "no system message" in out
+
+
+def test_a_message_of_several_lines(talk: Any, conversations: list[list[dict[str, str]]]) -> None:
+    talk('"""first', "  second", 'third"""', '"""one"""', '"""never closed', "to the end")
+    asked = [messages[-1]["content"] for messages in conversations]
+    assert asked == ["first\n  second\nthird", "one", "never closed\nto the end"]
+
+
+def test_a_conversation_is_saved_once(talk: Any, tmp_path: Path) -> None:
+    place = tmp_path / "said.json"
+    out = talk("hello", f"/save {place}", f"/save {place}", "/save", flags=(*FLAGS, "--system", "be kind"))
+    messages = json.loads(place.read_text(encoding="utf-8"))
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert out.startswith(messages[2]["content"] + "\n")
+    assert f"3 messages are in {place}" in out
+    assert "not saved: File exists; type /save FILE" in out
+    assert out.count("not saved: ") == 2

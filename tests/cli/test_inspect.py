@@ -38,6 +38,9 @@ def test_what_a_model_is(cli: Cli, tiny: str) -> None:
     assert found["tokenizer"]["eos"] == ["<|end|>"]
     assert found["tokenizer"]["chat_template"]
     assert found["sampling"] == {"temperature": 0.5, "top_k": 40}
+    assert found["sampling_source"] == "generation_config.json"
+    text = cli("inspect", tiny, "--format", "fp32")[1]
+    assert "  temperature 0.5, top_k 40 where nothing else is asked for\n  source: generation_config.json" in text
 
 
 def test_what_will_run_and_why(cli: Cli, tiny: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 
@@ -92,6 +93,26 @@ def test_failed_and_interrupted_runs(
     status, out, err = cli("inspect", "m")
     assert (status, err) == expected
     assert out == ""
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "serve"])
+def test_sigterm_is_as_ctrl_c(cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def stopped(args: object) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(COMMANDS[command], "run", stopped)
+    assert cli(command, *FEWEST.get(command, ["m"])) == (143, "", "")
+    assert signal.getsignal(signal.SIGTERM) is before, "the program's own handler is gone"
+
+
+FEWEST = {
+    "bench": ["engine", "--target", "m"],
+    "audit": ["m", "--prompts", "p"],
+    "train": ["eagle", "m", "--prompts", "p", "--out", "o"],
+    "generate": ["m", "p"],
+}
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"]], ids=" ".join)

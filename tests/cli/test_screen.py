@@ -1,13 +1,11 @@
-"""Colours, progress and runs of tokens."""
+"""Colours and runs of tokens."""
 
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 
-from paceline.cli.progress import CLEAR_LINE, progress_bar
 from paceline.cli.screen import OriginRuns
 from paceline.cli.style import GREEN_BOLD, RESET, Style, wants_colour
 from paceline.llm import LLM
@@ -52,30 +50,11 @@ def test_text_of_a_model_cannot_steer_a_terminal() -> None:
     assert Style(Terminal()).token("x", Origin.ACCEPTED) == f"{GREEN_BOLD}x{RESET}"
 
 
-def test_a_bar_is_drawn_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with progress_bar("loading m") as progress:
-        assert progress is not None
-        for done in (0, 1 << 20, 2 << 20):
-            progress(done, 2 << 20)
-    drawn = sys.stderr.getvalue()
-    assert "loading m" in drawn
-    assert "50% of 2 MiB" in drawn
-    assert drawn.endswith(CLEAR_LINE)
-
-
-def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with progress_bar("loading m") as progress:
-        assert progress is None
-    assert sys.stderr.getvalue() == ""
-
-
 def test_runs_follow_the_tokens_also_where_text_is_held_back(tiny: str) -> None:
     llm = LLM(tiny, format="fp32")
     a, b, c, e1, e2 = llm.encode("abcé")
     accepted, bonus = Origin.ACCEPTED, Origin.BONUS
-    runs = OriginRuns(llm)
+    runs = OriginRuns(llm.tokenizer)
 
     def event(tokens: list[int], origins: list[Origin], text: str) -> TokenEvent:
         return TokenEvent(request_id="0", sample=0, tokens=tuple(tokens), origins=tuple(origins), text=text)

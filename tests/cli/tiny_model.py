@@ -18,8 +18,11 @@ TEMPLATE = (
 )
 
 
-def write_model(path: Path, *, template: str | None = TEMPLATE, seed: int = 0) -> Path:
-    vocab = _write_tokenizer(path, template)
+def write_model(
+    path: Path, *, template: str | None = TEMPLATE, seed: int = 0, special: tuple[str, ...] = SPECIAL
+) -> Path:
+    """`special`: control tokens; the first three are the end of a text and the marks of a turn."""
+    vocab = _write_tokenizer(path, template, special)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -43,14 +46,14 @@ def write_model(path: Path, *, template: str | None = TEMPLATE, seed: int = 0) -
     return path
 
 
-def _write_tokenizer(path: Path, template: str | None) -> int:
+def _write_tokenizer(path: Path, template: str | None, special: tuple[str, ...]) -> int:
     """One token a byte, after the special ones."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate((*SPECIAL, *letters))}
+    vocab = {token: i for i, token in enumerate((*special, *letters))}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {"eos_token": SPECIAL[0], "bos_token": SPECIAL[1], "add_bos_token": False}
     if template is not None:

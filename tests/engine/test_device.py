@@ -48,6 +48,17 @@ def test_one_step_runs_while_the_next_is_planned() -> None:
     going.check_over()
 
 
+@pytest.mark.parametrize("on_device", [None, {}, GOOD], ids=["host", "plain", "good"])
+def test_a_prompt_may_be_computed_alone(on_device: Mapping[str, Any] | None) -> None:
+    """With max_tokens 0, also if it has one token, and beside sequences that go on."""
+    rig = build("toy", RIGS["ngram"] if on_device is None else {}, on_device=on_device, max_step_tokens=12)
+    alone = [ask(f"{length}", length, tokens=0, text=length) for length in (1, 9, 40)]
+    told = run(rig, [*alone, ask()])
+    for request in alone:
+        assert (told[request.id, 0].tokens, told[request.id, 0].finish) == ([], Finish.LENGTH)
+    assert told["a", 0].tokens == run(build("toy"), [ask()])["a", 0].tokens
+
+
 @pytest.mark.parametrize("on_device", [{}, GOOD, {"noisy": DEVICE_RIGS["noisy"]}], ids=["plain", "good", "noisy"])
 def test_an_end_costs_at_most_one_step(on_device: Mapping[str, Any]) -> None:
     """By a stop nobody could foresee, and by a length that a draft reached early."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from paceline.engine import emission
 from paceline.kernels.base import PAGE_SIZE
-from paceline.types import Origin, Request, SamplingParams
+from paceline.sampling.sampler import logprobs_of
+from paceline.types import Finish, Logprob, Origin, Request, SamplingParams
 from tests.odd_drafters import Scripted
 from tests.rig import RIGS, Made, always, build
 from tests.runs import Run, Told, prompt, run
@@ -65,6 +68,44 @@ def test_prompt_logprobs(drafters: Mapping[str, Made], rows: int) -> None:
             assert each.token == PROMPT[i]
             assert each.logprob == pytest.approx(float(expected[PROMPT[i]]), abs=1e-5)
             assert len(each.top) == 2
+
+
+@both
+@pytest.mark.parametrize("rows", [7, 256])
+def test_samples_share_the_scores_of_their_prompt(
+    drafters: Mapping[str, Made], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt is scored once for all samples, and read once but for its last page. Nothing that is said changes."""
+    scored: list[int] = []
+
+    def counted(logits: torch.Tensor, tokens: list[int], top: int) -> list[Logprob]:
+        scored.extend(tokens)
+        return logprobs_of(logits, tokens, top)
+
+    monkeypatch.setattr(emission, "logprobs_of", counted)
+    sampling = SamplingParams(max_tokens=9, seed=3, prompt_logprobs=1, n=5)
+    bare = Request(id="bare", prompt=PROMPT, sampling=replace(sampling, prompt_logprobs=None))
+    expected = run(build("toy", drafters, max_step_tokens=rows), [bare])
+    told = run(build("toy", drafters, max_step_tokens=rows), [Request(id="a", prompt=PROMPT, sampling=sampling)])
+    assert scored == list(PROMPT[1:])
+    assert len({told["a", i].prompt_logprobs for i in range(5)}) == 1
+    assert [told["a", i].tokens for i in range(5)] == [expected["bare", i].tokens for i in range(5)]
+    shared = (len(PROMPT) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert [told["a", i].stats.cached_tokens for i in range(5)] == [0, *[shared] * 4]
+
+
+def test_samples_that_wait_for_scores_hold_nobody_up() -> None:
+    rig = build("toy", max_step_tokens=8)
+    scoring = Request(id="long", prompt=PROMPT, sampling=SamplingParams(max_tokens=2, prompt_logprobs=0, n=3))
+    play = Run(rig)
+    play.submit([scoring, Request(id="other", prompt=PROMPT[:2], sampling=SamplingParams(max_tokens=9))])
+    play.step()
+    assert rig.engine.snapshot().running == 2, "the first sample, and the request that came later"
+    assert rig.engine.snapshot().waiting == 2
+    rig.engine.abort("long")
+    while rig.engine.has_work:
+        play.step()
+    assert {told.finish for (name, _), told in play.told.items() if name == "long"} == {Finish.ABORT}
 
 
 def test_prompt_logprobs_survive_a_preemption() -> None:

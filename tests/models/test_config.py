@@ -199,7 +199,7 @@ def test_generation_defaults(tiny, tmp_path):
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": [7, 9], "temperature": 0.6, "top_p": None, "max_length": 20}))
     opened = open_model(str(tmp_path))
-    assert opened.generation == {"temperature": 0.6}
+    assert opened.generation.values == {"temperature": 0.6}
     assert opened.config.eos_ids == (7, 9)
     for spoilt in ({"temperature": "hot"}, {"eos_token_id": 96}, {"top_p": float("nan")}):
         path.write_text(json.dumps(spoilt))

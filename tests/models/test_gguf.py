@@ -271,7 +271,7 @@ def test_windows_and_sampling_of_the_metadata(put):
     path = put(build(metadata=METADATA | {"llama.attention.sliding_window": 9, "general.sampling.temp": 0.5}))
     model = open_model(path)
     assert model.config.windows == (9,)
-    assert model.generation == {"temperature": 0.5}
+    assert model.generation.values == {"temperature": 0.5}
 
 
 def test_tokens_that_are_no_texts_end_nothing(put):

@@ -6,19 +6,11 @@ import sys
 
 import pytest
 
-from paceline.errors import MissingExtra, ModelFileError, ModelNotFound
+from paceline.errors import ModelFileError, ModelNotFound
 from paceline.models import resolve as resolve_module
 from paceline.models.load import open_model
-from paceline.models.resolve import resolve
+from paceline.models.resolve import resolve, served_name
 from tests.models.broken import build
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    """No test reaches for the hub."""
-    hub = pytest.importorskip("huggingface_hub", reason="names of the hub need its package")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    return hub
 
 
 def test_smollm2_is_found_without_running_its_package():
@@ -73,26 +65,29 @@ def test_other_names_are_not_found(name):
         resolve(name)
 
 
-def test_a_hub_id_offline_is_not_found(offline, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE"):
+def test_a_hub_id_offline_is_not_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound, match=r"'no-such-org/no-such-model' is no path here, .*HF_HUB_OFFLINE"):
         resolve("no-such-org/no-such-model")
 
 
-def test_a_hub_id_is_fetched_without_pickles(offline, monkeypatch, tmp_path):
-    asked = {}
-
-    def snapshot_download(name, *, allow_patterns):
-        asked.update(name=name, patterns=allow_patterns)
-        return str(tmp_path)
-
-    monkeypatch.setattr(offline, "snapshot_download", snapshot_download)
-    assert resolve("org/name") == tmp_path
-    assert asked["name"] == "org/name"
-    assert not any("bin" in pattern or "pt" in pattern for pattern in asked["patterns"])
-
-
-def test_a_hub_id_without_the_hub_package_says_what_to_type(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtra, match=r"pip install paceline\[hub\]"):
-        resolve("org/name")
+def test_served_names(tmp_path, monkeypatch):
+    (tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf").write_bytes(build())
+    folder = tmp_path / "models--org--name" / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    monkeypatch.chdir(folder.parent)
+    for given, shown in {
+        "smollm2": "smollm2",
+        "org/name:Q8_0": "org/name:Q8_0",
+        str(tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"): "qwen2.5-coder-1.5b-instruct-q4_k_m",
+        str(tmp_path): "qwen2.5-coder-1.5b-instruct-q4_k_m",
+        str(folder): "org/name",
+        f"{folder}/model.safetensors": "org/name",
+        "c0ffee/": "org/name",
+    }.items():
+        assert served_name(given) == shown
+    (folder.parent.parent / "config.json").write_text("{}")
+    assert served_name("..") == "models--org--name"

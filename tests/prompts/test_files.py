@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.prompts.files import SETS, Prompt, read_file, read_prompts, spread
+from paceline.prompts.files import CALL_REQUEST, SETS, Prompt, read_file, read_prompts, spread
 from paceline.types import Grammar, SamplingParams
 
 
@@ -35,7 +35,7 @@ SCHEMA = {"name": "s", "split": "Github", "schema": {"type": "object"}, "tests":
         ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f"}, ("HumanEval/0", "humaneval", "def f")),
         ("gsm8k", {"question": "2 + 2?", "answer": "4"}, ("gsm8k/1", "gsm8k", "2 + 2?")),
         ("code_edit", {"id": "a", "edit": "log", "prompt": "change é"}, ("a", "log", "change é")),
-        ("bfcl", CALL, ("simple_0", "bfcl", "Call f.")),
+        ("bfcl", CALL, ("simple_0", "bfcl", f'Call f.\n\n{CALL_REQUEST}\n\n[{{"name": "f"}}]')),
         (
             "jsonschemabench",
             SCHEMA,
@@ -151,9 +151,9 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message:
 
 def test_what_is_missing_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="PACELINE_DATA"):
-        read_prompts("gsm8k")
-    with pytest.raises(InvalidRequest, match="must hold gsm8k/test_first200"):
-        read_prompts("gsm8k", data=tmp_path)
+        read_prompts("jsonschemabench")
+    with pytest.raises(InvalidRequest, match="must hold jsonschemabench/schemas_dev"):
+        read_prompts("jsonschemabench", data=tmp_path)
     with pytest.raises(InvalidRequest, match="one of the sets spec_bench"):
         read_prompts("gsm9k", data=tmp_path)
 

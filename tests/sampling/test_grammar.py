@@ -189,7 +189,9 @@ REFUSED: Mapping[str, Grammar] = {
     "does not fetch": Grammar.json_schema({"$ref": "file:///etc/passwd"}),
     "JSON list of": Grammar("choice", "[1]"),
     "Expecting value": Grammar("choice", "yes"),
-    "uniqueItems": Grammar.json_schema({"type": "array", "uniqueItems": True}),
+    "contains": Grammar.json_schema({"type": "array", "contains": {"const": 1}}),
+    "made by Grammar.calls": Grammar("calls", "{}"),
+    "made by": Grammar("calls", "[]"),
     "it is not JSON": Grammar.json_schema("{nonsense"),
     "an object or true": Grammar.json_schema("[1]"),
 }

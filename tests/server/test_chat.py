@@ -352,3 +352,19 @@ def test_allowed_speculation(llm: LLM) -> None:
         for options in ({"max_draft": 5}, {"rule": "rejection"}, {"drafter": "model"}, {"p_min": 0.2}):
             error = api.refused("/v1/chat/completions", {"messages": HELLO, "speculation": options})
             assert error["param"] == f"speculation.{next(iter(options))}"
+
+
+def test_fields_that_are_not_sent_are_as_the_authors_advise(api: Api) -> None:
+    texts = [
+        api.chat(**fields)["choices"][0]["message"]["content"]
+        for fields in ({}, {"temperature": 0.5, "top_k": 40}, {"temperature": 0.5}, {"temperature": 50, "top_k": 0})
+    ]
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+
+
+def test_negative_seeds_are_in_twos_complement(api: Api) -> None:
+    for negative in (-1, -(2**63)):
+        made = api.chat(temperature=1, seed=negative)["choices"]
+        assert made == api.chat(temperature=1, seed=negative + 2**64)["choices"]
+        assert made == api.chat(temperature=1, seed=negative, speculation={"enabled": False})["choices"]
+    assert api.chat(temperature=1, seed=-1)["choices"] != api.chat(temperature=1, seed=1)["choices"]

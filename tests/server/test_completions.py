@@ -37,6 +37,49 @@ def test_a_batch_is_its_prompts_one_by_one(api: Api, llm: LLM) -> None:
     assert sum(choice["finish_reason"] is not None for chunk in chunks for choice in chunk["choices"]) == 6
 
 
+@pytest.mark.parametrize("speculation", [{}, OFF], ids=["speculative", "plain"])
+def test_a_prompt_is_scored_alone(api: Api, llm: LLM, speculation: dict[str, Any]) -> None:
+    """With echo, max_tokens may be 0: the scores are those that come with an answer, and nothing is written."""
+    prompts = [llm.tokenizer.encode(text) for text in ("the cat sat", "a", "abcabcabcabcabc")]
+    fields: dict[str, Any] = {"prompt": prompts, "echo": True, "logprobs": 1, "speculation": speculation}
+    alone, more = api.complete(**fields, max_tokens=0), api.complete(**fields, max_tokens=1)
+    assert alone["usage"]["completion_tokens"] == 0
+    for prompt, one, other in zip(prompts, alone["choices"], more["choices"], strict=True):
+        assert (one["text"], one["finish_reason"]) == (llm.tokenizer.decode(prompt), "length")
+        assert one["logprobs"] == {name: column[:-1] for name, column in other["logprobs"].items()}
+    chunks = api.complete_stream(**fields, max_tokens=0)
+    assert [text_of(chunks, i) for i in range(3)] == texts(alone)
+    assert api.complete(echo=True, max_tokens=0, n=2, prompt="ab")["choices"][1]["text"] == "ab"
+    form = {"type": "json_object"}
+    assert texts(api.complete(echo=True, max_tokens=0, prompt="ab", response_format=form)) == ["ab"]
+
+
+def test_control_tokens_are_text_unless_they_are_asked_for(api: Api, llm: LLM) -> None:
+    text = "<|im_start|>user\nhi<|im_end|>"
+    asked = {"prompt": text, "max_tokens": 1, "return_token_ids": True}
+    plain, parsed = llm.tokenizer.encode(text), llm.tokenizer.encode(text, special=True)
+    assert len(parsed) < len(plain) == len(text)
+    assert api.complete(**asked)["choices"][0]["prompt_token_ids"] == plain
+    assert api.complete(**asked, parse_special=True)["choices"][0]["prompt_token_ids"] == parsed
+    assert api.post("/tokenize", {"prompt": text}).json()["tokens"] == plain
+    assert api.post("/tokenize", {"prompt": text, "parse_special": True}).json()["tokens"] == parsed
+
+
+def test_control_tokens_in_messages_stay_text(api: Api) -> None:
+    messages = [{"role": "user", "content": "a<|im_end|>"}]
+    asked = api.chat(messages=messages, parse_special=True, return_token_ids=True)
+    assert asked["ignored_fields"] == ["parse_special"]
+    assert asked["prompt_token_ids"] == api.chat(messages=messages, return_token_ids=True)["prompt_token_ids"]
+    error = api.refused("/tokenize", {"messages": messages, "parse_special": True})
+    assert error["param"] == "parse_special"
+
+
+def test_nothing_is_not_written(api: Api) -> None:
+    for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}):
+        assert api.refused("/v1/completions", {"prompt": "a"} | fields)["param"] == "max_tokens"
+    assert api.refused("/v1/responses", {"input": "a", "max_output_tokens": 0})["param"] == "max_tokens"
+
+
 def test_a_completion_has_16_tokens_where_nobody_says(api: Api) -> None:
     assert api.complete(max_tokens=None, ignore_eos=True)["usage"]["completion_tokens"] == 16
 

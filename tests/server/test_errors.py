@@ -161,7 +161,7 @@ def test_numbers(api: Api, field: str, value: str) -> None:
         ("top_k", -2),
         ("top_k", 2**40),
         ("top_k", 1.5),
-        ("seed", -1),
+        ("seed", -(2**63) - 1),
         ("seed", 2**64),
         ("seed", 1.0),
         ("min_tokens", -1),

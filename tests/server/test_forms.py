@@ -173,7 +173,7 @@ def test_calls_and_results_as_items_are_those_of_a_chat(api: Api) -> None:
         {"type": "function_call", "name": "lamp"},
         {"type": "function_call_output", "call_id": "1"},
         {"type": "function_call_output", "output": "x"},
-        {"type": "reasoning", "summary": []},
+        {"type": "item_reference", "id": "msg_1"},
     ],
     ids=str,
 )
@@ -250,7 +250,7 @@ def test_forms_that_are_refused(api: Api, form: Any) -> None:
         {"tool_choice": "required"},
         {"tools": TOOLS, "tool_choice": "sometimes"},
         {"tools": TOOLS, "tool_choice": {"function": {"name": "window"}}},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "yaml"}},
     ],
     ids=lambda fields: str(fields)[:60],
 )

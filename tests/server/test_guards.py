@@ -172,6 +172,19 @@ def test_cors_is_off_by_default() -> None:
     assert "access-control-allow-origin" not in ask(app, json={}, headers={"origin": "https://b.example"}).headers
 
 
+def test_cors_lets_through_the_headers_that_are_asked_for() -> None:
+    """Clients have their own: openai x-stainless-…, anthropic x-api-key and others. Other origins get no answer."""
+    app = an_app(cors_origins=("https://a.example",), api_keys=(KEY,))
+    names = "anthropic-dangerous-direct-browser-access,anthropic-version,authorization,content-type,x-api-key"
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": f"{names},x-stainless-lang"}
+    response = ask(app, "OPTIONS", "/v1/echo", headers={"origin": "https://a.example", **asked})
+    assert response.status_code == 200
+    assert {*names.split(","), "x-stainless-lang"} <= {*response.headers["access-control-allow-headers"].split(",")}
+    other = ask(app, "OPTIONS", "/v1/echo", headers={"origin": "https://b.example", **asked})
+    assert other.status_code == 400
+    assert "access-control-allow-origin" not in other.headers
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [(["abc-1.2:3"], True), (["x" * 128], True), (["x" * 129], False), (["a\tb"], False), (["a", "a"], False)],

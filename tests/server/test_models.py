@@ -13,7 +13,11 @@ from tests.server.api import HELLO, MODEL, Api
 
 
 def test_models(api: Api) -> None:
-    [card] = api.get("/v1/models").json()["data"]
+    listed = api.get("/v1/models").json()
+    [card] = listed["data"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, MODEL, MODEL)  # Anthropic's fields
+    assert (card["type"], card["display_name"], card["max_input_tokens"]) == ("model", MODEL, 256)
+    assert card["created_at"].endswith("Z")
     assert card["id"] == MODEL
     assert card["max_model_len"] == 256
     assert api.get(f"/v1/models/{MODEL}").json() == card
@@ -21,6 +25,23 @@ def test_models(api: Api) -> None:
         response = api.get(f"/v1/models/{name}")
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_the_facts_of_the_model(api: Api, llm: LLM) -> None:
+    [card] = api.get("/v1/models").json()["data"]
+    facts, target, advice = card["meta"], llm.parts.target, llm.default_sampling
+    assert facts["n_params"] == sum(part.parameters for part in target.parts) > 0
+    assert facts["size"] == sum(facts["formats"].values()) > 0
+    assert facts["bits_per_weight"] == round(8 * facts["size"] / facts["n_params"], 2)
+    assert facts["n_ctx_train"] >= card["max_model_len"]
+    assert (facts["n_vocab"], facts["n_embd"]) == (target.model.config.vocab_size, target.model.config.hidden_size)
+    assert (facts["device"], facts["device_name"], facts["kernels"]) == ("cpu", "CPU", target.why)
+    assert facts["drafters"] == {"ngram": llm.parts.drafters["ngram"].how}
+    assert facts["default_sampling"] == {
+        "temperature": advice.temperature,
+        "top_p": advice.top_p,
+        "top_k": advice.top_k,
+    }
 
 
 def test_state(api: Api) -> None:
@@ -100,7 +121,7 @@ def test_the_openapi_document_is_whole(api: Api) -> None:
 
 
 def test_nothing_else_is_here(api: Api) -> None:
-    for path in ("/v1", "/v1/embeddings", "/docs", "/redoc"):
+    for path in ("/v1", "/v1/images", "/docs", "/redoc"):
         response = api.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "invalid_request_error"

@@ -9,6 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from paceline.server.protocol.answers import ChatChunk, Completion
+from paceline.server.protocol.anthropic import MessagesRequest
+from paceline.server.protocol.ollama import OllamaChatRequest
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.server.api import HELLO, Api
 
@@ -16,8 +18,11 @@ BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": HELLO, "max_tokens": 1, "logprobs": True}),
     "/v1/completions": (CompletionRequest, {"prompt": "abc", "max_tokens": 1}),
     "/v1/responses": (ResponsesRequest, {"input": "abc", "max_output_tokens": 1}),
+    "/v1/messages": (MessagesRequest, {"messages": HELLO, "max_tokens": 1}),
+    "/api/chat": (OllamaChatRequest, {"messages": HELLO, "logprobs": True}),
 }
-LOSSY = {"rule": "typical"}
+NESTED = {"speculation": "SpeculationOptions", "options": "OllamaOptions"}  # field → definition of its fields
+BESIDE: dict[str, dict[str, Any]] = {"speculation": {"rule": "typical"}, "options": {"num_predict": 1}}
 FRACTIONS = {
     "temperature",
     "top_p",
@@ -28,16 +33,18 @@ FRACTIONS = {
     "speculation.threshold",
     "speculation.p_min",
 }
+FRACTIONS |= {f"options.{name}" for name in (*FRACTIONS, "repeat_penalty")}
 
 
 def limits() -> list[tuple[str, str, dict[str, float]]]:
-    """(path, field, its limits) for every number that has some; fields of `speculation` with a dot."""
+    """(path, field, its limits) for every number that has some; fields of nested objects with a dot."""
     found = []
     for path, (model, _) in BODIES.items():
         schema = model.model_json_schema()
         fields = dict(schema["properties"])
-        own = schema["$defs"]["SpeculationOptions"]["properties"]
-        fields |= {f"speculation.{name}": field for name, field in own.items()}
+        for outer, definition in NESTED.items():
+            own = schema["$defs"].get(definition, {"properties": {}})["properties"]
+            fields |= {f"{outer}.{name}": field for name, field in own.items()}
         for name, field in fields.items():
             known = {word: field[word] for word in ("minimum", "maximum", "exclusiveMinimum") if word in field}
             if known:
@@ -48,8 +55,9 @@ def limits() -> list[tuple[str, str, dict[str, float]]]:
 def post(api: Api, path: str, field: str, value: float) -> tuple[int, str]:
     body = BODIES[path][1]
     outer, _, inner = field.partition(".")
-    response = api.post(path, body | {outer: LOSSY | {inner: value} if inner else value})
-    return response.status_code, "" if response.status_code == 200 else response.json()["error"]["message"]
+    response = api.post(path, body | {outer: BESIDE[outer] | {inner: value} if inner else value})
+    error = "" if response.status_code == 200 else response.json()["error"]
+    return response.status_code, error if isinstance(error, str) else error["message"]
 
 
 @pytest.mark.parametrize(("path", "field", "known"), limits(), ids=lambda value: str(value))

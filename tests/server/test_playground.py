@@ -1,26 +1,27 @@
-"""The playground: how it is served, what its page may load and must label, and what of its script needs no page."""
+"""The playground: how it is served, what its page may load, and what it must label."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import shutil
-import subprocess
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-import paceline.server.playground as playground
 from paceline.server.playground import PAGES, install_playground
+from paceline.types import OffKind
+from tests.server.node import HERE, MODULES
 
-HERE = Path(playground.__file__).parent
-HTML, SCRIPT, STYLE = ((HERE / name).read_text(encoding="utf-8") for name in ("index.html", "app.js", "style.css"))
-VOID = {"meta", "link", "input", "br"}
+ROOT = Path(__file__).parents[2]
+HTML, STYLE = ((HERE / name).read_text(encoding="utf-8") for name in ("index.html", "style.css"))
+SCRIPT = "\n".join(MODULES.values())
+MAX_LINES = 300  # of a module
+MAX_BYTES = 150_000  # of everything that a visit loads
+VOID = {"meta", "link", "input", "br", "img"}
 
 
 class Page(HTMLParser):
@@ -55,7 +56,7 @@ def get(path: str, method: str = "GET") -> httpx.Response:
         app = FastAPI()
         install_playground(app)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.request(method, path)
+            return await client.request(method, path, headers={"accept": "text/html"})
 
     return asyncio.run(ask())
 
@@ -87,11 +88,28 @@ def test_nothing_else_is_served(path: str) -> None:
 
 def test_the_page_needs_nothing_but_its_own_files() -> None:
     wanted = {attributes.get("src") or attributes.get("href") for tag, attributes, _ in PAGE.elements if tag != "a"}
-    assert wanted - {None, "data:,"} == set(PAGES) - {"/"}
-    for text in (HTML, SCRIPT, STYLE):
+    imported = {f"/playground/{name}" for name in re.findall(r'from "\./([\w.]+)";$', SCRIPT, flags=re.MULTILINE)}
+    assert (wanted - {None}) | imported == set(PAGES) - {"/"}
+    assert len(re.findall(r"^import ", SCRIPT, flags=re.MULTILINE)) == len(re.findall(r' from "\./', SCRIPT))
+    icon = (HERE / "icon.svg").read_text(encoding="utf-8")
+    for text in (HTML, SCRIPT, STYLE, icon):
         assert re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)\w[\w.-]*\.\w+", text) == []
     assert "@import" not in STYLE
     assert "url(" not in STYLE
+
+
+def test_everything_is_packaged() -> None:
+    packaging = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = packaging["tool"]["setuptools"]["package-data"]["paceline"]
+    package = HERE.parents[1]
+    packaged = {path for pattern in patterns for path in package.glob(pattern)}
+    assert {HERE / name for name, _ in PAGES.values()} <= packaged
+
+
+def test_modules_are_small() -> None:
+    for name, text in MODULES.items():
+        assert text.count("\n") < MAX_LINES, name
+    assert sum((HERE / name).stat().st_size for name, _ in PAGES.values()) < MAX_BYTES
 
 
 def test_nothing_is_written_into_the_page_that_its_policy_forbids() -> None:
@@ -99,20 +117,47 @@ def test_nothing_is_written_into_the_page_that_its_policy_forbids() -> None:
     for tag, attributes, _ in PAGE.elements:
         forbidden = [name for name in attributes if name == "style" or name.startswith("on")]
         assert not forbidden, f"<{tag}> has {forbidden}"
-    for danger in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "new Function", 'setAttribute("style"'):
+    dangers = (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "DOMParser",
+        "document.write",
+        "createContextualFragment",
+    )
+    for danger in (*dangers, "eval(", "new Function", "srcdoc", 'setAttribute("style"'):
         assert danger not in SCRIPT
 
 
-def test_the_key_is_kept_in_memory_only() -> None:
-    for store in ("localStorage", "sessionStorage", "document.cookie", "indexedDB"):
+def test_the_key_is_kept_for_the_session_of_the_tab_only() -> None:
+    assert [name for name, text in MODULES.items() if "sessionStorage" in text] == ["api.js"]
+    assert "localStorage" not in MODULES["api.js"]
+    for store in ("document.cookie", "indexedDB"):
         assert store not in SCRIPT
+
+
+def test_every_reason_has_a_sentence() -> None:
+    reasons = MODULES["words.js"].split("export const REASONS = {")[1].split("};")[0]
+    told = dict(re.findall(r'^  "([^"]+)": "([^"]+)",$', reasons, flags=re.MULTILINE))
+    assert told.keys() == {kind.value for kind in OffKind}
+    for sentence in told.values():
+        assert sentence[0].isupper()
+        assert sentence.endswith(".")
+
+
+def test_four_examples_are_offered_and_one_is_raced() -> None:
+    examples = MODULES["examples.js"].split("export const EXAMPLES = [")[1].split("];")[0]
+    assert len(re.findall(r"title: ", examples)) == 4
+    assert "export const RACE_PROMPT" in MODULES["examples.js"]
 
 
 def test_what_the_script_looks_for_is_on_the_page() -> None:
     assert len(IDS) == len(set(IDS))
     assert set(re.findall(r'\$\("([\w-]+)"\)', SCRIPT)) <= set(IDS)
-    for name in re.findall(r"\$\(`\$\{(?:name|id)\}-(\w+)`\)", SCRIPT):
-        assert any(identifier and identifier.endswith(f"-{name}") for identifier in IDS)
+    for name in re.findall(r"\$\(`\$\{name\}-(\w+)`\)", SCRIPT):
+        assert {f"plain-{name}", f"fast-{name}"} <= set(IDS)
+    for names in re.findall(r"for \(const id of \[([^\]]+)\]\)", SCRIPT):
+        assert set(re.findall(r'"([\w-]+)"', names)) <= set(IDS)
 
 
 def test_everything_that_takes_input_has_a_label() -> None:
@@ -128,8 +173,10 @@ def test_everything_that_takes_input_has_a_label() -> None:
 
 def test_live_regions_are_polite() -> None:
     regions = [attributes["aria-live"] for _, attributes, _ in PAGE.elements if "aria-live" in attributes]
-    assert len(regions) >= 4
-    assert set(regions) == {"polite"}
+    assert len(regions) >= 5
+    assert set(regions) == {"polite", "off"}
+    [log] = [attributes for _, attributes, _ in PAGE.elements if attributes.get("aria-live") == "off"]
+    assert log["id"] == "log"  # it is made anew again and again; an ended answer is read out from #said
 
 
 def test_narrow_screens_and_dark_mode_are_thought_of() -> None:
@@ -137,6 +184,8 @@ def test_narrow_screens_and_dark_mode_are_thought_of() -> None:
     assert re.search(r"@media \(max-width: \d+rem\)", STYLE)
     assert "color-scheme: light dark" in STYLE
     assert "prefers-color-scheme" in SCRIPT
+    assert "prefers-reduced-motion" in STYLE
+    assert ":focus-visible" in STYLE
     for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", STYLE):
         assert light != dark, name
 
@@ -166,130 +215,3 @@ def test_texts_can_be_read_in_both_themes(ink: str, ground: str) -> None:
     colours = {name: pair for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", STYLE)}
     for theme in (0, 1):
         assert contrast(colours[ink][theme], colours[ground][theme]) >= 4.5
-
-
-# The script, where Node is there to run it.
-
-
-def run(code: str, tmp_path: Path) -> Any:
-    """What `code` returns, with everything that the script exports in reach."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip(reason="the script of the page is run by Node, which is not installed")
-    (tmp_path / "app.mjs").write_text(SCRIPT, encoding="utf-8")
-    names = ", ".join(re.findall(r"^export (?:function\*?|class|const) (\w+)", SCRIPT, flags=re.MULTILINE))
-    main = f'import {{ {names} }} from "./app.mjs";\nconsole.log(JSON.stringify((() => {{ {code} }})()));'
-    (tmp_path / "main.mjs").write_text(main, encoding="utf-8")
-    told = subprocess.run([node, str(tmp_path / "main.mjs")], capture_output=True, text=True, timeout=200)
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
-
-
-def test_events_are_found_wherever_the_text_is_cut(tmp_path: Path) -> None:
-    stream = 'data: {"a":"é"}\n\n: a comment\n\ndata: one\ndata: two\r\n\r\ndata:[DONE]\n\n'
-    code = f"""
-        const stream = {json.dumps(stream)}, found = [];
-        for (let size = 1; size <= stream.length; size++) {{
-            const parser = new EventParser(), events = [];
-            for (let i = 0; i < stream.length; i += size) events.push(...parser.push(stream.slice(i, i + size)));
-            found.push(JSON.stringify(events));
-        }}
-        return [...new Set(found)].map(JSON.parse);
-    """
-    assert run(code, tmp_path) == [['{"a":"é"}', "one\ntwo", "[DONE]"]]
-
-
-def test_controls_become_a_request_that_the_server_knows(tmp_path: Path) -> None:
-    controls = {
-        "drafter": "ngram",
-        "max_draft": "4",
-        "rule": "coupled",
-        "temperature": "0",
-        "seed": "",
-        "max_tokens": "20",
-    }
-    messages = [{"role": "user", "content": "hi"}]
-    code = f"""
-        const controls = {json.dumps(controls)}, messages = {json.dumps(messages)};
-        return [
-            requestOf(messages, {{...controls, logprobs: true}}, {{model: "tiny"}}),
-            requestOf(messages, controls, {{model: "tiny", plain: true}}),
-            requestOf(messages, {{...controls, drafter: "off"}}, {{model: "tiny"}}),
-            requestOf(messages, {{...controls, drafter: "", max_draft: "", seed: "7"}}, {{model: "tiny"}}),
-        ];
-    """
-    full, plain, off, default = run(code, tmp_path)
-    assert full == {
-        "model": "tiny",
-        "messages": messages,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": 0,
-        "max_tokens": 20,
-        "logprobs": True,
-        "speculation": {"enabled": True, "rule": "coupled", "drafter": "ngram", "max_draft": 4},
-        "paceline": {"events": True},
-    }
-    assert plain == off == {**{k: v for k, v in full.items() if k != "logprobs"}, "speculation": {"enabled": False}}
-    assert default["speculation"] == {"enabled": True, "rule": "coupled"}
-    assert default["seed"] == 7
-
-
-CHUNKS = [
-    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None},
-    {
-        "choices": [{"index": 0, "delta": {"content": "Once"}, "logprobs": {"content": [{"logprob": 0.0}]}}],
-        "paceline": {"round": 1, "origins": ["plain"], "token_texts": ["Once"]},
-    },
-    {
-        "choices": [{"index": 0, "delta": {"content": " upon a"}, "finish_reason": "stop"}],
-        "paceline": {"round": 2, "origins": ["accepted", "bonus"], "token_texts": [" upon", " a"]},
-        "speculation": {"num_draft_tokens": 3, "num_accepted_tokens": 1, "drafter": "ngram"},
-    },
-    {"choices": [], "usage": {"completion_tokens": 3}},
-]
-
-
-def test_an_answer_is_put_together_from_chunks(tmp_path: Path) -> None:
-    code = f"""
-        const answer = new Answer();
-        {json.dumps(CHUNKS)}.forEach((chunk, i) => answer.add(chunk, 100 * i));
-        return {{text: answer.text, count: answer.count, speed: answer.speed, stats: answer.stats,
-                tokens: answer.tokens, rounds: roundsOf(answer.tokens, 0),
-                tip: describe(answer.tokens[0], "ngram"), drafted: describe(answer.tokens[1], "ngram")}};
-    """
-    told = run(code, tmp_path)
-    assert (told["text"], told["count"], told["speed"]) == ("Once upon a", 3, 20)
-    assert told["stats"]["drafter"] == "ngram"
-    assert [token["origin"] for token in told["tokens"]] == ["plain", "accepted", "bonus"]
-    assert told["tokens"][0]["probability"] == 1
-    assert told["rounds"] == [
-        {"round": 1, "from": 0, "to": 100, "origins": ["plain"]},
-        {"round": 2, "from": 100, "to": 200, "origins": ["accepted", "bonus"]},
-    ]
-    assert told["tip"].split("\n") == ['"Once" plain', "probability 100.0 %", "step 1"]
-    assert told["drafted"].split("\n")[0] == '" upon" accepted from ngram'
-
-
-def test_a_server_that_tells_no_origins_is_shown_without(tmp_path: Path) -> None:
-    assert run('return tokensOf({choices: [{delta: {content: "hi"}}]}, 5)', tmp_path) == [
-        {"text": "hi", "origin": None, "at": 5}
-    ]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "at"),
-    [("", "", -1), ("same", "same", -1), ("same", "some", 1), ("long", "longer", 4), ("", "x", 0)],
-)
-def test_the_first_difference(one: str, other: str, at: int, tmp_path: Path) -> None:
-    assert run(f"return firstDifference({json.dumps(one)}, {json.dumps(other)})", tmp_path) == at
-
-
-def test_the_state_of_speculation_is_read_whatever_is_missing(tmp_path: Path) -> None:
-    code = """return [stateOf({}), stateOf({drafters: {ngram: null}}), stateOf({drafters: [{name: "ngram"}]}),
-        stateOf({drafters: ["ngram"], output_tokens: 5, speedup: {speedup: 2}}).speedup]"""
-    nothing, mapping, records, speedup = run(code, tmp_path)
-    assert (nothing["drafters"], nothing["reasons"], nothing["remarks"]) == ([], {}, ["no drafter"])
-    assert {nothing[name] for name in ("outputTokens", "acceptance", "speedup", "rules", "longest")} == {None}
-    assert mapping["drafters"] == records["drafters"] == ["ngram"]
-    assert speedup == {"speedup": 2}

@@ -23,9 +23,10 @@ from starlette.responses import StreamingResponse
 from paceline.cli.main import main
 from paceline.errors import InvalidRequest
 from paceline.llm import LLM
+from paceline.server import http1
 from paceline.server.banner import announce, chosen
 from paceline.server.guards import check
-from paceline.server.process import bind
+from paceline.server.process import bind, with_descriptors
 from paceline.server.settings import Settings
 from tests.cli.tiny_model import write_model
 from tests.server.alive import Alive, scenario, until
@@ -67,6 +68,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
         (b"GET /v1/../health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (b"GET //v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
         (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
         (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
         (HEAD + b"Content-Length: 999999999\r\n\r\n{", 413),
@@ -88,6 +90,20 @@ def test_bad_requests_below_the_routes(llm: LLM, data: bytes, status: int, monke
 
     patience = 0.1 if status == 408 else 60.0
     scenario(llm, play, header_timeout=patience, read_timeout=patience)
+
+
+def test_nothing_hides_behind_a_body_with_two_lengths(llm: LLM) -> None:
+    """A proxy that believes Content-Length would read the second request as part of the first one's body."""
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    both = f"Content-Length: {5 + len(hidden)}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode()
+
+    async def play(server: Alive) -> None:
+        answer = await server.raw(HEAD + both + hidden)  # returns when the server has closed the connection
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b"ambiguous_length" in answer
+
+    scenario(llm, play)
 
 
 def test_whoever_connects_and_says_nothing_is_cut_off(llm: LLM) -> None:
@@ -142,17 +158,62 @@ def test_a_reader_that_never_reads_is_cut_off(llm: LLM) -> None:
 
 
 def test_connections_have_a_limit(llm: LLM) -> None:
+    """Beyond it probes are answered, and other requests are told to come again: one on each connection."""
+
     async def play(server: Alive) -> None:
         _, first = await asyncio.open_connection("127.0.0.1", server.port)
         await until(lambda: server.connections == 1)
-        with pytest.raises(httpx.HTTPError):
-            await server.http.get("/health")
+        for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 200), ("/v1/models", 503)):
+            response = await server.http.get(path)
+            assert (response.status_code, response.headers["connection"]) == (status, "close")
+        assert (response.json()["error"]["code"], response.headers["retry-after"]) == ("too_many_connections", "1")
+        assert (await server.http.post("/v1/completions", json=LONG)).status_code == 503
         first.close()
         await first.wait_closed()
         await until(lambda: server.connections == 0)
-        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.http.get("/v1/models")).status_code == 200
 
     scenario(llm, play, max_connections=1)
+
+
+def test_probes_are_answered_whoever_holds_sockets(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held sockets take all places, and all of the lobby: whoever comes last is still answered."""
+    monkeypatch.setattr(http1, "LOBBY_CONNECTIONS", 3)
+
+    async def play(server: Alive) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
+        held += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", server.port) for _ in range(45)))
+        await until(lambda: server.connections == 5 + 3)
+        for path in ("/health", "/ready") * 5:
+            assert (await server.http.get(path)).status_code == 200
+        assert server.connections <= 5 + 3
+        for _, writer in held:
+            writer.close()
+        await until(lambda: server.connections == 0)
+        assert (await server.http.get("/v1/models")).status_code == 200
+
+    scenario(llm, play, max_connections=5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "connections"),
+    [
+        ((100_000, 100_000), None, 1000),
+        ((1024, 100_000), 1000 + 64 + 256 + 2048, 1000),
+        ((1024, 2000), 2000, 1000),
+        ((1024, 1024), 1024, 1024 - 64 - 256),
+        ((256, 256), 256, 1),
+    ],
+)
+def test_connections_never_take_the_last_descriptor(
+    limits: tuple[int, int], raised: int | None, connections: int, monkeypatch: pytest.MonkeyPatch, log: io.StringIO
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, wanted: given.append(wanted))
+    assert with_descriptors(Settings()).max_connections == connections
+    assert given == ([] if raised is None else [(raised, limits[1])])
+    assert ("fewer connections" in log.getvalue()) == (connections < 1000)
 
 
 def test_clients_that_leave_leave_nothing_behind(llm: LLM) -> None:
@@ -320,9 +381,10 @@ def test_https(llm: LLM, tmp_path: Path) -> None:
 
 def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], log: io.StringIO) -> None:
     facts = chosen(llm, "tiny", Settings())
-    assert set(facts) == {"model", "device", "weights", "drafters", "bitwise", "kv", "limits", "access"}
+    assert set(facts) == {"model", "device", "weights", "drafters", "bitwise", "kv", "sampling", "limits", "access"}
     assert "ngram: looks up tokens" in facts["drafters"]
     assert "256 a sequence" in facts["kv"]
+    assert facts["sampling"].startswith("temperature 0.5, top_k 40 unless a request says otherwise; source: generation")
     assert "on this machine" in facts["access"]
     assert "THE NETWORK" in chosen(llm, "tiny", Settings(host="0.0.0.0"))["access"]
     assert "1 API keys, no admin key" in chosen(llm, "tiny", Settings(api_keys=("a",)))["access"]
@@ -337,7 +399,7 @@ def test_what_was_chosen_is_said(llm: LLM, capsys: pytest.CaptureFixture[str], l
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("paceline.cli.serve.find_spec", lambda name: None)
     assert main(["serve", "none"]) == 2
-    assert "pip install 'paceline[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,52 @@ def test_a_full_disk_costs_the_record_alone(tmp_path: Path, monkeypatch: pytest.
         recorder.take(a_request())
     recorder.take(a_request())
     assert (tmp_path / "served.jsonl").read_text() == ""
+
+
+HALF_FULL = """
+import resource, sys
+from paceline.server.record import Recorder
+from paceline.types import Request
+recorder = Recorder(sys.argv[1], share=1.0)
+recorder.take(Request(id="whole", prompt=(4, 5, 6)))
+room = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # the next line is written in part, as on a full disk
+recorder.take(Request(id="torn", prompt=(7,) * 100))
+recorder.take(Request(id="late", prompt=(4, 5, 6)))
+"""
+
+
+@pytest.mark.parametrize("room", [70, 150])
+def test_a_line_is_whole_or_not_there(tmp_path: Path, room: int) -> None:
+    path = tmp_path / "served.jsonl"
+    done = subprocess.run([sys.executable, "-c", HALF_FULL, str(path), str(room)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [prompt.id for prompt in read_prompts(str(path))] == ["whole"]
+    assert path.read_text().endswith("\n")
+
+
+def test_a_torn_line_is_mended_at_the_start_and_left_out_of_a_replay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "served.jsonl"
+    Recorder(str(path), share=1.0).take(a_request())
+    whole = path.read_bytes()
+    for cut in (1, 9, len(whole) // 2, len(whole) - 2):  # as a crash would leave it
+        path.write_bytes(whole + whole[:cut])
+        assert [prompt.id for prompt in read_prompts(str(path))] == ["r"]
+        assert "served.jsonl:2: a recorded request without its end" in caplog.text
+        caplog.clear()
+        Recorder(str(path), share=1.0).take(a_request("next"))
+        assert [prompt.id for prompt in read_prompts(str(path))] == ["r", "next"]
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("last", [b'{"id": "a", "prompt_tokens": [1]}', b"notes of somebody else"])
+def test_a_last_line_that_is_not_torn_is_kept(tmp_path: Path, last: bytes) -> None:
+    path = tmp_path / "served.jsonl"
+    path.write_bytes(last)
+    Recorder(str(path), share=1.0)
+    assert path.read_bytes() == last + b"\n"
 
 
 def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:

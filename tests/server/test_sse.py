@@ -12,8 +12,8 @@ import pytest
 
 from paceline.llm import LLM
 from paceline.server.bridge import Bridge, Stream
+from paceline.server.dialects import ErrorDetail
 from paceline.server.guards.trace import DIRECT_SEND
-from paceline.server.problems import ErrorDetail
 from paceline.server.sse import DONE, EventStream, chunk, chunk_head, error_chunks, event
 from paceline.types import Finish, Request, SamplingParams, TokenEvent
 from tests.server.alive import Alive, scenario

@@ -81,6 +81,7 @@ ANSWERS: dict[str, tuple[str, list[ToolCall]]] = {
     ),
     '[{"name": "clock", "arguments": {}}]': ("", [ToolCall("clock", "{}")]),
     '{"name": "Bob", "age": 3}': ('{"name": "Bob", "age": 3}', []),
+    '{"name": "clock", "hands": 2}': ('{"name": "clock", "hands": 2}', []),
     '{"name": "clock"': ('{"name": "clock"', []),
     '{"answer": 42}': ('{"answer": 42}', []),
     '{"name": "clock", "parameters": {}} done': ("done", [ToolCall("clock", "{}")]),

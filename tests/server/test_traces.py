@@ -90,7 +90,7 @@ def test_what_a_client_says_of_a_trace_may_be_nonsense(traced: tuple[Api, Any]) 
 
 def test_without_the_packages_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'paceline\[otel\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[otel\]'"):
         toolkit()
     with pytest.raises(MissingExtra):
         bind(Settings(port=0, otlp_endpoint=ENDPOINT))

@@ -69,8 +69,8 @@ def test_kinds_have_shapes_of_their_own(kind: str, option: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--eval", "file.jsonl"], "NAME=FILE is needed"),
-        (["--eval", "train=file.jsonl"], "NAME=FILE is needed"),
+        (["--eval", "file.jsonl"], "NAME=FILE or a set"),
+        (["--eval", "train=file.jsonl"], "NAME=FILE or a set"),
         (["--sampled", "1.5"], "a share from 0 to 1"),
         (["--unroll", "9"], "at most 8 steps"),
         (["--minutes", "0"], "a number above 0"),

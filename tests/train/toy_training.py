@@ -88,7 +88,7 @@ def teacher_for(*, layers: tuple[int, ...], model: Model = TARGET) -> Teacher:
 
 def loaded(model: Model = TARGET) -> LoadedModel:
     weights = {name: weight.clone() for name, weight in model.weights.items()}
-    return LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
+    return LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={})
 
 
 def texts_of(*, lengths: Sequence[int], starts: Sequence[int], vocab: int = 97) -> TextBatch:

@@ -23,7 +23,7 @@ static const abi_entry entries[] = {
     CONSTANT(ROUGH),
 
     CONSTANT(RESIDUAL), CONSTANT(PROJECTED), CONSTANT(ATTENDED), CONSTANT(GATED), CONSTANT(BRANCH), CONSTANT(PAIRED),
-    CONSTANT(SKETCHED), CONSTANT(FEATURES),
+    CONSTANT(SKETCHED), CONSTANT(FEATURES), CONSTANT(STATES),
 
     FIELD(matrix, data), FIELD(matrix, bias), FIELD(matrix, stride), FIELD(matrix, format), FIELD(matrix, outputs),
     FIELD(matrix, inputs), FIELD(matrix, column), STRUCT(matrix),
@@ -40,7 +40,7 @@ static const abi_entry entries[] = {
 
     FIELD(batch, tokens), FIELD(batch, positions), FIELD(batch, slots), FIELD(batch, row_starts), FIELD(batch, bases),
     FIELD(batch, page_table), FIELD(batch, logit_rows), FIELD(batch, tails), FIELD(batch, carry), FIELD(batch, logits),
-    FIELD(batch, features), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
+    FIELD(batch, features), FIELD(batch, states), FIELD(batch, argmax), FIELD(batch, rows), FIELD(batch, sequences),
     FIELD(batch, table_width), FIELD(batch, outs), FIELD(batch, depth), STRUCT(batch),
 
     FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),

@@ -32,8 +32,8 @@ enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };
 /* operation.epilogue */
 enum { STORE, ADD, SILU_GATE, GELU_GATE, LOGITS, ADD_SILU, ROUGH };
 
-/* operation.input and operation.output. FEATURES is the caller's memory, the others belong to the program. */
-enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, FEATURES };
+/* operation.input and operation.output. FEATURES and STATES are memory of the caller, the others of the program. */
+enum { RESIDUAL, PROJECTED, ATTENDED, GATED, BRANCH, PAIRED, SKETCHED, FEATURES, STATES };
 
 /* ---- structures ---- */
 
@@ -57,7 +57,7 @@ typedef struct {
     int32_t layer;
     int32_t window; /* ATTEND: positions that a row sees; 0: all */
     int32_t parts;  /* matrices in `part` */
-    int32_t column; /* KEEP: first column in the features */
+    int32_t column; /* KEEP: first column in the output */
     int32_t few;    /* REFINE: least number of outputs on a slice's shortlist, as far as scores allow (screen.c) */
     float epsilon;  /* epsilon of the norms */
     float scale;    /* EMBED: factor of the embedding; ROTATE: factor of the queries */
@@ -100,6 +100,7 @@ typedef struct {
     const int32_t *carry;      /* [rows], or NULL */
     float *logits;             /* out [outs][vocab] */
     float *features;           /* [rows][shape.features], or NULL */
+    float *states;             /* out [rows][hidden]: states after the last norm, or NULL */
     int32_t *argmax;           /* out [outs] */
     int32_t rows;
     int32_t sequences;

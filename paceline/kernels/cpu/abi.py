@@ -78,6 +78,7 @@ class Buffer(IntEnum):
     PAIRED = 5
     SKETCHED = 6
     FEATURES = 7
+    STATES = 8
 
 
 ENUMS: tuple[type[IntEnum], ...] = (Status, Format, OperationKind, Epilogue, Buffer)
@@ -116,7 +117,7 @@ class Pass(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "row_starts", "bases", "page_table")),
-        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "logits", "features", "argmax")),
+        *((name, c_void_p) for name in ("logit_rows", "tails", "carry", "logits", "features", "states", "argmax")),
         *((name, c_int32) for name in ("rows", "sequences", "table_width", "outs", "depth")),
     )
 

@@ -93,6 +93,7 @@ static void set_strides(program *p, const operation *operations) {
     p->stride[PAIRED] = has_pairs(operations, p->count) ? 2 * s->hidden : 0;
     p->stride[SKETCHED] = sketch_width(operations, p->count);
     p->stride[FEATURES] = s->features;
+    p->stride[STATES] = s->hidden;
 }
 
 EXPORT program *paceline_program_new(pool *pool, const shape *s, const operation *operations, int count) {
@@ -208,20 +209,24 @@ static void fetch_for(const member *self, const program *p, const operation *nex
     if (next->kind == ROTATE) fetch_slots(self, p, next);
 }
 
+/* Whether this pass has memory for the hidden states that a KEEP writes. */
+static int is_kept(const program *p, const operation *o) { return p->buffer[o->output] != NULL; }
+
 /* Count the operations that a pass needs. Without logits a pass ends once the last layer's keys and values are stored,
    unless hidden states are kept after that. */
 static int needed_operations(const program *p) {
     int n = p->count;
     if (p->batch->outs) return n;
     for (; n > 0 && p->operations[n - 1].kind != ROTATE; n--)
-        if (p->operations[n - 1].kind == KEEP && p->batch->features) return p->count;
+        if (p->operations[n - 1].kind == KEEP && is_kept(p, &p->operations[n - 1])) return p->count;
     return n;
 }
 
 /* Whether this pass skips an operation. A pass without features skips operations for features, and a pass without
    shortlists skips operations for shortlists. A pass with shortlists skips the logits. */
 static int is_skipped(const program *p, const operation *o) {
-    if (o->input == FEATURES || o->kind == KEEP) return !p->batch->features;
+    if (o->kind == KEEP) return !is_kept(p, o);
+    if (o->input == FEATURES) return !p->batch->features;
     if (o->input == SKETCHED || o->output == SKETCHED) return !p->screen.noise;
     return o->kind == LINEAR && o->epilogue == LOGITS && p->screen.noise;
 }
@@ -271,6 +276,7 @@ int prepare_pass(program *p, const batch *b) {
     if (!reserve_rows(p, b->rows) || !reserve_outs(p, b->outs)) return OUT_OF_MEMORY;
     p->batch = b;
     p->buffer[FEATURES] = b->features;
+    p->buffer[STATES] = b->states;
     carry_rows(p);
     p->last_rows = b->outs ? b->rows : 0; /* without logits a pass may end before the residual stream does */
     if (plan_attention(p)) return OUT_OF_MEMORY;

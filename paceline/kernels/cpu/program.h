@@ -17,7 +17,7 @@
 #define STRIPE 32                   /* rows that are multiplied with a tile while it is in the first-level cache */
 #define CHUNK 128                   /* keys of one softmax; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
-#define OWN_BUFFERS FEATURES        /* number of buffers before FEATURES, which is the caller's memory */
+#define OWN_BUFFERS FEATURES        /* number of buffers before FEATURES and STATES, which are the caller's memory */
 
 _Static_assert(TILE == LANES, "the outputs of a tile are one vector");
 
@@ -58,8 +58,8 @@ struct program {
     int32_t out_capacity;
     int32_t inputs_max; /* inputs of the widest linear operation */
     int32_t last_rows;  /* rows of the last pass whose residual stream is still valid */
-    float *buffer[OWN_BUFFERS + 1];
-    int32_t stride[OWN_BUFFERS + 1]; /* floats of a row */
+    float *buffer[OWN_BUFFERS + 2];
+    int32_t stride[OWN_BUFFERS + 2]; /* floats of a row */
     quantised shared;                /* inputs of a linear operation that threads quantise together */
     scratch *scratch;                /* [threads] */
     const batch *batch;              /* batch of the current pass */

@@ -167,7 +167,13 @@ class Program:
 
     def keep(self, column: int, *, norm: Tensor | None = None, epsilon: float = 0.0) -> None:
         """features[column …] ← residual, or its norm"""
-        self._add(OperationKind.KEEP, [], {"column": column, "norm": self._pointer(norm), "epsilon": epsilon})
+        fields: Fields = {"column": column, "norm": self._pointer(norm), "epsilon": epsilon}
+        self._add(OperationKind.KEEP, [], fields | {"output": Buffer.FEATURES})
+
+    def keep_states(self, norm: Tensor, *, epsilon: float) -> None:
+        """states ← norm of residual"""
+        fields: Fields = {"norm": self._pointer(norm), "epsilon": epsilon}
+        self._add(OperationKind.KEEP, [], fields | {"output": Buffer.STATES})
 
     def pair(self, table: Packed, norm: Tensor, hidden_norm: Tensor, *, epsilon: float, replace_residual: bool) -> None:
         """paired ← norm of table[token] │ norm of residual; `replace_residual`: residual ← its norm"""

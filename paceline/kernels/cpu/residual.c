@@ -39,13 +39,13 @@ void run_add_norm(member *self, program *p, const operation *o) {
     }
 }
 
-/* features[column …] ← residual, or its norm */
+/* output[column …] ← residual, or its norm; the output is FEATURES or STATES */
 void run_keep(member *self, program *p, const operation *o) {
     const int hidden = p->shape.hidden;
     work_begin(self, p->batch->rows);
     for (int row; (row = work_next(self)) >= 0;) {
         const float *x = row_of(p, RESIDUAL, row);
-        float *out = row_of(p, FEATURES, row) + o->column;
+        float *out = row_of(p, o->output, row) + o->column;
         if (o->norm) rms_norm(out, x, o->norm, hidden, o->epsilon);
         else memcpy(out, x, sizeof(float) * (size_t)hidden);
     }

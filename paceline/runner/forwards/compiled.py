@@ -76,6 +76,7 @@ class CompiledForward:
         self.embedding = assembly.assemble(taps)
         self.program.finish()
         self._features_width: int = shape.features
+        self._hidden = config.hidden_size
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
         self._views: dict[tuple[int, int, int], Output] = {}  # (rows, outs, width of features) → output
         self._known = KnownBatches[Prepared]()
@@ -94,6 +95,8 @@ class CompiledForward:
     def _prepare(self, batch: Batch) -> Prepared:
         width = self._features_width if batch.features else 0
         output = self._output(len(batch.tokens), len(batch.logit_rows), width)
+        if batch.states:
+            output = replace(output, states=torch.empty((len(batch.tokens), self._hidden)))
         drawn = (c_int32 * len(batch.logit_rows))()
         draws, pass_ = Draws(tokens=addressof(drawn)), Pass()
         if batch.seeds is not None and batch.inverse_temperatures is not None:
@@ -128,6 +131,7 @@ def point(to: Pass, batch: Batch, output: Output) -> None:
     to.logit_rows = batch.logit_rows.data_ptr()
     to.logits, to.argmax = output.logits.data_ptr(), output.argmax.data_ptr()
     to.features = None if output.features is None else output.features.data_ptr()
+    to.states = None if output.states is None else output.states.data_ptr()
     to.rows, to.outs, to.sequences = len(batch.tokens), len(batch.logit_rows), len(batch.bases)
     to.table_width = batch.page_table.shape[1]
     to.tails, to.depth = (None, 0) if batch.tails is None else (batch.tails.data_ptr(), batch.tails.shape[1])
@@ -200,6 +204,7 @@ class Assembly:
         norm = self._vector("norm")
         if config.num_layers in taps:
             self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
+        self.program.keep_states(norm, epsilon=config.norm_eps)
         self.program.linear(
             [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
         )

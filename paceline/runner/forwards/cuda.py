@@ -350,11 +350,14 @@ class CudaForward:
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
         kept: list[Tensor] = []
+        rows, last = len(batch.tokens), len(self.decoder.layers)
         taps = self.taps if batch.features else ()
-        logits = self.decoder.logits(self._placed(batch), self.kv, taps=taps, kept=kept)
+        wanted = (*taps, last) if batch.states and last not in taps else taps
+        logits = self.decoder.logits(self._placed(batch), self.kv, taps=wanted, kept=kept)
         argmax = logits.argmax(dim=-1).to(torch.int32)
-        features = torch.cat(kept, dim=1)[: len(batch.tokens)].float() if kept else None
-        return Output(logits=logits.cpu(), argmax=argmax.cpu(), features=features)
+        features = torch.cat(kept[: len(taps)], dim=1)[:rows].float() if taps else None
+        states = kept[-1][:rows].float() if batch.states else None
+        return Output(logits=logits.cpu(), argmax=argmax.cpu(), features=features, states=states)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class TorchForward:
         hidden = self.decoder.forward(batch, self.backend, taps=taps, kept=kept)
         logits = self.decoder.logits(hidden[batch.logit_rows.long()], self.backend)  # [outs, vocab]
         features = torch.cat(kept, dim=1).float() if kept else None
-        return Output(logits=logits, argmax=logits.argmax(dim=-1).to(torch.int32), features=features)
+        states = self.decoder.states(hidden).float() if batch.states else None
+        argmax = logits.argmax(dim=-1).to(torch.int32)
+        return Output(logits=logits, argmax=argmax, features=features, states=states)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.decoder.embed(tokens)

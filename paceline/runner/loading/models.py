@@ -143,7 +143,7 @@ def ready_shape(
     with memory_for(f"random weights of {name}", "choose a smaller format such as fp8 or int4"):
         drawn = random_weights(config, device=device, dtype=dtype, seed=seed)
         weights = {canonical: in_format(weight, canonical, format=format) for canonical, weight in drawn}
-        model = LoadedModel(kind="hf", path=Path(name), config=config, weights=weights, metadata={}, generation={})
+        model = LoadedModel(kind="hf", path=Path(name), config=config, weights=weights, metadata={})
         return _ready(name, model, None, device, kv_format)
 
 

@@ -6,6 +6,6 @@
     end      make the last chunks of a stream
     fail     make the last chunks of a stream that breaks off
 
-`server.sse` calls these methods and decides when their output is sent. Each of the three classes counts its events in
-a `tally.Tally` of its own.
+`server.sse` calls these methods and decides when their output is sent. Each of the classes counts its events in a
+`tally.Tally` of its own. `chat`, `completions` and `responses` are OpenAI's, `anthropic` and `ollama` those of others.
 """

@@ -13,7 +13,7 @@ from paceline.chat.tool_calls import Said
 from paceline.server import sse
 from paceline.server.answers.logprobs import finite, prompt_scores
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.answers import (
     ChatChoice,
     ChatCompletion,
@@ -52,6 +52,7 @@ class ChatAnswer:
         if 0 in tally.prompt_logprobs:
             made.prompt_logprobs = prompt_scores(tally.prompt_logprobs[0], self._tokenizer)
         made.usage, made.speculation = Usage.model_validate(tally.usage()), tally.speculation()
+        made.timings = tally.timings()
         if tally.asked.ignored:
             made.ignored_fields = [*tally.asked.ignored]
         return made

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from paceline.server import sse
 from paceline.server.answers.logprobs import finite, prompt_scores, token_name
 from paceline.server.answers.tally import Choice, Extras, Fields, Tally
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
 from paceline.server.protocol.requests import CompletionRequest
 from paceline.server.translate.translator import Translation
@@ -40,6 +40,7 @@ class CompletionAnswer:
         choices = [self._choice(choice) for choice in tally.choices]
         made = Completion(**tally.head(), object="text_completion", choices=choices)
         made.usage, made.speculation = Usage.model_validate(tally.usage()), tally.speculation()
+        made.timings = tally.timings()
         if tally.asked.ignored:
             made.ignored_fields = [*tally.asked.ignored]
         return made

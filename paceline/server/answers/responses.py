@@ -11,7 +11,7 @@ from typing import Any
 from paceline.chat.tool_calls import Said, ToolCall
 from paceline.server import sse
 from paceline.server.answers.tally import Fields, Tally
-from paceline.server.problems import ErrorDetail
+from paceline.server.dialects import ErrorDetail
 from paceline.server.protocol.answers import InputDetails, OutputDetails, ResponseObject, ResponsesUsage, new_id
 from paceline.server.protocol.requests import ResponsesRequest
 from paceline.server.translate.translator import Translation
@@ -158,7 +158,7 @@ class ResponsesAnswer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": bool(body.tools),
+            "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,

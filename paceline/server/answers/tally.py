@@ -15,7 +15,9 @@ from paceline import __version__
 from paceline.accept.registry import in_use
 from paceline.llm import Sample
 from paceline.rules import Rule
+from paceline.server.answers.timings import timings
 from paceline.server.protocol.answers import SpeculationStats
+from paceline.server.protocol.llama_cpp import Timings
 from paceline.server.protocol.requests import ChatRequest, CompletionRequest
 from paceline.server.translate.translator import Translation
 from paceline.text.detokenizer import IncrementalDecoder
@@ -154,6 +156,7 @@ class Tally:
             }
         if not self._open:
             fields["speculation"] = self.speculation().model_dump()
+            fields["timings"] = self.timings().model_dump()
         self._add_usage(fields)
         return fields
 
@@ -181,6 +184,9 @@ class Tally:
                 "rejected_prediction_tokens": sum(each.prediction_rejected for each in stats),
             }
         return usage
+
+    def timings(self) -> Timings:
+        return timings([choice.sample.stats for choice in self.choices], samples=self.samples)
 
     def speculation(self) -> SpeculationStats:
         """Sum the work of speculation over all choices."""

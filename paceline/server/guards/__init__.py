@@ -7,8 +7,8 @@
     Rates     limits how often and how many at once a caller may ask
     Bodies    reads the body: complete, within its size, and JSON that every parser reads alike
 
-Guards are plain ASGI and buffer no response. A guard that refuses a request answers it itself with OpenAI's error body,
-in under a second once it knows the reason. If the client is still sending a body, the guard reads and drops it for two
+Guards are plain ASGI and buffer no response. A guard that refuses a request answers it itself with an error body, in
+under a second once it knows the reason. If the client is still sending a body, the guard reads and drops it for two
 seconds at most, so that the client can read the answer. Then the connection is closed.
 """
 
@@ -36,7 +36,7 @@ def install_guards(app: FastAPI, live: CurrentSettings, *, tracer: Tracer | None
             CORSMiddleware,
             allow_origins=live.settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # those that are asked for: clients have their own, such as x-stainless-lang
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(Headers, live=live)

@@ -1,4 +1,8 @@
-"""The innermost guard: reads a body whole, checks it, and hands it on."""
+"""The innermost guard: reads a body whole, checks it, and hands it on.
+
+The content type must be JSON, which no web page can send to a foreign origin without asking first (CORS). Ollama takes
+bodies of any type, and curl and litellm send them so. Its paths do here, too, but not from a browser.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any, NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.server.dialects import dialect_of
 from paceline.server.guards.check import BODILESS, PARSED, Refusal, has_body, values
 from paceline.server.guards.json import check_json
 from paceline.server.lane import PARSING, give_memory_back
@@ -49,7 +54,7 @@ class Bodies:
             await refusal.answer(scope, receive, send, unread=not complete)
             return
         if complete:  # else the client left
-            await self.app(scope, _replay(b"".join(body.parts), receive), send)
+            await self.app(_typed(scope), _replay(b"".join(body.parts), receive), send)
 
 
 class Body:
@@ -109,7 +114,7 @@ def _check_kind(scope: Scope, settings: Settings) -> None:
     lengths = [int(value) for value in values(scope, b"content-length") if value.isdigit()]
     if any(length > settings.max_body_bytes for length in lengths):
         _too_large(max(lengths), settings)
-    if has_body(scope) and not _is_json(values(scope, b"content-type")):
+    if has_body(scope) and not _is_json(values(scope, b"content-type")) and not _may_be_untyped(scope):
         raise Refusal(415, "the body must be JSON: send `Content-Type: application/json`", "unsupported_content_type")
 
 
@@ -119,6 +124,18 @@ def _is_json(types: list[bytes]) -> bool:
     kind, *options = [part.strip().lower() for part in types[0].split(b";")]
     charsets = [option.partition(b"=")[2].strip(b'"') for option in options if option.startswith(b"charset=")]
     return kind == b"application/json" and all(charset in (b"utf-8", b"utf8") for charset in charsets)
+
+
+def _may_be_untyped(scope: Scope) -> bool:
+    """True if no browser sent the body, and its API does not care for types. Browsers tell a POST's origin."""
+    from_browser = any(values(scope, name) for name in (b"origin", b"sec-fetch-site"))
+    return dialect_of(scope["path"]).untyped and not from_browser
+
+
+def _typed(scope: Scope) -> Scope:
+    """Name the content type that the body has been checked for, for the parser behind."""
+    headers = [header for header in scope["headers"] if header[0] != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 def _too_large(size: int | None, settings: Settings) -> NoReturn:

@@ -25,7 +25,7 @@ class Refusal(Exception):
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
         """Send the error body. `unread`: the client is still sending a body, which is dropped."""
         headers = self.headers | ({"Connection": "close"} if unread else {})
-        response = error_response(self.status, self.message, code=self.code, headers=headers)
+        response = error_response(self.status, self.message, path=scope["path"], code=self.code, headers=headers)
         await send({"type": "http.response.start", "status": self.status, "headers": response.raw_headers})
         content = b"" if scope["method"] == "HEAD" else bytes(response.body)
         await send({"type": "http.response.body", "body": content, "more_body": unread})

@@ -18,6 +18,13 @@ class Headers(Check):
         self._check_sizes(scope, settings)
         self._check_host(scope, settings)
         self._check_path(scope)
+        self._check_framing(scope)
+
+    def _check_framing(self, scope: Scope) -> None:
+        """Refuse a body with two lengths: a proxy may believe the other one, and read its end as a new request."""
+        if values(scope, b"content-length") and values(scope, b"transfer-encoding"):
+            text = "a request has Content-Length or Transfer-Encoding, not both"
+            raise Refusal(400, text, "ambiguous_length", {"Connection": "close"})
         if scope["method"] in BODILESS and has_body(scope):
             raise Refusal(400, f"a {scope['method']} request has no body", "unexpected_body")
 

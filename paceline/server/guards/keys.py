@@ -34,12 +34,16 @@ class Keys(Check):
             scope["caller"] = self._caller(scope, admin=control)
 
     def _caller(self, scope: Scope, *, admin: bool) -> str:
-        headers = values(scope, b"authorization")
-        if not headers:
+        """Name the caller by its key, from `Authorization` or from Anthropic's `x-api-key`: the first that is known."""
+        bearers, bare = values(scope, b"authorization"), values(scope, b"x-api-key")
+        if not bearers and not bare:
             self._refuse("no key was given; send the header `Authorization: Bearer KEY`")
-        scheme, _, key = headers[0].partition(b" ")
-        owner = self._owner(key.strip(b" "), admin=admin)
-        if len(headers) > 1 or scheme.lower() != b"bearer" or owner is None:
+        keys = [
+            key.strip(b" ") for scheme, _, key in (h.partition(b" ") for h in bearers) if scheme.lower() == b"bearer"
+        ]
+        owners = [self._owner(key, admin=admin) for key in (*keys, *bare)]
+        owner = next(filter(None, owners), None)
+        if len(bearers) > 1 or len(bare) > 1 or owner is None:
             self._refuse("this key is not known here, or not for this route; send `Authorization: Bearer KEY` once")
         return owner
 

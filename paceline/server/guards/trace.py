@@ -10,6 +10,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server import logs
+from paceline.server.dialects import dialect_of
 from paceline.server.guards.check import values
 from paceline.server.live import CurrentSettings
 from paceline.server.problems import respond
@@ -44,19 +45,19 @@ class Trace:
         began, record = self.clock(), self._record(scope)
         scope.setdefault("state", {})["request_id"] = record.request_id
         scope.setdefault(DIRECT_SEND, send)
+        named = [(header, record.request_id.encode()) for header in dialect_of(scope["path"]).id_headers]
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                named = (b"x-request-id", record.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), named]}
+                message = {**message, "headers": [*message.get("headers", ()), *named]}
             await send(message)
 
         token = logs.current.set(record)
         try:
             await self.app(scope, receive, tagged)
         except Exception as error:  # the HTTP boundary
-            response = respond(error)
+            response = respond(error, path=scope["path"])
             if not record.status:
                 await response(scope, receive, tagged)
         finally:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from paceline.server.protocol.llama_cpp import Timings
+
 
 def new_id(kind: str) -> str:
     """Make an id in OpenAI's form: `kind`, a hyphen and random hex digits."""
@@ -109,6 +111,7 @@ class Answered(BaseModel):
     model: str
     usage: Usage | None = None
     speculation: SpeculationStats | None = None
+    timings: Timings | None = None
     ignored_fields: list[str] | None = Field(None, description="fields of the request that had no effect")
 
 
@@ -256,17 +259,45 @@ class ResponseObject(BaseModel):
     ignored_fields: list[str] | None = None
 
 
+class ModelFacts(BaseModel):
+    """Facts of a model as it runs here. The first five have llama.cpp's names."""
+
+    n_params: int = Field(description="weights in all")
+    size: int = Field(description="bytes of the weights in memory")
+    n_ctx_train: int = Field(description="tokens of context that the model knows; `max_model_len` is what is served")
+    n_vocab: int
+    n_embd: int
+    architecture: str
+    bits_per_weight: float = Field(description="mean over all weights, scales included")
+    formats: dict[str, int] = Field(description="format of weights: bytes in it")
+    device: str
+    device_name: str = Field(description="the device, for people")
+    kernels: str = Field(description="the kernels that run the model, and why")
+    drafters: dict[str, str] = Field(description="loaded drafter: what it is, for people; the default one is first")
+    default_sampling: dict[str, float] = Field(description="sampling parameters of requests that send none")
+
+
 class ModelCard(BaseModel):
+    """A model, in OpenAI's fields and in Anthropic's."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "paceline"
     max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str = Field(description="as `created`, in Anthropic's form")
+    max_input_tokens: int = Field(description="as `max_model_len`, in Anthropic's words")
+    meta: ModelFacts
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class Tokenized(BaseModel):
@@ -283,7 +314,11 @@ class Detokenized(BaseModel):
 
 
 class Health(BaseModel):
+    """The state of the server. While it starts: the share of the weights that is read, and what it does now."""
+
     status: Literal["starting", "ready", "draining", "dead"]
+    percent: int | None = None
+    doing: str | None = None
 
 
 class Version(BaseModel):

@@ -7,7 +7,8 @@ are used, and a test checks that both agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -19,7 +20,11 @@ from paceline.types import MAX_LOGPROBS, MAX_SAMPLES
 
 MAX_BIASES = 10_000  # entries of logit_bias
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit for a chat
+MAX_IGNORED = 64  # names listed in ignored_fields
+MAX_IGNORED_LENGTH = 100  # characters of a name listed there
 RULES = ", ".join(BUILT_IN)
+PARSE_SPECIAL = "read texts of control tokens in a prompt, such as <|im_start|>, as these; otherwise they are text"
+TOOL_CHOICE = "auto, none, required, a function by name, or allowed_tools"
 LOSSY = " and ".join(rule for rule in BUILT_IN if not rule.lossless)
 
 
@@ -35,13 +40,34 @@ def within(description: str | None = None, **limits: float) -> Any:
 
 
 def ignored(body: RequestPart, prefix: str = "") -> Iterator[str]:
-    """Yield the names of fields that were sent and are unknown here."""
-    for name in body.model_extra or ():
-        yield prefix + name
-    for name in body.model_fields_set & type(body).model_fields.keys():
-        part = getattr(body, name)
-        if isinstance(part, RequestPart):
-            yield from ignored(part, f"{prefix}{name}.")
+    """Yield the names of fields that were sent and are unknown here. Inside a body, a field without a value counts as
+    not sent: clients send back what they were answered."""
+    for name, value in (body.model_extra or {}).items():
+        if not prefix or value not in (None, [], {}, ""):
+            yield prefix + name
+    for name in type(body).model_fields:
+        if name in body.model_fields_set:
+            yield from _ignored_in(getattr(body, name), prefix + name)
+
+
+def _ignored_in(part: Any, path: str) -> Iterator[str]:
+    if isinstance(part, RequestPart):
+        yield from ignored(part, f"{path}.")
+    elif isinstance(part, list) and part and isinstance(part[0], RequestPart):
+        for i, item in enumerate(part):
+            yield from ignored(item, f"{path}[{i}].")
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Sort names for `ignored_fields`: the first `MAX_IGNORED`, long ones cut, and then how many more there are."""
+    rest = iter(names)
+    shown = sorted({_cut(name) for name in islice(rest, MAX_IGNORED)})
+    more = sum(1 for _ in rest)
+    return [*shown, f"… and {more} more"] if more else shown
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_IGNORED_LENGTH else name[: MAX_IGNORED_LENGTH - 1] + "…"
 
 
 class First(FailFast):
@@ -77,6 +103,9 @@ class SpeculationOptions(RequestPart):
 class ContentPart(RequestPart):
     type: str
     text: str | None = None
+    refusal: str | None = Field(None, description="of type refusal, in a message of the assistant")
+    annotations: Any = Field(None, description="as an answer has it; without effect")
+    logprobs: Any = Field(None, description="as an answer has it; without effect")
 
 
 class PredictionOptions(RequestPart):
@@ -118,7 +147,7 @@ class SamplingOptions(RequestPart):
     stop_token_ids: Tokens | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    seed: int | None = within("same seed, same text", minimum=0, maximum=2**64 - 1)
+    seed: int | None = within("same seed, same text", minimum=-(2**63), maximum=2**64 - 1)
     prompt_logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     stream: bool | None = None
     user: str | None = None
@@ -132,6 +161,9 @@ class SamplingOptions(RequestPart):
 class Message(RequestPart):
     role: str = Field(description="system, developer, user, assistant or tool")
     content: str | list[ContentPart] | None = None
+    refusal: str | None = Field(default=None, description="of an assistant that said nothing else")
+    tool_calls: Any = Field(default=None, description="calls that the assistant made, as an answer has them")
+    tool_call_id: Any = Field(default=None, description="of a tool's message: the call that it answers")
 
 
 class ChatRequest(SamplingOptions):
@@ -144,7 +176,9 @@ class ChatRequest(SamplingOptions):
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    continue_final_message: bool | None = Field(None, description="the last message is the beginning of the answer")
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     chat_template: Any = Field(None, description="refused: the template is the model's")
     chat_template_kwargs: Any = Field(None, description="refused")
 
@@ -153,26 +187,33 @@ class CompletionRequest(SamplingOptions):
     prompt: Prompt = Field(
         description="a text, token ids, or a list of either", json_schema_extra={"minLength": 1, "minItems": 1}
     )
-    max_tokens: int | None = within("16 where it is not given", minimum=1)
+    max_tokens: int | None = within("16 where it is not given; 0 with echo: the prompt alone, scored", minimum=0)
     n: int | None = within(minimum=1, maximum=MAX_SAMPLES)
     best_of: int | None = Field(None, description="as many as n")
     logprobs: int | None = within(minimum=0, maximum=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: str | None = Field(None, description="refused: text is made forwards only")
+    parse_special: bool | None = Field(None, description=PARSE_SPECIAL)
+    suffix: str | None = Field(
+        None, description="the text behind the answer, for models with fill-in-the-middle tokens"
+    )
     stream_options: StreamOptions | None = None
     response_format: FormatOptions | None = None
 
 
 class InputItem(RequestPart):
-    """A message, a call that the model made, or what came of one."""
+    """A message, a call that the model made, what came of one, or reasoning, which has no effect."""
 
-    type: str | None = Field(None, description="message, function_call or function_call_output")
+    type: str | None = Field(None, description="message, function_call, function_call_output or reasoning")
+    id: str | None = Field(None, description="as an answer has it; without effect")
+    status: str | None = Field(None, description="as an answer has it; without effect")
     role: str | None = Field(None, description="of a message")
     content: str | list[ContentPart] | None = Field(None, description="of a message")
     call_id: str | None = Field(None, description="of a call, and of what came of it")
     name: str | None = Field(None, description="of a call")
     arguments: str | None = Field(None, description="of a call, as JSON")
     output: str | list[ContentPart] | None = Field(None, description="what came of a call")
+    summary: Any = Field(None, description="of reasoning")
+    encrypted_content: Any = Field(None, description="of reasoning")
 
 
 class TextOptions(RequestPart):
@@ -185,7 +226,8 @@ class ResponsesRequest(SamplingOptions):
     max_output_tokens: int | None = within(minimum=1)
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = within(maxItems=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer")
     previous_response_id: str | None = Field(None, description="refused: nothing is kept; send the whole conversation")
     metadata: dict[str, str] | None = None
 
@@ -195,6 +237,7 @@ class TokenizeRequest(RequestPart):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="frame a prompt as the model wants it (the default)")
+    parse_special: bool | None = Field(None, description=PARSE_SPECIAL)
     add_generation_prompt: bool | None = Field(None, description="end messages where the answer begins (the default)")
     return_token_strs: bool | None = None
 

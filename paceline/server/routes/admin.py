@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.routes.common import live_of
 
 router = APIRouter(tags=["control"], responses=ERRORS)

@@ -13,10 +13,11 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from paceline.server.bridge import Bridge
+from paceline.server.dialects import OPENAI, Dialect
 from paceline.server.guards.check import PARSED
 from paceline.server.live import CurrentSettings
-from paceline.server.problems import ERRORS
 from paceline.server.settings import Settings
+from paceline.server.sse import EVENTS
 from paceline.server.translate.translator import Translator
 
 
@@ -62,7 +63,9 @@ def settings_of(http: Request) -> Settings:
     return live_of(http).settings
 
 
-def streams(model: type[Any], what: str) -> dict[int | str, dict[str, Any]]:
-    """Document an endpoint that answers with `model`, or with events when asked to stream."""
+def streams(
+    model: type[Any], what: str, *, content_type: str = EVENTS, dialect: Dialect = OPENAI
+) -> dict[int | str, dict[str, Any]]:
+    """Document an endpoint that answers with `model`, or with a stream of this type when asked to."""
     about = f"The whole answer; with `stream`, {what}"
-    return {200: {"model": model, "description": about, "content": {"text/event-stream": {}}}, **ERRORS}
+    return {200: {"model": model, "description": about, "content": {content_type: {}}}, **dialect.errors}

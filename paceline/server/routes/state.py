@@ -9,7 +9,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from paceline import __version__
-from paceline.server.problems import ERRORS
+from paceline.server.bridge import Bridge
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import Health, Version
 from paceline.server.routes.common import bridge_of, settings_of
 
@@ -42,18 +43,31 @@ class Speculating(BaseModel):
     engine: dict[str, float] = Field(description="totals since the start; times in seconds")
 
 
-@router.get("/health", responses=DOWN, summary="200 as long as requests are served, or will be")
+@router.get(
+    "/health",
+    responses=DOWN,
+    response_model_exclude_none=True,
+    summary="200 as long as requests are served, or will be",
+)
 async def health(http: Request, response: Response) -> Health:
-    state = bridge_of(http).state
-    response.status_code = 503 if state in ("draining", "dead") else 200
-    return Health(status=state)
+    health = _health(bridge_of(http))
+    response.status_code = 503 if health.status in ("draining", "dead") else 200
+    return health
 
 
-@router.get("/ready", responses=DOWN, summary="200 when requests are served now")
+@router.get("/ready", responses=DOWN, response_model_exclude_none=True, summary="200 when requests are served now")
 async def ready(http: Request, response: Response) -> Health:
-    state = bridge_of(http).state
-    response.status_code = 200 if state == "ready" else 503
-    return Health(status=state)
+    bridge = bridge_of(http)
+    if bridge.state == "starting":
+        response.headers["Retry-After"] = str(bridge.loading.retry_after)
+    response.status_code = 200 if bridge.state == "ready" else 503
+    return _health(bridge)
+
+
+def _health(bridge: Bridge) -> Health:
+    if bridge.state != "starting":
+        return Health(status=bridge.state)
+    return Health(status=bridge.state, percent=bridge.loading.percent, doing=bridge.loading.doing)
 
 
 @router.get("/version")

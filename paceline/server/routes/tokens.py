@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.chat.shield import strings
 from paceline.errors import InvalidRequest
-from paceline.server.problems import ERRORS
+from paceline.server.dialects import ERRORS
 from paceline.server.protocol.answers import Detokenized, Tokenized
-from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored
+from paceline.server.protocol.requests import DetokenizeRequest, TokenizeRequest, ignored, listed
 from paceline.server.routes.common import ParsedRoute, translator_of
-from paceline.server.translate.encoding import off_loop
+from paceline.server.translate.encoding import check_bytes, off_loop
 from paceline.server.translate.translator import Translator
 
 router = APIRouter(route_class=ParsedRoute, tags=["Tokens"], responses=ERRORS)
@@ -21,7 +21,7 @@ router = APIRouter(route_class=ParsedRoute, tags=["Tokens"], responses=ERRORS)
 
 @router.post("/tokenize", summary="Token ids of a text or a conversation", response_model=Tokenized)
 async def tokenize(body: TokenizeRequest, http: Request) -> Response:
-    translator = translator_of(http)
+    translator = replace(translator_of(http), bounded=False)
     translator.check_model(body.model)
     tokens = await _encode(body, translator)
     content = await off_loop(lambda: _answer(body, translator, tokens), size=len(tokens))
@@ -39,28 +39,27 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Detokenized:
                 f"token {token} is outside of the vocabulary: 0 to {tokenizer.vocab_size - 1}", param="tokens"
             )
     text = tokenizer.decode(body.tokens, skip_special=False)
-    return Detokenized(prompt=text, ignored_fields=sorted(ignored(body)) or None)
+    return Detokenized(prompt=text, ignored_fields=listed(ignored(body)) or None)
 
 
 async def _encode(body: TokenizeRequest, translator: Translator) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    _check_size(body, translator.settings.max_tokenize_bytes)
+    check_bytes(body.prompt or body.messages, allowed=translator.settings.max_tokenize_bytes, field=_field(body))
     if body.messages is not None:
+        if body.parse_special:
+            raise InvalidRequest(
+                "parse_special is for a prompt; in messages control tokens stay text", param="parse_special"
+            )
         begins = body.add_generation_prompt is not False
-        return await translator.encode_messages(body.messages, add_generation_prompt=begins, bounded=False)
+        return await translator.encode_messages(body.messages, add_generation_prompt=begins)
     assert body.prompt is not None
-    return await translator.encode_text(body.prompt, framed=body.add_special_tokens is not False, bounded=False)
+    framed, special = body.add_special_tokens is not False, bool(body.parse_special)
+    return await translator.encode_text(body.prompt, framed=framed, special=special)
 
 
-def _check_size(body: TokenizeRequest, allowed: int) -> None:
-    messages = [message.model_dump(exclude_unset=True) for message in body.messages or ()]
-    size = sum(len(text.encode()) for text in strings([body.prompt or "", messages]))
-    if size > allowed:
-        raise InvalidRequest(
-            f"the text has {size} bytes, {allowed} are allowed: tokenise it in parts",
-            param="prompt" if body.messages is None else "messages",
-        )
+def _field(body: TokenizeRequest) -> str:
+    return "prompt" if body.messages is None else "messages"
 
 
 def _answer(body: TokenizeRequest, translator: Translator, tokens: Sequence[int]) -> str:
@@ -70,5 +69,5 @@ def _answer(body: TokenizeRequest, translator: Translator, tokens: Sequence[int]
         max_model_len=translator.max_context,
         tokens=list(tokens),
         token_strs=[tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None,
-        ignored_fields=sorted(ignored(body)) or None,
+        ignored_fields=listed(translator.ignored(body)) or None,
     ).model_dump_json(exclude_none=True)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from paceline.errors import InvalidRequest
 from paceline.server.lane import ENCODING, ENCODING_LONGEST
 
 T = TypeVar("T")
@@ -24,6 +27,22 @@ def characters(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(characters, value.values()))
     return sum(map(characters, value)) if isinstance(value, list) else 1
+
+
+def check_bytes(value: Any, *, allowed: int, field: str) -> None:
+    """Raise InvalidRequest if the texts of a body have more bytes than may be tokenised for their count."""
+    if (size := _bytes(value)) > allowed:
+        raise InvalidRequest(f"the text has {size} bytes, {allowed} are allowed: tokenise it in parts", param=field)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, BaseModel):
+        return _bytes({**value.__dict__, **(value.model_extra or {})})
+    if isinstance(value, dict):
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, list) else 1
 
 
 async def off_loop(work: Callable[[], T], *, size: int) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.errors import InvalidRequest
+from paceline.sampling.schema_rewrites import closed
 from paceline.server.protocol.requests import FormatOptions, ResponsesRequest
 from paceline.types import Grammar
 
@@ -27,10 +28,13 @@ def read_format(format: FormatOptions | None, field: str) -> Grammar | None:
 
 
 def _schema(format: FormatOptions, field: str) -> dict[str, Any]:
-    schema = (format.json_schema or {}).get("schema")
+    given = format.json_schema or {}
+    schema, strict = given.get("schema"), given.get("strict")
     if not isinstance(schema, dict):
         raise InvalidRequest(f'{field} of type json_schema needs a schema: {{"name": …, "schema": {{…}}}}', param=field)
-    return schema
+    if not isinstance(strict, bool | None):
+        raise InvalidRequest(f"strict of {field} must be true or false, not {strict!r:.60}", param=field)
+    return closed(schema) if strict else schema
 
 
 def _pattern(format: FormatOptions, field: str) -> str:

@@ -9,6 +9,7 @@ from paceline.errors import InvalidRequest
 from paceline.server.protocol.requests import ContentPart, InputItem, Message, ResponsesRequest
 
 MAX_PROMPTS = 256  # in one request
+REASONING = "reasoning"  # type of items that are left out
 
 
 def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
@@ -33,6 +34,17 @@ def content_text(content: str | Sequence[ContentPart], field: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+def split_beginning(messages: Sequence[Message], field: str) -> tuple[Sequence[Message], str]:
+    """Take the beginning of the answer, which is the assistant's last message, from a conversation."""
+    *earlier, last = messages
+    if not earlier or last.role != "assistant" or last.model_dump().get("tool_calls"):
+        raise InvalidRequest(
+            "an answer continues the last message only if that is a text of the assistant after another message",
+            param=field,
+        )
+    return earlier, content_text(last.content or "", field)
+
+
 def response_messages(body: ResponsesRequest) -> list[Message]:
     """Read the instructions and the input of /v1/responses as the messages of a chat."""
     if not body.input:
@@ -43,9 +55,15 @@ def response_messages(body: ResponsesRequest) -> list[Message]:
     for i, item in enumerate(body.input):
         if item.type == "function_call":
             _add_call(messages, item, f"input[{i}]")
-        else:
+        elif item.type != REASONING:
             messages.append(_input_message(item, f"input[{i}]"))
     return messages
+
+
+def unused_items(body: ResponsesRequest) -> list[str]:
+    """Name the items of reasoning: this model's own reasoning, if it writes any, is in its messages."""
+    items = [] if isinstance(body.input, str) else body.input
+    return [f"input[{i}]" for i, item in enumerate(items) if item.type == REASONING]
 
 
 def _input_message(item: InputItem, where: str) -> Message:
@@ -54,7 +72,7 @@ def _input_message(item: InputItem, where: str) -> Message:
             raise InvalidRequest(f"{where} is what came of a call: it needs call_id and output", param="input")
         return Message.model_validate({"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id})
     if item.type not in (None, "message") or item.role is None:
-        known = "a message with a role and content, a function_call or a function_call_output"
+        known = "a message with a role and content, a function_call, a function_call_output or reasoning"
         raise InvalidRequest(f"{where} must be {known}; nothing else is supported", param="input")
     return Message(role=item.role, content=_content(item.content))
 
@@ -69,7 +87,7 @@ def _add_call(messages: list[Message], item: InputItem, where: str) -> None:
         "function": {"name": item.name, "arguments": item.arguments or "{}"},
     }
     said = messages.pop() if messages and messages[-1].role == "assistant" else Message(role="assistant", content=None)
-    calls = [*(said.model_extra or {}).get("tool_calls", ()), call]
+    calls = [*(said.tool_calls or ()), call]
     messages.append(Message.model_validate(said.model_dump(exclude_unset=True) | {"tool_calls": calls}))
 
 

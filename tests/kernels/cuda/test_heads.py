@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,6 +28,19 @@ def test_hidden_states_are_those_of_plain_torch() -> None:
     error = (output.features.cpu() - wanted.features).norm() / wanted.features.norm()
     assert error < (0.03 if ON_GPU else 1e-4)
     assert cuda_forward(TARGET, num_pages=4)(batch).features is None
+
+
+@pytest.mark.parametrize("taps", [(), (0, 1), TAPS])
+def test_states_after_the_last_norm_whatever_the_taps(taps: tuple[int, ...]) -> None:
+    batch = replace(rows_of(([3 * i % 90 for i in range(9)], 0, 9, [0])), states=True)
+    output = cuda_forward(TARGET, num_pages=4, taps=taps)(batch)
+    wanted = TorchForward(TARGET.config, TARGET.weights, num_pages=4, taps=taps)(batch)
+    assert output.states is not None
+    assert wanted.states is not None
+    error = (output.states.cpu() - wanted.states).norm() / wanted.states.norm()
+    assert error < (0.03 if ON_GPU else 1e-4)
+    assert (output.features is None) == (not taps)
+    assert output.features is None or output.features.shape == (9, len(taps) * TARGET.config.hidden_size)
 
 
 def test_embeddings() -> None:

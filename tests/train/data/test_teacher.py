@@ -46,7 +46,7 @@ def test_a_target_in_few_bits_teaches_what_it_computes_in_them() -> None:
 
 def _features(model: Model, weights: Mapping[str, Weight], texts: TextBatch) -> torch.Tensor:
     """What enters the second layer of the first text."""
-    there = LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={}, generation={})
+    there = LoadedModel("hf", Path("toy"), model.config, dict(weights), metadata={})
     return Teacher(there, layers=(1,), dtype=torch.float32, device=torch.device("cpu"))(texts.ids).features[0]
 
 

@@ -1,0 +1,105 @@
+"""/v1/embeddings: OpenAI's forms of input and output, limits, and running streams beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.llm import LLM
+from paceline.server.record import Recorder
+from tests.cli.tiny_model import HIDDEN
+from tests.server.api import Api, serving, text_of
+
+PATH = "/v1/embeddings"
+
+
+def embedded(api: Api, input: Any, **fields: Any) -> dict[str, Any]:
+    response = api.post(PATH, {"input": input, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def vectors(answer: dict[str, Any]) -> np.ndarray:
+    assert [each["index"] for each in answer["data"]] == [*range(len(answer["data"]))]
+    assert {each["object"] for each in answer["data"]} == {"embedding"}
+    return np.array([each["embedding"] for each in answer["data"]])
+
+
+def test_every_form_of_input(api: Api, llm: LLM) -> None:
+    texts = ["hello there", "something else"]
+    expected = np.array(llm.embed(texts))
+    ids = [llm.tokenizer.encode(text) for text in texts]
+    assert expected.shape == (2, HIDDEN)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1)
+    for given, wanted in ((texts, expected), (texts[0], expected[:1]), (ids, expected), (ids[1], expected[1:])):
+        answer = embedded(api, given)
+        np.testing.assert_allclose(vectors(answer), wanted, atol=1e-5)
+        assert (answer["object"], answer["model"]) == ("list", "tiny")
+    assert answer["usage"] == {"prompt_tokens": len(ids[1]), "total_tokens": len(ids[1])}
+    assert not np.allclose(expected[0], expected[1], atol=1e-3)
+
+
+def test_base64_is_little_endian_float32(api: Api) -> None:
+    [data] = embedded(api, "hello", encoding_format="base64")["data"]
+    found = np.frombuffer(base64.b64decode(data["embedding"]), dtype="<f4")
+    np.testing.assert_allclose(found, vectors(embedded(api, "hello", encoding_format="float"))[0], atol=1e-6)
+
+
+def test_the_last_state_by_a_setting(llm: LLM) -> None:
+    with serving(llm, embedding_pooling="last") as api:
+        np.testing.assert_allclose(vectors(embedded(api, "hello"))[0], llm.embed("hello", pooling="last")[0], atol=1e-5)
+
+
+def test_beside_a_stream_nothing_changes(api: Api) -> None:
+    alone = text_of(api.complete_stream(max_tokens=60, temperature=0))
+    expected = vectors(embedded(api, "x" * 200))
+
+    async def both() -> tuple[Any, Any]:
+        stream = {"prompt": "abcabcabc", "max_tokens": 60, "seed": 1, "temperature": 0, "stream": False}
+        return await asyncio.gather(
+            api.http.post("/v1/completions", json=stream), api.http.post(PATH, json={"input": ["x" * 200] * 3})
+        )
+
+    answer, found = api.run(both())
+    assert answer.json()["choices"][0]["text"] == alone
+    np.testing.assert_allclose(vectors(found.json()), expected.repeat(3, axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": [5, 10**9]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a"] * 257}, "input"),
+        ({"input": "a" * 5000}, "input"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "dimensions": 8}, "dimensions"),
+        ({"input": "a", "model": "other"}, "model"),
+    ],
+)
+def test_what_is_refused(api: Api, fields: dict[str, Any], param: str) -> None:
+    error = api.refused(PATH, fields)
+    assert (error["param"] or "model").split(".")[0] == param
+    assert "prompt" not in error["message"] or param == "input"
+
+
+def test_fields_without_effect_are_named(api: Api) -> None:
+    assert embedded(api, "a", dimensions=HIDDEN, user="me", odd=1)["ignored_fields"] == ["odd"]
+
+
+def test_it_is_not_recorded_for_audits(llm: LLM, tmp_path: Path) -> None:
+    with serving(llm) as api:
+        recorder = Recorder(str(tmp_path / "served.jsonl"), share=1)
+        api.bridge.watchers.append(recorder.take)
+        embedded(api, "a")
+        api.complete()
+    assert (tmp_path / "served.jsonl").read_text().count("\n") == 1
