@@ -17,7 +17,8 @@ from paceline.server.guards import json as json_guard
 from paceline.server.guards.bodies import LONG_BODY, Bodies
 from paceline.server.guards.check import Refusal
 from paceline.server.guards.json import MAX_STRINGS, Shape, check_json
-from paceline.server.translate.encoding import LONG_TEXT, LONGEST_TEXT
+from paceline.server.lane import Lane
+from paceline.server.translate.encoding import LONG_TEXT
 from paceline.text.tokenizer import Tokenizer
 from tests.server.api import HELLO, Api, serving
 from tests.server.guarded import JSON, aio, an_app, call
@@ -87,10 +88,24 @@ def test_a_prompt_of_too_many_ids_is_refused_by_its_length(api: Api) -> None:
 
 
 def test_long_texts_are_tokenised_apart_from_the_event_loop(api: Api, reached: Reached) -> None:
-    for size in (LONG_TEXT - 1, LONG_TEXT, LONGEST_TEXT - 1, LONGEST_TEXT):
+    for size in (LONG_TEXT - 1, LONG_TEXT):
         assert api.post(TOKENIZE, {"prompt": "a" * size}).json()["count"] == size
     threads = [name.partition("_")[0] for _, name in reached.texts]
-    assert threads == ["MainThread", "long-texts", "long-texts", "longest-texts"]
+    assert threads == ["MainThread", "long-input"]
+
+
+def test_long_inputs_take_turns_the_smallest_first() -> None:
+    lane, order = Lane("turns"), list[int]()
+
+    async def all_of_them() -> None:
+        tasks = [asyncio.create_task(lane.do(lambda size=size: order.append(size), size=size)) for size in (5, 4, 9, 2)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await lane.do(lambda: order.append(0), size=0)
+
+    aio(all_of_them())
+    assert order == [5, 2, 9, 0]
 
 
 # ── bodies ──
@@ -110,7 +125,7 @@ def test_a_long_body_is_parsed_once_and_apart_from_the_event_loop(api: Api, monk
     monkeypatch.setattr(Request, "json", again)
     for size in (10, LONG_BODY):
         assert api.post(TOKENIZE, {"prompt": "a" * size}).json()["count"] == size
-    assert threads == ["MainThread", "long-bodies"]
+    assert threads == ["MainThread", "long-input"]
 
 
 def slow_shape(body: bytes) -> tuple[int, int, int, int]:

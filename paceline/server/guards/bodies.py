@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.server.dialects import dialect_of
 from paceline.server.guards.check import BODILESS, PARSED, Refusal, has_body, values
 from paceline.server.guards.json import check_json
-from paceline.server.lane import PARSING, give_memory_back
+from paceline.server.lane import LONG_INPUT, give_memory_back
 from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 
@@ -40,7 +40,7 @@ class Bodies:
             scope.pop(PARSED, None)
             self.held -= body.size
             if body.size >= LONG_BODY > self.held:
-                PARSING.do_later(give_memory_back)
+                LONG_INPUT.do_later(give_memory_back)
 
     async def _pass(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
         complete = not has_body(scope)
@@ -104,7 +104,7 @@ class Body:
             self.parts[:] = [b"".join(self.parts)]
             return check_json(self.parts[0], max_depth=settings.max_json_depth, max_values=settings.max_json_values)
 
-        return parsed() if self.size < LONG_BODY else await PARSING.do(parsed)
+        return parsed() if self.size < LONG_BODY else await LONG_INPUT.do(parsed, size=self.size)
 
 
 def _check_kind(scope: Scope, settings: Settings) -> None:

@@ -1,7 +1,7 @@
-"""Where texts are tokenised: short ones on the event loop, long ones on a thread, the longest on another.
+"""Where texts are tokenised: short ones on the event loop, long ones on a thread.
 
 The tokenizer works without the interpreter lock, so that a thread with a long text holds up nobody. Long texts take
-turns: many at once would leave no core to the engine.
+turns, the shortest first: many at once would leave no core to the engine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from paceline.errors import InvalidRequest
-from paceline.server.lane import ENCODING, ENCODING_LONGEST
+from paceline.server.lane import LONG_INPUT
 
 T = TypeVar("T")
 
 LONG_TEXT = 20_000  # characters; longer texts are tokenised on a thread, not on the event loop
-LONGEST_TEXT = 200_000  # characters; longer texts do not delay others that are shorter
 
 
 def characters(value: Any) -> int:
@@ -47,6 +46,4 @@ def _bytes(value: Any) -> int:
 
 async def off_loop(work: Callable[[], T], *, size: int) -> T:
     """Do work on a text of `size` characters where it stalls no other request's stream."""
-    if size < LONG_TEXT:
-        return work()
-    return await (ENCODING if size < LONGEST_TEXT else ENCODING_LONGEST).do(work)
+    return work() if size < LONG_TEXT else await LONG_INPUT.do(work, size=size)
