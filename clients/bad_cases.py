@@ -75,7 +75,7 @@ def numbers() -> Iterator[Case]:
     for field in fields:
         for value in (float("nan"), float("inf"), float("-inf"), 1e308, "0.5"):
             yield completion(3, f"{field}={json.dumps(value)}", {field: value})
-    others = {"top_k": (-2, 2**40, 1.5), "seed": (-(2**63) - 1, 2**64, 1.5, "7"), "temperature": (-1, 1e6)}
+    others = {"top_k": (-2, 2**40, 1.5), "seed": (-(2**63) - 1, 2**64, 2**70, 1.5, "7"), "temperature": (-1, 1e6)}
     for field, values in others.items():
         for value in values:
             yield chat(3, f"{field}={json.dumps(value)}", {field: value})

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from checks import ASK_PERSON, ASK_WEATHER, KEY, PERSON, QUESTION, WEATHER, Checks, expect, get
-from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI, pydantic_function_tool
 from openai.types import CompletionUsage
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 PLAIN = {"speculation": {"enabled": False}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
@@ -21,6 +21,12 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "person", "schema": PER
 class Person(BaseModel):
     name: str
     age: int
+
+
+class City(BaseModel):
+    """The weather of a city"""
+
+    city: str = Field(max_length=20)
 
 
 def main() -> None:
@@ -87,6 +93,34 @@ def main() -> None:
             json.loads(made.choices[0].message.content)
         parsed = chat.parse(messages=ASK_PERSON, response_format=Person, **long).choices[0].message.parsed
         expect(isinstance(parsed, Person), parsed)
+
+    with checks("tools beside a form: a call or the form, strict"):
+        long = greedy | {"max_tokens": 100}
+        tool = pydantic_function_tool(City, name="get_weather")
+        for messages in (ASK_WEATHER, ASK_PERSON):
+            made = chat.parse(
+                messages=messages, tools=[tool], response_format=Person, parallel_tool_calls=False, **long
+            )
+            message = made.choices[0].message
+            calls = [call.function.parsed_arguments for call in message.tool_calls or ()]
+            called = bool(calls) and all(isinstance(call, City) for call in calls)
+            expect(called != isinstance(message.parsed, Person), message)
+        made = chat.parse(messages=ASK_WEATHER, tools=[tool], response_format=Person, tool_choice="required", **long)
+        [call] = made.choices[0].message.tool_calls
+        expect(isinstance(call.function.parsed_arguments, City), call)
+        allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        [call] = (
+            chat.create(messages=ASK_WEATHER, tools=[tool], tool_choice=choice, **long).choices[0].message.tool_calls
+        )
+        City.model_validate_json(call.function.arguments)
+
+    with checks("completions: a prompt scored alone, control tokens"):
+        scored = completions.create(prompt="a b c", echo=True, logprobs=0, **greedy | {"max_tokens": 0}).choices[0]
+        expect(scored.text == "a b c" and scored.logprobs.token_logprobs[1:], scored)
+        asked = {"prompt": "<|im_start|>user", **greedy | {"max_tokens": 1}}
+        text, parsed = (completions.create(**asked, extra_body={"parse_special": flag}) for flag in (False, True))
+        expect(text.usage.prompt_tokens > parsed.usage.prompt_tokens, (text.usage, parsed.usage))
 
     with checks("completions: token ids, batches, echo, logprobs"):
         ids = completions.create(prompt="The capital of France is", extra_body={"return_token_ids": True}, **greedy)

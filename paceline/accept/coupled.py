@@ -6,13 +6,19 @@ was drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Protocol
 
 from paceline.draft import Draft
 from paceline.types import Verdict
 
 
-def accept_coupled(draft: Draft, drawn: Sequence[int]) -> Verdict:
+class DrawnTokens(Protocol):
+    """The target's tokens by row. Rows are asked for along the path, each once and a parent before its child."""
+
+    def __getitem__(self, row: int, /) -> int: ...
+
+
+def accept_coupled(draft: Draft, drawn: DrawnTokens) -> Verdict:
     """Follow the draft for as long as it guessed the target's tokens.
 
     `drawn` are the target's tokens after the last committed token and after each token of the draft. Parents come

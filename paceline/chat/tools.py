@@ -95,7 +95,7 @@ class Tools:
 
     def place(self, messages: Sequence[Message], template: str) -> tuple[list[Message], list[dict[str, Any]] | None]:
         """Return the messages and tools to render. A template without the word `tools` gets them in its messages."""
-        listed = [{"type": "function", "function": dict(function)} for function in self.functions.values()]
+        listed = [{"type": "function", "function": _shown(function)} for function in self.functions.values()]
         if _knows_tools(template):
             return list(messages), listed
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in listed)
@@ -189,6 +189,11 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
         raise InvalidRequest(f"strict of {where} must be true or false, not {function['strict']!r:.60}", param="tools")
     known = ("name", "description", "parameters", "strict")
     return {key: function[key] for key in known if function.get(key) is not None}
+
+
+def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what concerns the grammar alone, so that the model reads the same prompt with and without it."""
+    return {key: value for key, value in function.items() if key != "strict"}
 
 
 def _choice(choice: Any, functions: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

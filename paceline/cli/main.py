@@ -91,6 +91,9 @@ def _run(argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    if getattr(args, "prompts", None) == []:  # argparse before Python 3.13 gives words behind an option to nobody
+        args.prompts = [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
         raise _unknown(unknown[0], getattr(args, "parser", parsers[args.command]))  # or the subcommand's parser
     _accept_any_text()

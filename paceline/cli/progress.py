@@ -7,6 +7,7 @@ ends within `LOG_SECONDS` logs nothing.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -30,14 +31,15 @@ class Progress:
         self._clock = clock
         self.phase(doing, unit=unit)
 
-    def phase(self, doing: str, *, unit: str = "", total: int = 0) -> None:
-        """Begin the next part of the work. `unit`: what is counted; `total`: how many there are, 0 if unknown."""
-        self.doing, self.unit, self.done, self.total, self.note = doing, unit, 0, total, ""
-        self._began = self._clock()
+    def phase(self, doing: str, *, unit: str = "", total: int = 0, done: int = 0) -> None:
+        """Begin the next part of the work. `unit`: what is counted; `total`: how many there are, 0 if unknown; `done`:
+        how many of them were done before."""
+        self.doing, self.unit, self.done, self.total, self.note = doing, unit, done, total, ""
+        self._began, self._first = self._clock(), done
 
     def __call__(self, done: int, total: int) -> None:
         if done < self.done:  # the next file of the same phase
-            self._began = self._clock()
+            self._began, self._first = self._clock(), done
         self.done, self.total = done, total
 
     def count(self) -> None:
@@ -48,8 +50,8 @@ class Progress:
         done, total, parts = self.done, self.total, [self.note] if self.note else []
         share = min(1.0, done / total) if total else 0.0
         drawn = f" {'█' * int(BAR_WIDTH * share)}{'░' * (BAR_WIDTH - int(BAR_WIDTH * share))}" if bar and total else ""
-        seconds = self._clock() - self._began
-        left = f", about {_time(seconds / share - seconds)} left" if 0 < share < 1 and seconds > 1 else ""
+        seconds, fresh = self._clock() - self._began, done - self._first
+        left = f", about {_time(seconds * (total - done) / fresh)} left" if fresh > 0 and done < total else ""
         counted = [self._counted()] if done or total else []
         return f"{self.doing}{drawn or ':'} {' · '.join([*counted, *parts, f'{_time(seconds)}{left}'])}"
 
@@ -85,7 +87,8 @@ def _tick(shown: Progress, ended: threading.Event, show: Callable[[Progress], No
 
 
 def _draw(shown: Progress) -> None:
-    print(f"{CLEAR_LINE}{shown.line(bar=True)}", end="", file=sys.stderr, flush=True)
+    line = shown.line(bar=True)[: shutil.get_terminal_size().columns - 1]  # a line that wraps could not be cleared
+    print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
 
 
 def _log(shown: Progress) -> None:

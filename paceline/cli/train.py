@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import FORMATS, count
+from paceline.cli.progress import CLEAR_LINE, progress_bar
 from paceline.cli.prompts_and_results import data_of_environment
 from paceline.errors import InvalidRequest
 from paceline.prompts.files import SETS, find
@@ -99,7 +100,9 @@ def _add_data(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--license", default="other", metavar="NAME", help="of the drafter, for its card")
     parser.add_argument("--max-prompts", type=count, metavar="N", help="use at most N (default: all)")
-    parser.add_argument("--held-out", type=count, default=256, metavar="N", help="prompts to judge by (default: 256)")
+    parser.add_argument(
+        "--held-out", type=count, metavar="N", help="prompts to judge by (default: 256, or a quarter of few prompts)"
+    )
 
 
 def _add_answers(parser: ArgumentParser) -> None:
@@ -165,7 +168,7 @@ def _add_schedule(parser: ArgumentParser) -> None:
     group.add_argument("--minutes", type=_positive, default=15.0, metavar="M", help="of training (default: 15)")
     group.add_argument("--max-steps", type=count, metavar="N", help="instead of minutes")
     group.add_argument("--evaluations", type=count, default=24, metavar="N", help="in all (default: 24)")
-    group.add_argument("--batch-tokens", type=count, default=16384, metavar="N", help="per step (default: 16384)")
+    group.add_argument("--batch-tokens", type=count, metavar="N", help="per step (default: 16384, on a CPU 2048)")
     group.add_argument("--learning-rate", type=_positive, default=4e-3, metavar="R", help="its peak (default: 0.004)")
     group.add_argument("--aim", choices=("likelihood", "overlap"), help="overlap: for drawn text (default: likelihood)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
@@ -179,25 +182,35 @@ def run(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     from paceline.train.run import train
 
-    train(_train_options(args, kind=args.train), _say)
+    options = _train_options(args, kind=args.train)
+    try:
+        with progress_bar("starting") as progress:
+            train(options, _say, progress)
+    except KeyboardInterrupt:
+        _say(f"stopped; the same command goes on with what is in {options.work}")
+        raise
     return 0
 
 
 def _eval(args: Namespace) -> int:
     from paceline.train.measure import measure
 
-    measure(_eval_options(args), print)
+    with progress_bar("measuring") as progress:
+        measure(_eval_options(args), print, progress)
     return 0
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{text}", file=sys.stderr, flush=True)
 
 
 def _train_options(args: Namespace, *, kind: str) -> TrainOptions:
-    from paceline.train.options import TrainOptions
+    from paceline.train.options import CPU_BATCH_TOKENS, TrainOptions
 
-    made = {"kind": kind, "target": _target_options(args), "evals": dict(args.eval), "excludes": args.exclude}
+    target = _target_options(args)
+    made = {"kind": kind, "target": target, "evals": dict(args.eval), "excludes": args.exclude}
+    if args.batch_tokens is None and target.device == "cpu":
+        made["batch_tokens"] = CPU_BATCH_TOKENS
     made["command"] = shlex.join(["paceline", *sys.argv[1:]])
     return TrainOptions(**_given(args, TrainOptions) | made)
 

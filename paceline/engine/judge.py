@@ -35,7 +35,10 @@ def judge(works: Sequence[Work], output: Output, pick: Pick) -> dict[int, Verdic
         rule = rule_of(work)
         if rule is COUPLED:
             own = drawn[work.root : work.root + 1 + len(work.draft.tokens)]
-            verdicts[work.sequence.key] = accept_coupled(work.draft, own)
+            if work.drawn and work.sequence.sampler.filters and output.drawn is not None:
+                verdicts[work.sequence.key] = accept_coupled(work.draft, FilteredTokens(work, own, output, pick))
+            else:
+                verdicts[work.sequence.key] = accept_coupled(work.draft, own)
         else:
             others.setdefault(rule, []).append(work)
     for rule, mine in others.items():
@@ -61,6 +64,26 @@ def _drawn(works: Sequence[Work], output: Output, pick: Pick) -> list[int]:
         for group in groups:
             drawn[group.rows] = targets[group.rows].tolist()
     return drawn
+
+
+class FilteredTokens:
+    """The target's tokens after the rows of a work, by `DrawnTokens`, from those that the pass drew without filters.
+
+    Filters keep the best token of a row. So where the pass drew it, the token stays, and no floor has to be found. A
+    row with another token is drawn again. Behind a token that the pass did not draw, its tokens mean nothing."""
+
+    def __init__(self, work: Work, drawn: Sequence[int], output: Output, pick: Pick) -> None:
+        self._work, self._drawn, self._output, self._pick = work, drawn, output, pick
+        self._on_path = True  # False: behind a token that the pass did not draw
+
+    def __getitem__(self, row: int, /) -> int:
+        out, token = self._work.root + row, self._drawn[row]
+        if self._on_path and token == int(self._output.argmax[out]):
+            return token
+        position = _positions(self._work)[row : row + 1]
+        filtered = self._work.sequence.sampler.draw(self._output.logits[out : out + 1], position, self._pick)
+        self._on_path = self._on_path and int(filtered) == token
+        return int(filtered)
 
 
 def rule_of(work: Work) -> Rule:

@@ -30,7 +30,7 @@ def resolve(name: str, progress: Progress | None = None) -> Path:
     if name and os.path.exists(path):  # also False if `name` cannot be a path
         return _from_path(Path(path))
     on_hub = hub_name(name)
-    if on_hub is not None:
+    if on_hub is not None and not on_hub.id.endswith((".gguf", ".safetensors")):  # a path that is misspelt
         return find(on_hub) or _fetch(on_hub, progress)
     raise ModelNotFound(f"no model {name!r:.200}: {_hint(name)}")
 

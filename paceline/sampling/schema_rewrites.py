@@ -1,7 +1,7 @@
 """Rewrite JSON schemas as pydantic and others write them, so that the grammar compiler takes them.
 
 A rewritten schema allows nothing that the original forbids, except what is named: a keyword that cannot be held is
-dropped and its path listed, such as `properties.when.format`. Values inside `const`, `enum`, `default` and `examples`
+dropped and its path listed, such as "properties.when.format". Values inside `const`, `enum`, `default` and `examples`
 are data and stay as they are. This is no validator: the compiler reports schemas that are wrong.
 """
 
@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.sampling.schema_values import Document, listed_values
@@ -25,6 +26,7 @@ PATTERNS = {
 }
 LARGEST = 2**63 - 1024  # largest bound of a number that the compiler takes
 MAX_SET = 8  # members of a set whose subsets are listed: 2^8 of them
+MAX_ADDED = 1 << 18  # characters that a document may grow by; beyond, sets and names of properties are not held
 DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[4-7]|/2019-09|/2020-12)/schema#?")
 LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -47,7 +49,7 @@ Schema = dict[str, Any]
 
 def rewritten(schema: Schema) -> Schema:
     """Rewrite a schema for the compiler."""
-    made: Schema = _Rewrite(schema, []).schema(schema, "")
+    made: Schema = _Rewrite(schema, _Record()).schema(schema, "")
     return made
 
 
@@ -79,27 +81,41 @@ def _mapped(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 def ignored_keywords(schema: Any) -> list[str]:
     """List the paths of keywords in a schema that have no effect on a grammar, the standard's annotations apart."""
-    dropped: list[str] = []
+    record = _Record()
     if isinstance(schema, dict):
-        _Rewrite(schema, dropped).schema(schema, "")
-    return dropped
+        _Rewrite(schema, record).schema(schema, "")
+    return record.dropped
+
+
+@dataclass(slots=True)
+class _Record:
+    """The outcome of a rewrite: paths of keywords without effect, and characters by which the document may grow."""
+
+    dropped: list[str] = field(default_factory=list)
+    room: int = MAX_ADDED
+
+    def takes(self, characters: int) -> bool:
+        """Take room for an expansion. False: there is too little."""
+        fits = characters <= self.room
+        self.room -= characters if fits else 0
+        return fits
 
 
 class _Rewrite:
-    """Rewrites a document. `dropped` gets the paths of keywords without effect."""
+    """Rewrites a document, in which local references point to `root`."""
 
-    def __init__(self, root: Schema, dropped: list[str]) -> None:
+    def __init__(self, root: Schema, record: _Record) -> None:
         self._root = root
         self._document = Document(root)
-        self._dropped = dropped
+        self._record = record
 
     def schema(self, given: Any, path: str) -> Any:
         if not isinstance(given, dict):
             return given
         if isinstance(given.get("$id"), str) and given is not self._root:  # references in it are relative to the id
-            return _Rewrite(given, self._dropped).schema(given, path)
+            return _Rewrite(given, self._record).schema(given, path)
         made = {key: self._value(key, value, f"{path}{key}") for key, value in given.items()}
-        self._dropped += [f"{path}{key}" for key in made if key not in KNOWN]
+        self._record.dropped += [f"{path}{key}" for key in made if key not in KNOWN]
         for rewrite in (self._format, self._set, self._names, self._draft, self._alternatives):
             rewrite(made, path)
         _narrow(made)
@@ -123,7 +139,7 @@ class _Rewrite:
         if name in PATTERNS and "pattern" not in made:
             made["pattern"] = PATTERNS[name]
         else:
-            self._dropped.append(f"{path}format")
+            self._record.dropped.append(f"{path}format")
 
     def _set(self, made: Schema, path: str) -> None:
         """List the subsets of a small set, each in one order. Otherwise items may repeat."""
@@ -132,8 +148,9 @@ class _Rewrite:
         members = self._listed(made.get("items"))
         low, high = made.get("minItems", 0), made.get("maxItems", MAX_SET)
         plain = made.keys() - ANNOTATIONS <= {"type", "items", "minItems", "maxItems"}
-        if members is None or len(members) > MAX_SET or not plain or not _whole(low) or not _whole(high):
-            self._dropped.append(f"{path}uniqueItems")
+        known = members is not None and len(members) <= MAX_SET and plain and _whole(low) and _whole(high)
+        if members is None or not known or not self._record.takes(len(json.dumps(members)) << len(members)):
+            self._record.dropped.append(f"{path}uniqueItems")
             return
         sizes = range(max(low, 0), min(high, len(members)) + 1)
         for key in ("items", "minItems", "maxItems"):
@@ -154,8 +171,9 @@ class _Rewrite:
             return
         keys, pattern = self._listed(names), _name_pattern(names) if isinstance(names, dict) else None
         rest = made.get("additionalProperties", True)
-        if {"properties", "patternProperties"} & made.keys() or (keys is None and pattern is None):
-            self._dropped.append(f"{path}propertyNames")
+        fits = keys is None or self._record.takes(len(keys) * len(json.dumps(rest)))
+        if {"properties", "patternProperties"} & made.keys() or (keys is None and pattern is None) or not fits:
+            self._record.dropped.append(f"{path}propertyNames")
             return
         made["additionalProperties"] = False
         if keys is None:
@@ -167,7 +185,7 @@ class _Rewrite:
         draft = made.get("$schema")
         if isinstance(draft, str) and not DRAFTS.fullmatch(draft):
             del made["$schema"]
-            self._dropped.append(f"{path}$schema")
+            self._record.dropped.append(f"{path}$schema")
 
     def _alternatives(self, made: Schema, path: str) -> None:
         """Leave out alternatives whose pattern looks around, such as a Decimal's text beside its number."""
@@ -176,7 +194,7 @@ class _Rewrite:
             return
         kept = [i for i, choice in enumerate(choices) if not _looks_around(choice)]
         if kept and len(kept) < len(choices):
-            self._dropped += [f"{path}anyOf[{i}]" for i in range(len(choices)) if i not in kept]
+            self._record.dropped += [f"{path}anyOf[{i}]" for i in range(len(choices)) if i not in kept]
             made["anyOf"] = [choices[i] for i in kept]
 
 

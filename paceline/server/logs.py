@@ -19,6 +19,7 @@ from paceline.types import Request, TokenEvent
 
 logger = logging.getLogger("paceline.server")
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # paths that monitors request every few seconds
+PAGE = ("/playground/", "/v1/speculation")  # paths that an open playground requests, the second again and again
 
 
 class Spans(Protocol):
@@ -89,7 +90,7 @@ class Record:
         if self.prompts:
             facts["prompts"] = self.prompts
         level = logging.WARNING if self.status >= 500 else logging.INFO
-        if self.path in PROBES:
+        if self.path in PROBES or (self.status < 400 and self.path.startswith(PAGE)):
             level = logging.DEBUG
         if self.spans is not None:
             self.spans.write(self)

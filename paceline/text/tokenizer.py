@@ -111,10 +111,10 @@ class Tokenizer:
             [encoding] = encoder.encode_batch_fast([part], add_special_tokens=False)
             yield offset + end, encoding.ids
 
-    def encode_inside(self, text: str, *, limit: int | None = None) -> list[int]:
-        """Encode plain text as if a control token stood before it. `limit`: see `encode_spans`."""
+    def encode_inside(self, text: str) -> list[int]:
+        """Encode plain text as if a control token stood before it."""
         check_text(text)
-        return self.encode_spans(f"\n{text}", [(0, 1, 0)], limit=limit)[1:]
+        return self.encode_spans(f"\n{text}", [(0, 1, 0)])[1:]
 
     # ── fill-in-the-middle ──
 
@@ -130,12 +130,11 @@ class Tokenizer:
         *,
         files: Sequence[tuple[str, str]] = (),
         room: int | None = None,
-        limit: int | None = None,
     ) -> FillIn:
         """Make the prompt that lets the model write the text between `before` and `behind`.
 
         `files`: names and texts of other files, the nearest last. `room`: tokens that the prompt may have; what does
-        not fit is cut. None: nothing is cut. `limit`: see `encode_spans`."""
+        not fit is cut. None: nothing is cut."""
         if self.fim is None:
             raise InvalidRequest(
                 "this model has no tokens for fill-in-the-middle: leave the suffix out, or serve a model that has "
@@ -145,8 +144,8 @@ class Tokenizer:
         most = None if room is None else room * MAX_TOKEN_CHARACTERS
         if isinstance(before, str):
             text = before if most is None else before[max(0, len(before) - most) :]
-            before = self.encode_inside(text, limit=limit)
-        suffix = self.encode_inside(behind[:most], limit=limit)
+            before = self.encode_inside(text)
+        suffix = self.encode_inside(behind[:most])
         near = files if most is None else last_within(files, most, lambda file: sum(map(len, file)))
         begin, others = self._project(self.fim, near) if near else (self._parts.prefix, [])
         filled = self.fim.prompt(before, suffix, begin=begin, files=others, room=room)

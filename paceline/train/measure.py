@@ -14,20 +14,24 @@ from paceline.train.data.split import read_prompts
 from paceline.train.data.teacher import Teacher, load_target
 from paceline.train.loop.score import Score, evaluate
 from paceline.train.options import EvalOptions
+from paceline.train.phases import Phases, Unseen
 from paceline.train.students.kinds import read_student
 from paceline.train.students.student import Student
 
 Say = Callable[[str], None]
 
 
-def measure(options: EvalOptions, say: Say) -> dict[str, Score]:
+def measure(options: EvalOptions, say: Say, phases: Phases | None = None) -> dict[str, Score]:
     """Measure a trained drafter on each evaluation set. The answers are kept in a temporary directory."""
+    phases = phases or Unseen()
     device = torch.device(options.target.device)
     questions = [Question(name, one.text) for name, path in options.evals.items() for one in read_prompts(path)]
     with TemporaryDirectory() as folder:
         store = AnswerStore.create(Path(folder) / "answers", options.target.answer_settings(), questions)
-        answer(store, Workers.of(options.target), lambda done, total: None)
+        phases.phase("answering prompts", unit="prompts", total=len(questions))
+        answer(store, Workers.of(options.target), phases)
         sets = store.read()
+    phases.phase("measuring")
     student, teacher = read_student(options.drafter, load_target(options.target, device), device=device)
     return measure_sets(
         student, teacher, sets, draft=options.draft, tokens=options.batch_tokens, device=device, say=say

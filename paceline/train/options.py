@@ -11,6 +11,8 @@ from paceline.train.data.answers import AnswerSettings
 from paceline.train.students.labels import Aim
 from paceline.train.students.packing import Packing
 
+HELD_OUT_PROMPTS = 256  # prompts to judge by, of 1,024 or more
+CPU_BATCH_TOKENS = 2048  # tokens of a step on a CPU: some seconds
 DRAFT_VOCAB = 16384  # tokens in the draft vocabulary of a new EAGLE head
 
 
@@ -52,7 +54,7 @@ class TrainOptions:
     excludes: Sequence[Path] = ()  # further texts; prompts that overlap with them are not trained on
     license: str = "other"
     max_prompts: int | None = None
-    held_out: int = 256  # prompts that the trainer evaluates on
+    held_out: int | None = None  # prompts that the trainer evaluates on; None: HELD_OUT_PROMPTS, or a quarter of fewer
     samples: int = 1  # answers per training prompt
     sampled: float = 0.3  # share of first answers sampled at `temperature`; further answers all are
     temperature: float = 0.8

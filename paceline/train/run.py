@@ -5,7 +5,6 @@ Finished work is kept under `TrainOptions.work`; the same command resumes where 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import torch
 
 from paceline.errors import InvalidRequest
 from paceline.models.load import open_model
-from paceline.train.data.answering import Report, Workers, answer
+from paceline.train.data.answering import Workers, answer
 from paceline.train.data.answers import HELD_OUT, TRAIN, AnswerStore, Exchange
 from paceline.train.data.batches import in_order
 from paceline.train.data.split import Split, split_prompts
@@ -27,13 +26,13 @@ from paceline.train.measure import Say, measure_sets
 from paceline.train.options import TrainOptions
 from paceline.train.output.card import Facts, card
 from paceline.train.output.curves import curves
+from paceline.train.phases import Phases, Unseen
 from paceline.train.storage import replace_folder
 from paceline.train.students.kinds import Start, new_student
 from paceline.train.students.published import read_initial_head
 from paceline.train.students.student import Student
 
 SKETCH_EXCHANGES = 256  # training exchanges that a student's `finish` reads, to fit a sketch
-REPORT_SECONDS = 5.0  # between two reports of answered shards
 
 
 @dataclass(slots=True)
@@ -43,6 +42,7 @@ class TrainRun:
     options: TrainOptions
     world: World
     say: Say
+    phases: Phases
     split: Split
     sets: dict[str, list[Exchange]]
     start: Start
@@ -97,23 +97,26 @@ class TrainRun:
         )
 
 
-def train(options: TrainOptions, say: Say) -> dict[str, Score]:
+def train(options: TrainOptions, say: Say, phases: Phases | None = None) -> dict[str, Score]:
     """Train a drafter and write it to `options.out`; return its score on each set that was not trained on."""
-    world = World.join(options.target.device)
+    world, shown = World.join(options.target.device), phases or Unseen()
     try:
-        return _train(options, world, say if world.first else lambda text: None)
+        return _train(options, world, say if world.first else lambda text: None, shown if world.first else Unseen())
     finally:
         world.leave()
 
 
-def _train(options: TrainOptions, world: World, say: Say) -> dict[str, Score]:
+def _train(options: TrainOptions, world: World, say: Say, phases: Phases) -> dict[str, Score]:
+    phases.phase("reading prompts")
     if options.initial_head is not None:
         # A head that does not fit is an error before any prompt is answered.
         read_initial_head(options, open_model(options.target.model).config)
     split = split_prompts(options)
-    say(f"{len(split.trained)} prompts to train on, {options.held_out} held out, {split.left_out} left out for overlap")
-    sets = _answers(options, split, world, say)
-    run = _prepare(options, split, sets, world, say)
+    say(f"{len(split.trained)} prompts to train on, {split.held_out} held out, {split.left_out} left out for overlap")
+    threads = options.target.threads or torch.get_num_threads()
+    sets = _answers(options, split, world, say, phases)
+    torch.set_num_threads(threads)  # the engine that answered has left torch one
+    run = _prepare(options, split, sets, world, say, phases)
     trainer = _trainer(run)
     if trainer.progress.finished:
         say("training had already ended; measuring")
@@ -122,14 +125,15 @@ def _train(options: TrainOptions, world: World, say: Say) -> dict[str, Score]:
     return _finish(run, trainer) if world.first else {}
 
 
-def _answers(options: TrainOptions, split: Split, world: World, say: Say) -> dict[str, list[Exchange]]:
+def _answers(options: TrainOptions, split: Split, world: World, say: Say, phases: Phases) -> dict[str, list[Exchange]]:
     """Answer what is not answered yet, and return the exchanges of each set."""
     place, settings = options.work / "answers", options.answer_settings
     if world.first:
         AnswerStore.create(place, settings, split.questions)
     world.wait()
     store = AnswerStore.create(place, settings, split.questions)
-    answer(store, Workers.of(options.target, part=world.rank, parts=world.size), _shard_report(say))
+    phases.phase("answering prompts", unit="prompts", total=len(split.questions))
+    answer(store, Workers.of(options.target, part=world.rank, parts=world.size), phases)
     world.wait()
     sets = store.read()
     tokens = sum(exchange.answer for exchange in sets[TRAIN])
@@ -142,30 +146,18 @@ def _answers(options: TrainOptions, split: Split, world: World, say: Say) -> dic
     return sets
 
 
-def _shard_report(say: Say) -> Report:
-    """Say how many shards are answered, every few seconds and at the end."""
-    started, last = time.monotonic(), 0.0
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= REPORT_SECONDS or done == total:
-            last = now
-            say(f"answers: {done}/{total} shards, {now - started:.0f} s")
-
-    return report
-
-
-def _prepare(options: TrainOptions, split: Split, sets: dict[str, list[Exchange]], world: World, say: Say) -> TrainRun:
+def _prepare(
+    options: TrainOptions, split: Split, sets: dict[str, list[Exchange]], world: World, say: Say, phases: Phases
+) -> TrainRun:
     """Load the target and create the student."""
+    phases.phase("loading the target")
     model = load_target(options.target, world.device)
-    if options.target.threads is not None:
-        torch.set_num_threads(options.target.threads)
+    phases.phase("reading hidden states")
     start = new_student(options, model, sets[TRAIN], device=world.device)
     if start.vocabulary is not None:
         tokens, coverage = len(start.vocabulary.ids), start.vocabulary.coverage
         say(f"draft vocabulary: {tokens} tokens, {coverage:.2%} of the answers")
-    return TrainRun(options, world, say, split, sets, start, Progress(settings=_settings(options, world)))
+    return TrainRun(options, world, say, phases, split, sets, start, Progress(settings=_settings(options, world)))
 
 
 def _settings(options: TrainOptions, world: World) -> dict[str, object]:
@@ -197,6 +189,7 @@ def _trainer(run: TrainRun) -> Trainer:
         world=run.world,
         path=path,
         progress=run.progress,
+        phases=run.phases,
         on_report=run.on_report,
         on_score=run.on_score,
     )
@@ -233,10 +226,13 @@ def _finish(run: TrainRun, trainer: Trainer) -> dict[str, Score]:
     if trainer.best:
         _load_weights(student, trainer.best, student.constants)
     tokens = run.options.batch_tokens
+    run.phases.phase("fitting the shortlist")
     some = in_order(run.sets[TRAIN][:SKETCH_EXCHANGES], tokens=tokens)
     student.finish(teacher, (texts.to(device) for texts in some))
     sets = {name: exchanges for name, exchanges in run.sets.items() if name != TRAIN}
+    run.phases.phase("measuring", unit="sets", total=len(sets))
     scores = measure_sets(student, teacher, sets, draft=run.options.draft, tokens=tokens, device=device, say=run.say)
+    run.phases.phase(f"writing {run.options.out}")
     run.write(scores)
     run.say(f"written: {run.options.out}")
     return scores

@@ -203,3 +203,11 @@ def test_a_prompt_must_come_from_somewhere(cli: Cli, tiny: str, monkeypatch: pyt
     status, _, err = cli("generate", tiny)
     assert status == 2
     assert "no prompt; give one as an argument, with --file, or on standard input" in err
+
+
+def test_prompts_may_stand_behind_options(cli: Cli, tiny: str) -> None:
+    flags = ("--format", "fp32", "--max-tokens", "3", "--json")
+    status, out, _ = cli("generate", tiny, *flags, "hello", "there")
+    assert status == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["hello", "there"]
+    assert "unknown option '--jsn'; did you mean '--json'?" in cli("generate", tiny, "--jsn", "hello")[2]

@@ -69,6 +69,14 @@ def test_short_work_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert stream.getvalue() == ""
 
 
+def test_a_narrow_terminal_has_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    with progress_bar("loading " + "x" * 100):
+        pass
+    assert max(map(len, stream.getvalue().split(CLEAR_LINE))) == 19
+
+
 def test_a_terminal_has_one_line_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "DRAW_SECONDS", 0.001)
     monkeypatch.setattr("sys.stderr", stream := Terminal())

@@ -24,10 +24,14 @@ TOKENIZER = byte_level_tokenizer()
 SIZE = TOKENIZER.vocab_size + 3  # as where a model pads its embedding
 TARGET = Model(vocab_size=SIZE)
 EOS = 2
+[TOOL_CALL] = TOKENIZER.encode("<tool_call>", add_bos=False)
 COMPACT = Grammar.json_schema(PERSON | {"x-guidance": {"whitespace_flexible": False}})
 WORDS = Grammar.regex("hello( world){1,3}(!|[?]+)")
 ENDLESS = Grammar.regex("hello [?]+")
 CHOICE = Grammar.choice(["hello world", "hello there", "goodbye"])
+CALL = Grammar.json_schema({"enum": [{"name": "hello"}, {"name": "world"}]})
+CALLS = Grammar.calls(CALL, marks=("<tool_call>", "</tool_call>"), parallel=False, otherwise=CHOICE)
+TEXT = Grammar.calls(CALL, marks=("<tool_call>", "</tool_call>"))
 PARAMS = (
     SamplingParams(temperature=0, grammar=COMPACT),
     SamplingParams(temperature=1, seed=3, grammar=COMPACT, n=2),
@@ -36,6 +40,8 @@ PARAMS = (
     SamplingParams(temperature=1, seed=6, grammar=ENDLESS, min_tokens=60),
     SamplingParams(temperature=0, grammar=WORDS, logprobs=2, stop=(" world wor",)),
     SamplingParams(temperature=1, seed=7),  # a neighbour without one
+    SamplingParams(temperature=1, seed=8, grammar=CALLS, n=4),
+    SamplingParams(temperature=1, seed=9, grammar=TEXT, logit_bias={TOOL_CALL: 9.0}),
 )
 DRAFTERS: Mapping[str, Made] = {
     "ngram": lambda setting, backend: NgramDrafter(min_ngram=1),
@@ -73,7 +79,17 @@ def scripted(**options: Any) -> Made:
 
 
 def assert_fits(params: SamplingParams, told: Told) -> None:
+    if params.grammar is TEXT:  # may go on for ever
+        whole = told.text.rpartition("<tool_call>")[0]
+        call = r'<tool_call>\s*\{\s*"name"\s*:\s*"(?:hello|world)"\s*\}\s*</tool_call>'
+        assert len(re.findall(call, whole)) == whole.count("<tool_call>")
+        return
     assert told.finish is Finish.STOP
+    if params.grammar is CALLS:
+        called = re.fullmatch(r"<tool_call>\s*(\{.*\})\s*</tool_call>", told.text, re.DOTALL)
+        assert (
+            told.text in ("hello world", "hello there", "goodbye") if called is None else json.loads(called[1])["name"]
+        )
     if params.grammar is WORDS and not params.stop:
         assert re.fullmatch(r"hello( world){1,3}(!|\?+)", told.text)
     if params.grammar is CHOICE:

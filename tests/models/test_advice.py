@@ -11,6 +11,7 @@ import pytest
 from paceline.models.advice import FAMILIES, NO_ADVICE, advice_by_name
 from paceline.models.load import open_model
 from paceline.types import SamplingParams
+from tests.cli.tiny_model import write_model
 from tests.models.broken import METADATA, build
 
 
@@ -63,10 +64,10 @@ def test_a_gguf_file_is_known_by_its_metadata_and_by_its_name(tmp_path) -> None:
     assert (str(advice), advice.source) == ("temperature 0.5", "the file's metadata (general.sampling)")
 
 
-def test_a_directory_is_known_by_its_name_where_its_file_says_nothing(tiny, tmp_path) -> None:
-    model, _ = tiny("llama2")
+def test_a_directory_is_known_by_its_name_where_its_file_says_nothing(tmp_path) -> None:
     folder = tmp_path / "SmolLM2-135M-Instruct"
-    model.save_pretrained(folder)
+    folder.mkdir()
+    write_model(folder)
     file = folder / "generation_config.json"
     file.write_text(json.dumps({"eos_token_id": 2}))
     assert open_model(str(folder)).generation.values == {"temperature": 0.2, "top_p": 0.9}

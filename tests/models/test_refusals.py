@@ -10,13 +10,13 @@ import pytest
 from paceline.errors import UnsupportedModel
 from paceline.models.load import open_model
 from paceline.models.refusals import unknown_architecture
+from tests.cli.tiny_model import write_model
 from tests.models.broken import METADATA, build
 
 
 @pytest.fixture
-def model(tiny, tmp_path) -> Path:
-    made, _ = tiny("llama2")
-    made.save_pretrained(tmp_path)
+def model(tmp_path: Path) -> Path:
+    write_model(tmp_path)
     assert open_model(str(tmp_path)).kind == "hf"
     return tmp_path
 

@@ -91,3 +91,13 @@ def test_served_names(tmp_path, monkeypatch):
         assert served_name(given) == shown
     (folder.parent.parent / "config.json").write_text("{}")
     assert served_name("..") == "models--org--name"
+
+
+def test_a_misspelt_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "qwen.gguf").write_bytes(build())
+    with pytest.raises(ModelNotFound, match=r"did you mean 'models/qwen\.gguf'"):
+        resolve("models/qwn.gguf")

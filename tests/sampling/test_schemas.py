@@ -340,6 +340,17 @@ def test_what_cannot_be_decided_is_refused(schema: Any) -> None:
         grammars().compile(Grammar.json_schema(schema))
 
 
+def test_expansions_are_bounded() -> None:
+    """A thousand sets, and a thousand names of large properties: the rewrite stays near the size of the schema."""
+    colours = {"type": "array", "uniqueItems": True, "items": {"enum": [f"colour {i}" for i in range(8)]}}
+    sets = {"properties": {f"p{i}": colours for i in range(1000)}}
+    large = {"enum": [f"value {i}" for i in range(1000)]}
+    names = {"propertyNames": {"enum": [f"name {i}" for i in range(1000)]}, "additionalProperties": large}
+    for schema, path in ((sets, "properties.p999.uniqueItems"), (names, "propertyNames")):
+        assert len(json.dumps(rewritten(schema))) < len(json.dumps(schema)) + (1 << 19)
+        assert ignored_keywords(schema)[-1] == path
+
+
 def test_comparisons_are_bounded() -> None:
     """Two kinds of trees with ten branches each would take ten to the eighth comparisons."""
     trees = {

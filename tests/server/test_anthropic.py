@@ -224,6 +224,17 @@ def test_a_conversation_with_calls_is_answered(api: Api) -> None:
     turn = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP])["usage"]["output_tokens"]
     assert answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice={"type": "none"})["content"]
+    single = {"type": "auto", "disable_parallel_tool_use": True}
+    assert "ignored_fields" not in answer(api, messages=[*HELLO, *turn], tools=[LAMP], tool_choice=single)
+
+
+def test_calls_are_kept_and_not_continued() -> None:
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "lamp", "input": {}}]}
+    for given in ([*HELLO, call], [*HELLO, call, {"role": "assistant", "content": "so"}]):
+        made = messages_chat(MessagesRequest.model_validate({"messages": given, "max_tokens": 1})).body
+        assert isinstance(made, ChatRequest)
+        assert made.messages[-1].tool_calls
+        assert made.continue_final_message is None
 
 
 def test_an_answer_of_a_form(api: Api) -> None:

@@ -302,6 +302,12 @@ def test_strict_functions_have_no_arguments_that_they_do_not_list() -> None:
         assert fits(made, CALL.replace("true", 'true, "more": 1')) is not strict
 
 
+def test_the_model_sees_nothing_of_strict() -> None:
+    for template in (MARKED, "no such word"):
+        strict, loose = offered(template, None, STRICT), offered(template, None, LAMP)
+        assert strict.place(HELLO, template) == loose.place(HELLO, template)
+
+
 def test_strict_is_a_flag() -> None:
     with pytest.raises(InvalidRequest, match="strict of tools"):
         read_tools([{"function": LAMP["function"] | {"strict": "yes"}}])

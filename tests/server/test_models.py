@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from typing import Any
 
 import pytest
@@ -128,3 +130,12 @@ def test_nothing_else_is_here(api: Api) -> None:
     response = api.get("/v1/completions")
     assert response.status_code == 405
     assert response.json()["error"]["message"]
+
+
+def test_an_open_playground_does_not_fill_the_log(api: Api, log: io.StringIO) -> None:
+    for path in ("/v1/speculation", "/playground/main.js", "/playground/nothing.js", "/v1/models"):
+        api.get(path)
+    assert [json.loads(line)["path"] for line in log.getvalue().splitlines()] == [
+        "/playground/nothing.js",
+        "/v1/models",
+    ]

@@ -199,7 +199,9 @@ def test_a_conversation_is_a_tree_that_survives_broken_data(tmp_path: Path) -> N
         const broken = ["", "null", "{}", "[]",
             JSON.stringify({...made, version: 0}), JSON.stringify({...made, nodes: 5}),
             JSON.stringify({...made, nodes: [{id: 1, parent: 1, role: "user", content: ""}]}),
-            JSON.stringify({...made, nodes: [{id: 1, parent: null, role: "user", content: 5}]})];
+            ...[{content: 5}, {role: "system"}, {speed: "fast"}, {tokens: {}}, {tokens: [5]}, {stats: 5},
+                {stats: {tokens_per_step: "many"}}, {finish: {}}].map((wrong) =>
+                JSON.stringify({...made, nodes: [{id: 1, parent: null, role: "user", content: "", ...wrong}]}))];
         return [seen, branchesOf(made, edited).length, made.title, JSON.stringify(read) === JSON.stringify(made),
             broken.map(readConversation), readConversation(JSON.stringify({...made, leaf: 99})).leaf, markdown,
             fileName("Why? Über-all!")];

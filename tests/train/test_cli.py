@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli import train as command
 from paceline.cli.main import build_parsers, main
-from paceline.train.options import DRAFT_VOCAB, TargetOptions, TrainOptions
+from paceline.train.options import CPU_BATCH_TOKENS, DRAFT_VOCAB, TargetOptions, TrainOptions
 from tests.train.toy_training import write_prompts
 
 
@@ -40,9 +40,22 @@ def test_help_tells_the_defaults_that_hold() -> None:
         for name in names:
             assert actions[name].default is None
             assert f"(default: {_default(name)})" in str(actions[name].help)
-        for name in ("minutes", "batch_tokens", "learning_rate", "max_new", "max_length", "evaluations", "held_out"):
+        for name in ("minutes", "learning_rate", "max_new", "max_length", "evaluations"):
             assert actions[name].default == _default(name)
             assert f"(default: {_default(name):g})" in str(actions[name].help)
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "expected"), [([], "cuda", 16384), ([], "cpu", 2048), (["--batch-tokens", "64"], "cpu", 64)]
+)
+def test_a_step_on_a_cpu_is_smaller(
+    words: list[str], device: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.runner.loading.models.choose_device", lambda name: device)
+    args = parse("eagle", "m", "--prompts", "p", "--out", "o", *words)
+    assert command._train_options(args, kind="eagle").batch_tokens == expected
+    [help] = [action.help for action in parse_kind("eagle")._actions if action.dest == "batch_tokens"]
+    assert help == f"per step (default: {_default('batch_tokens')}, on a CPU {CPU_BATCH_TOKENS})"
 
 
 def test_the_shape_is_that_of_the_head_it_begins_with() -> None:

@@ -27,6 +27,7 @@ from paceline.train.loop.checkpoint import Progress
 from paceline.train.loop.score import Score
 from paceline.train.measure import measure
 from paceline.train.options import EvalOptions, TrainOptions
+from paceline.train.phases import Unseen
 from paceline.train.run import train
 from paceline.train.storage import read_tensors
 from paceline.types import SamplingParams
@@ -268,6 +269,40 @@ def test_what_it_aims_at_changes_what_is_learnt(answered: MakeOptions, tmp_path:
         run(options)
         heads.append(read_tensors(options.out / "model.safetensors")[0]["lm_head.weight"])
     assert not torch.equal(*heads)
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(2, 1), (3, 1), (48, 12), (1024, 256), (5000, 256)])
+def test_few_prompts_have_few_held_out(count: int, held_out: int, tmp_path: Path) -> None:
+    options = toy_options(tmp_path, write_prompts(tmp_path / "p.jsonl", count=count), tmp_path / "out", held_out=None)
+    split = split_prompts(options)
+    assert (split.held_out, len(split.trained)) == (held_out, count - held_out)
+
+
+def test_every_phase_is_told_with_its_counts(target: Path, tmp_path: Path) -> None:
+    """Also with four prompts, of which one is held out."""
+    told: list[tuple[str, int]] = []
+
+    class Noted(Unseen):
+        def phase(self, doing: str, *, unit: str = "", total: int = 0, done: int = 0) -> None:
+            told.append((doing, total))
+
+    prompts = write_prompts(tmp_path / "p.jsonl", count=4)
+    few = {"held_out": None, "max_new": 16, "max_steps": 2, "evaluations": 1}
+    options = toy_options(target, prompts, tmp_path / "out", **few)
+    train(options, lambda text: None, Noted())
+    assert told == [
+        ("reading prompts", 0),
+        ("answering prompts", 4),
+        ("loading the target", 0),
+        ("reading hidden states", 0),
+        ("training", 2),
+        ("measuring after step 2, on 1 prompts", 0),
+        ("training", 2),
+        ("fitting the shortlist", 0),
+        ("measuring", 1),
+        (f"writing {options.out}", 0),
+    ]
+    assert (options.out / "README.md").exists()
 
 
 def test_too_few_prompts_are_said(target: Path, prompts: Path, tmp_path: Path) -> None:

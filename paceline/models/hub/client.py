@@ -6,11 +6,11 @@ repositories; it is sent to the hub alone, not to where the hub redirects.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import http.client
 import json
 import os
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -173,6 +173,10 @@ def _empty(out: IO[bytes]) -> None:
 
 
 def _lock(out: IO[bytes], target: Path) -> None:
+    if sys.platform == "win32":
+        return  # an open file cannot be opened for writing there
+    import fcntl
+
     try:
         fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -34,7 +34,7 @@ class Keys(Check):
             scope["caller"] = self._caller(scope, admin=control)
 
     def _caller(self, scope: Scope, *, admin: bool) -> str:
-        """Name the caller by its key, from `Authorization` or from Anthropic's `x-api-key`: the first that is known."""
+        """Name the caller by the first known key of the headers Authorization and x-api-key (Anthropic's)."""
         bearers, bare = values(scope, b"authorization"), values(scope, b"x-api-key")
         if not bearers and not bare:
             self._refuse("no key was given; send the header `Authorization: Bearer KEY`")

@@ -76,6 +76,7 @@ function show(told, now) {
   for (const id of ["hero-speedup", "badge"]) {
     say($(id), number);
     $(id).hidden = !number;
+    $(id).classList.toggle("gain", parseFloat(number) >= 1);
   }
   say($("hero-note"), note);
   $("badge").title = note;

@@ -36,12 +36,15 @@ function turnTabs(event) {
 
 /** Opens one drawer, or none. Wide screens show both beside the chat; the style decides. */
 function openDrawer(name) {
-  for (const [opener, drawer] of Object.entries(DRAWERS)) {
+  // Whoever opened the drawer that closes now gets the focus back.
+  const opener = Object.keys(DRAWERS).find((each) => $(DRAWERS[each]).classList.contains("open"));
+  for (const [each, drawer] of Object.entries(DRAWERS)) {
     $(drawer).classList.toggle("open", drawer === name);
-    $(opener).setAttribute("aria-expanded", drawer === name);
+    $(each).setAttribute("aria-expanded", drawer === name);
   }
   $("veil").hidden = !name;
   if (name) $(name).focus();
+  else $(opener)?.focus();
 }
 
 function setTheme(theme) {

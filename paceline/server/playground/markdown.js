@@ -3,8 +3,8 @@
 //   # heading    - list    1. list    > quote    ``` code    | table |    ---    paragraph
 //
 // Blocks are {type, start, …}; `start` is where the block begins in the text. Text inside of a block is a list of
-// lines {text, at}: text[0] stood at `at`, and the rest of the line follows it. `inline.js` reads the marks inside of lines.
-// HTML is text like any other. Time is linear in the text; nesting ends at MAX_DEPTH.
+// lines {text, at}: text[0] stood at `at`, and the rest of the line follows it. `inline.js` reads the marks inside of
+// lines. HTML is text like any other. Time is linear in the text; nesting ends at MAX_DEPTH.
 
 const MAX_DEPTH = 8; // quotes and lists inside of each other
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;

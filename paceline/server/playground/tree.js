@@ -35,8 +35,9 @@ export function addMessage(conversation, parent, message) {
 
 export function titleOf(text) {
   const line = text.split("\n").find((each) => each.trim()) ?? "";
-  const short = line.trim().slice(0, TITLE_CHARACTERS);
-  return short.length < line.trim().length ? `${short.trimEnd()}…` : short || "New chat";
+  const words = line.replace(/[`*#>]/g, "").trim();
+  const short = words.slice(0, TITLE_CHARACTERS);
+  return short.length < words.length ? `${short.trimEnd()}…` : short || "New chat";
 }
 
 /** Removes a message that has no children. */
@@ -72,6 +73,26 @@ export function readConversation(text) {
   }
 }
 
+// Fields that a message may have, and their types.
+const FIELDS = {
+  model: "string",
+  finish: "string",
+  count: "number",
+  speed: "number",
+  seconds: "number",
+  asked: "object",
+  stats: "object",
+};
+const STATS = {
+  tokens_per_step: "number",
+  num_draft_tokens: "number",
+  num_accepted_tokens: "number",
+  off_reason: "string",
+};
+
+const fits = (record, types) =>
+  Object.entries(types).every(([name, type]) => record?.[name] == null || typeof record[name] === type);
+
 function areNodes(nodes) {
   const known = new Set([null]);
   return (
@@ -79,9 +100,14 @@ function areNodes(nodes) {
     nodes.every((node) => {
       const sound = Number.isInteger(node.id) && !known.has(node.id) && known.has(node.parent);
       known.add(node.id);
-      return sound && ["user", "assistant"].includes(node.role) && typeof node.content === "string";
+      return sound && isMessage(node);
     })
   );
+}
+
+function isMessage({ role, content, tokens = [], ...node }) {
+  if (!["user", "assistant"].includes(role) || typeof content !== "string") return false;
+  return fits(node, FIELDS) && fits(node.stats, STATS) && Array.isArray(tokens) && tokens.every(Array.isArray);
 }
 
 /** Writes the branch in view as Markdown. */

@@ -1,4 +1,4 @@
-"""Bodies of /v1/embeddings."""
+"""Bodies of /v1/embeddings, and of Ollama's /api/embed and the older /api/embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from paceline.server.protocol.requests import Prompt, RequestPart
+from paceline.server.protocol.requests import Prompt, RequestPart, Texts
 
 
 class EmbeddingsRequest(RequestPart):
@@ -36,3 +36,30 @@ class Embeddings(BaseModel):
     model: str
     usage: EmbeddingsUsage
     ignored_fields: list[str] | None = None
+
+
+class OllamaEmbedRequest(RequestPart):
+    input: str | Texts = Field(description="a text or a list of texts; empty: nothing is done")
+    model: str | None = Field(None, description="the model that is served, with :latest or without; see /api/tags")
+    truncate: bool | None = Field(None, description="false: a text beyond the context is refused, and not cut")
+    dimensions: int | None = Field(None, description="none but the model's own hidden size")
+    keep_alive: str | float | None = Field(None, description="no effect: the model stays loaded")
+
+
+class OllamaOldEmbedRequest(RequestPart):
+    prompt: str
+    model: str | None = None
+    keep_alive: str | float | None = Field(None, description="no effect: the model stays loaded")
+
+
+class OllamaEmbeddings(BaseModel):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = Field(description="nanoseconds")
+    load_duration: int = 0
+    prompt_eval_count: int
+    ignored_fields: list[str] | None = None
+
+
+class OllamaOldEmbedding(BaseModel):
+    embedding: list[float]

@@ -31,11 +31,7 @@ def messages_chat(body: CountRequest) -> Foreign:
     fields: dict[str, Any] = {"model": body.model, "messages": messages}
     fields |= {"tools": _tools(body.tools), "response_format": _format(body)}
     fields |= {"tool_choice": _tool_choice(body.tool_choice), "parallel_tool_calls": _parallel(body.tool_choice)}
-    if (
-        messages
-        and messages[-1].role == "assistant"
-        and "tool_calls" not in messages[-1].model_dump(exclude_unset=True)
-    ):
+    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         fields["continue_final_message"] = True
     if isinstance(body, MessagesRequest):
         fields |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}

@@ -37,7 +37,7 @@ def content_text(content: str | Sequence[ContentPart], field: str) -> str:
 def split_beginning(messages: Sequence[Message], field: str) -> tuple[Sequence[Message], str]:
     """Take the beginning of the answer, which is the assistant's last message, from a conversation."""
     *earlier, last = messages
-    if not earlier or last.role != "assistant" or last.model_dump().get("tool_calls"):
+    if not earlier or last.role != "assistant" or last.tool_calls:
         raise InvalidRequest(
             "an answer continues the last message only if that is a text of the assistant after another message",
             param=field,

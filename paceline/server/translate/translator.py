@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -45,7 +45,7 @@ from paceline.server.translate.inputs import (
     unused_items,
 )
 from paceline.server.translate.speculation import read_speculation
-from paceline.server.translate.unused import unused_in_format, unused_in_tools, without_mentioned
+from paceline.server.translate.unused import unused_in_schemas, without_mentioned
 from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
@@ -102,19 +102,19 @@ class Translator:
                 raise InvalidRequest(
                     f"{name} is refused: the template is the model's own; leave the field out", param=name
                 )
-        self._check_capacity(1, body.n)
+        self.check_capacity(1, body.n)
         tools = self._tools(body, body.response_format, "response_format")
         grammar = await self._grammar(body.response_format, tools, "response_format")
         max_tokens, unused = chat_tokens(body)
         sampling = self._sampling(body, max_tokens=max_tokens, logprobs=chat_logprobs(body), grammar=grammar)
         prompt = await self.encode_messages(body.messages, tools=tools, continued=bool(body.continue_final_message))
-        unused += [*without_stream(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        unused += [*without_stream(body), *await _unused(body, tools)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
         prompts = split_prompts(body.prompt)
-        self._check_capacity(len(prompts), body.n)
+        self.check_capacity(len(prompts), body.n)
         if body.suffix and body.echo:
             raise InvalidRequest(
                 "echo repeats a prompt, and a text with a suffix has none: leave one out", param="echo"
@@ -129,10 +129,15 @@ class Translator:
         if body.echo and body.logprobs is not None and sampling.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=body.logprobs)
         texts = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
-        unused = [*without_stream(body), *unused_in_format(body)]
+        unused = [*without_stream(body), *await _unused(body, None)]
         if body.suffix:
             unused += ["parse_special"] if body.parse_special else []
-            filled = [await self.fill_in(prompt, body.suffix) for prompt in prompts]
+            filled = [await self.fill_in(prompt, body.suffix, room=self.max_context - 1) for prompt in prompts]
+            if any(each.cut for each in filled):
+                raise ContextTooLong(
+                    f"prompt and suffix do not fit into the context of {self.max_context} tokens: shorten them",
+                    param="prompt",
+                )
             return await self._fill_ins(body, id, filled, sampling, texts=texts, unused=unused)
         encoded = [await self._encode_prompt(prompt, special=bool(body.parse_special)) for prompt in prompts]
         return await self._translation(body, id, encoded, sampling, texts=texts, unused=unused)
@@ -164,7 +169,7 @@ class Translator:
         grammar = await self._grammar(text_format(body), tools, "text.format")
         sampling = self._sampling(body, max_tokens=body.max_output_tokens, logprobs=None, grammar=grammar)
         prompt = await self.encode_messages(messages, tools=tools, field="input")
-        unused = [*unused_items(body), *unused_in_tools(body.tools or (), tools), *unused_in_format(body)]
+        unused = [*unused_items(body), *await _unused(body, tools)]
         return await self._translation(body, id, [prompt], sampling, tools=tools, unused=unused)
 
     async def foreign(self, given: Foreign, id: str) -> Translation:
@@ -174,7 +179,8 @@ class Translator:
             made = await (lenient.chat(body, id) if isinstance(body, ChatRequest) else lenient.completion(body, id))
         except InvalidRequest as error:
             raise given.renamed(error) from None
-        return replace(made, ignored=tuple(listed(sorted({*made.ignored, *given.ignored}))))
+        own = {name for name in made.ignored if not name.startswith("messages[")}  # its messages were made here
+        return replace(made, ignored=tuple(listed(sorted(own | given.ignored))))
 
     # Parts that several endpoints need.
 
@@ -196,7 +202,7 @@ class Translator:
         template = self.llm.tokenizer.chat_template
         return without_mentioned(ignored(body), frozenset() if template is None else self.llm.chat_template.words)
 
-    def _check_capacity(self, prompts: int, n: int | None) -> None:
+    def check_capacity(self, prompts: int, n: int | None) -> None:
         """Raise InvalidRequest if a request asks for more sequences than an idle server takes, before any is made."""
         running, waiting, asked = self.llm.engine.max_sequences, self.settings.max_waiting, prompts * (n or 1)
         if asked > running + waiting:
@@ -260,12 +266,11 @@ class Translator:
         behind: str,
         *,
         files: Sequence[tuple[str, str]] = (),
-        room: int | None = None,
+        room: int,
     ) -> FillIn:
-        """Make the prompt of a fill-in, by `Tokenizer.fill_in`. Without `room`, it must fit into the context."""
-        limit = self.max_context if room is None else None
+        """Make the prompt of a fill-in, by `Tokenizer.fill_in`. What cannot fit into the room is not even tokenised."""
         return await off_loop(
-            lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room, limit=limit),
+            lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
             size=len(before) + len(behind) + characters([[*file] for file in files]),
         )
 
@@ -287,19 +292,20 @@ class Translator:
 
     async def _grammar(self, format: FormatOptions | None, tools: Tools | None, field: str) -> Grammar | None:
         """Find the grammar that the answer must follow, and compile it: up to half a second, off the event loop."""
-        grammar = form = read_format(format, field)
+        form = read_format(format, field)
         if tools is not None and tools.constrained:
-            await self._compile(form, field)  # so that an error is that of the field at fault
-            grammar, field = tools.grammar, "tools"
-        await self._compile(grammar, field)
-        return grammar
+            await self._compile(lambda: form, field)  # so that an error is that of the field at fault
+            return await self._compile(lambda: tools.grammar, "tools")
+        return await self._compile(lambda: form, field)
 
-    async def _compile(self, grammar: Grammar | None, field: str) -> None:
-        if grammar is not None:
-            try:
+    async def _compile(self, make: Callable[[], Grammar | None], field: str) -> Grammar | None:
+        try:
+            grammar = make()
+            if grammar is not None:
                 await asyncio.to_thread(self.llm.engine.check_grammar, grammar)
-            except InvalidRequest as error:
-                raise InvalidRequest(str(error), param=field) from None
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), param=field) from None
+        return grammar
 
     def _sampling(
         self, body: SamplingOptions, *, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
@@ -387,3 +393,10 @@ class Translator:
             return behind if self.llm.parts.target.decoder is None else ()
         text = content_text(options.content, "prediction")
         return tuple(await self.encode_text(text, framed=False, field="prediction"))
+
+
+async def _unused(body: ChatRequest | CompletionRequest | ResponsesRequest, tools: Tools | None) -> list[str]:
+    """List names of fields without effect in tools and forms, off the event loop where there are any."""
+    form = body.text if isinstance(body, ResponsesRequest) else body.response_format
+    given = form is not None or getattr(body, "tools", None)
+    return await asyncio.to_thread(unused_in_schemas, body, tools) if given else []

@@ -19,7 +19,13 @@ SCHEMA = frozenset({"name", "description", "schema", "strict"})
 MESSAGE_FIELD = re.compile(r"(?:messages|input)\[\d+\]\.(\w+)")
 
 
-def unused_in_tools(given: Iterable[Any], tools: Tools | None) -> Iterator[str]:
+def unused_in_schemas(body: ChatRequest | CompletionRequest | ResponsesRequest, tools: Tools | None) -> list[str]:
+    """List names in the tools and the form of a body. A large schema may take half a second."""
+    given = () if isinstance(body, CompletionRequest) else body.tools or ()
+    return [*_in_tools(given, tools), *_in_format(body)]
+
+
+def _in_tools(given: Iterable[Any], tools: Tools | None) -> Iterator[str]:
     """Yield the names of fields of tools that are not read, and of keywords that do not shape a call."""
     for i, tool in enumerate(given):
         wrapped = isinstance(tool, Mapping) and "function" in tool
@@ -31,7 +37,7 @@ def unused_in_tools(given: Iterable[Any], tools: Tools | None) -> Iterator[str]:
             yield from (f"{path}parameters.{name}" for name in ignored_keywords(function.get("parameters")))
 
 
-def unused_in_format(body: ChatRequest | CompletionRequest | ResponsesRequest) -> Iterator[str]:
+def _in_format(body: ChatRequest | CompletionRequest | ResponsesRequest) -> Iterator[str]:
     """Yield the names of fields of a form that are not read, and of keywords of its schema that do not shape it."""
     if isinstance(body, ResponsesRequest):
         given = (body.text and body.text.format) or {}

@@ -31,7 +31,7 @@ from paceline.types import OFF, Finish, Request, SamplingParams
 POLL_SECONDS = 0.5  # between two checks of the workers
 KV_MEMORY_SHARE = 0.6  # share of free GPU memory for the KV caches of all workers
 
-Report = Callable[[int, int], None]  # shards done, shards in all
+Report = Callable[[int, int], None]  # prompts answered, prompts in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def answer(store: AnswerStore, workers: Workers, report: Report) -> None:
     if not mine:
         return
     if workers.device == "cpu":
-        _work(store, mine, workers, lambda done: report(store.shards - len(store.missing()), store.shards))
+        before = _answered(store)
+        _work(store, mine, workers, lambda done: report(before + done, len(store.questions)))
         return
     started = [_start(store, workers, mine[index :: workers.count]) for index in range(workers.count)]
     try:
@@ -92,15 +93,20 @@ def _wait(store: AnswerStore, processes: Sequence[subprocess.Popen[bytes]], repo
                 "What was answered is kept: give the same command again, with a smaller --answer-batch or fewer "
                 "--answer-workers if memory was short"
             )
-        report(store.shards - len(store.missing()), store.shards)
+        report(_answered(store), len(store.questions))
         time.sleep(POLL_SECONDS)
     if failed := [process for process in processes if process.returncode]:
         raise TrainingError(f"a process that answers prompts ended with status {failed[0].returncode}; see above")
-    report(store.shards - len(store.missing()), store.shards)
+    report(_answered(store), len(store.questions))
+
+
+def _answered(store: AnswerStore) -> int:
+    """Count the prompts of the shards that are on disk."""
+    return len(store.questions) - sum(len(_members(store, shard)) for shard in store.missing())
 
 
 def _work(store: AnswerStore, shards: Sequence[int], workers: Workers, done: Callable[[int], None]) -> None:
-    """Answer shards in this process."""
+    """Answer shards in this process. `done` is called with the number of prompts that are answered."""
     settings = store.settings
     config = EngineConfig.of(
         device=workers.device,
@@ -114,9 +120,8 @@ def _work(store: AnswerStore, shards: Sequence[int], workers: Workers, done: Cal
     # Without a tokenizer the engine makes no text; only tokens are needed here.
     silent = replace(ready, tokenizer=None)
     engine = assemble(silent, config=config, device=workers.device, threads=workers.threads).engine
-    for shard, exchanges in Answering(engine, ready.tokenizer, store, shards, batch=workers.batch).run():
+    for shard, exchanges in Answering(engine, ready.tokenizer, store, shards, batch=workers.batch, done=done).run():
         store.write(shard, exchanges)
-        done(shard)
 
 
 def _kv_memory(workers: Workers) -> int | None:
@@ -134,7 +139,14 @@ class Answering:
     """Shards that one engine answers. The next shards start while the last answers of one are still generated."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, store: AnswerStore, shards: Sequence[int], *, batch: int
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        store: AnswerStore,
+        shards: Sequence[int],
+        *,
+        batch: int,
+        done: Callable[[int], None] = lambda prompts: None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -145,6 +157,8 @@ class Answering:
         self._max_running = batch + batch // 4  # more than fit a step, so that the engine always has a full batch
         self._running: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # prompt and answer so far
         self._finished: dict[int, Exchange] = {}
+        self._answered = 0
+        self._done = done
 
     def run(self) -> Iterator[tuple[int, list[Exchange]]]:
         """Yield shards as they become complete."""
@@ -174,6 +188,8 @@ class Answering:
             if event.finish is not None:
                 prompt, answer = self._running.pop(index)
                 self._finished[index] = Exchange(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
+                self._answered += 1
+                self._done(self._answered)
 
     def _complete(self) -> Iterator[tuple[int, list[Exchange]]]:
         for shard in self._shards[:4]:

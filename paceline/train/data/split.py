@@ -17,7 +17,7 @@ from paceline.errors import InvalidRequest
 from paceline.prompts.files import Prompt, read_file
 from paceline.train.data.answers import HELD_OUT, TRAIN, Question
 from paceline.train.data.overlap import separate
-from paceline.train.options import TrainOptions
+from paceline.train.options import HELD_OUT_PROMPTS, TrainOptions
 from paceline.train.seeds import HELD_OUT_STREAM, TEMPERATURE_STREAM, seeded_generator
 
 
@@ -26,6 +26,11 @@ class Split:
     questions: list[Question]  # evaluation sets, then held-out prompts, then prompts to train on in random order
     trained: list[Prompt]  # prompts to train on, each once
     left_out: int  # prompts that overlap with an evaluation set or an excluded text
+
+    @property
+    def held_out(self) -> int:
+        """Number of prompts that the trainer evaluates on."""
+        return sum(question.set == HELD_OUT for question in self.questions)
 
     @property
     def sampled(self) -> float:
@@ -55,13 +60,14 @@ def _held_out_and_train(options: TrainOptions) -> tuple[list[Prompt], list[Promp
     clean, overlapping = separate([prompt.text for prompt in prompts], excluded)
     order = [clean[i] for i in torch.randperm(len(clean), generator=seeded_generator(0, HELD_OUT_STREAM)).tolist()]
     order = order[: options.max_prompts]
-    if len(order) < options.held_out + 1:
+    held_out = max(1, min(HELD_OUT_PROMPTS, len(order) // 4)) if options.held_out is None else options.held_out
+    if len(order) < held_out + 1:
         raise InvalidRequest(
             f"{options.prompts}: {len(order)} prompts can be used ({len(overlapping)} overlap with a set to measure "
-            f"on), and {options.held_out} of them would be held out: give more prompts, or a smaller --held-out"
+            f"on), and {held_out} of them would be held out: give more prompts, or a smaller --held-out"
         )
     chosen = [prompts[i] for i in order]
-    return chosen[: options.held_out], chosen[options.held_out :], len(overlapping)
+    return chosen[:held_out], chosen[held_out:], len(overlapping)
 
 
 def _training_questions(options: TrainOptions, train: list[Prompt]) -> list[Question]:

@@ -22,12 +22,13 @@ from paceline.train.data.batches import TextBatch
 from paceline.train.data.teacher import TargetStates, Teacher
 
 RESERVED_BYTES = 40 << 30  # GPU memory left for training itself
+CPU_BYTES = 1 << 30  # on a CPU: the states of some 100,000 tokens of a target with 576 hidden dimensions
 GROUP_FEATURES = 32  # features that share a scale, in 8 bits
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Return the bytes that the cache may take; 0 on a CPU, where toy targets compute states as fast as a cache."""
-    return torch.cuda.mem_get_info(device)[0] - RESERVED_BYTES if device.type == "cuda" else 0
+    """Return the bytes that the cache may take."""
+    return torch.cuda.mem_get_info(device)[0] - RESERVED_BYTES if device.type == "cuda" else CPU_BYTES
 
 
 class StateCache:

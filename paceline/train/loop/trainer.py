@@ -25,6 +25,7 @@ from paceline.train.loop.checkpoint import Progress
 from paceline.train.loop.optimiser import Optimiser
 from paceline.train.loop.parallel import World
 from paceline.train.loop.score import Score, closeness, evaluate
+from paceline.train.phases import Phases, Unseen
 from paceline.train.students.labels import Aim
 from paceline.train.students.student import Losses, Student
 
@@ -73,6 +74,7 @@ class Trainer:
     progress: Progress
     on_report: Callable[[ProgressReport], None]
     on_score: Callable[[Progress, Score, bool], None]  # an evaluation, and whether it is the best so far
+    phases: Phases = field(default_factory=Unseen)
     aim: Aim = "likelihood"
     score_first: bool = False  # evaluate before the first step: the student starts from a trained head
     best: dict[str, Tensor] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Trainer:
         try:
             if self.score_first and not self.progress.history:
                 self._evaluate()
+            self._begin_phase()
             for indices, texts in self._batches():
                 self._step(indices, texts.to(self.world.device))
                 if self._report_evaluate_save():
@@ -106,6 +109,17 @@ class Trainer:
             ) from error
         self.progress.finished = True
         self._save()
+
+    def _begin_phase(self) -> None:
+        unit = "seconds" if self.schedule.max_steps is None else "steps"
+        done, total = self._amount()
+        self.phases.phase("training", unit=unit, total=total, done=done)
+
+    def _amount(self) -> tuple[int, int]:
+        """Return how much of the schedule is done and how much there is, in steps or seconds."""
+        if self.schedule.max_steps is not None:
+            return self.progress.step, self.schedule.max_steps
+        return int(self.progress.seconds), int(60 * self.schedule.minutes)
 
     def done(self) -> float:
         """Progress from 0 to 1."""
@@ -138,6 +152,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.tokens += texts.ids.numel() * self.world.size
         self.progress.seconds = self.world.broadcast(time.monotonic() - self._started)
+        self.phases(*self._amount())
 
     def _rate(self) -> float:
         """Share of the peak learning rate: a short warm-up, then linearly down to 0."""
@@ -198,6 +213,7 @@ class Trainer:
         """Score the student on the held-out prompts and keep its weights if they are the best so far; return True if
         the patience has ended."""
         progress, schedule = self.progress, self.schedule
+        self.phases.phase(f"measuring after step {progress.step}, on {len(self.held_out)} prompts")
         score = evaluate(
             self.student,
             self.teacher,
@@ -214,6 +230,7 @@ class Trainer:
         found = {"held_out": score.tokens_per_round, "worth": worth}
         progress.history.append({"step": progress.step, "seconds": progress.seconds, **found})
         self.on_score(progress, score, better)
+        self._begin_phase()
         return self._stuck()
 
     def _worth(self, score: Score) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.models.config import ModelConfig
 from paceline.train.data.answers import Exchange
 from paceline.train.data.batches import TextBatch
-from paceline.train.data.teacher import TargetStates, Teacher
+from paceline.train.data.teacher import Teacher
 from paceline.train.seeds import EAGLE_STREAM, seeded_generator
 from paceline.train.students.eagle import EagleShape, EagleStudent
 from paceline.train.students.packing import Packing
@@ -57,12 +57,16 @@ def feature_layers(layers: int) -> tuple[int, int, int]:
     return min(low, middle), middle, max(middle, high)
 
 
-def feature_scale(states: TargetStates, texts: TextBatch) -> Tensor:
+def feature_scale(teacher: Teacher, batches: Iterable[TextBatch]) -> Tensor:
     """Mean magnitude of each feature in answers [features]. Some are a hundred times larger than others, and no single
     learning rate would suit both."""
-    at = torch.arange(texts.ids.shape[1], device=texts.ids.device)
-    inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None])
-    return states.features[inside].float().abs().mean(dim=0).clamp_min(1e-3)
+    total, rows = torch.zeros(()), 0
+    for texts in batches:
+        at = torch.arange(texts.ids.shape[1], device=texts.ids.device)
+        inside = (at >= texts.starts[:, None] - 1) & (at < texts.ends[:, None])
+        magnitudes = teacher(texts.ids).features[inside].float().abs()
+        total, rows = total.to(magnitudes.device) + magnitudes.sum(dim=0), rows + len(magnitudes)
+    return (total / max(1, rows)).clamp_min(1e-3)
 
 
 def eagle_shape(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from paceline.models.directory import member, read_json
 from paceline.models.load import LoadedModel
 from paceline.text.tokenizer import Tokenizer
 from paceline.train.data.answers import Exchange
-from paceline.train.data.batches import pad
+from paceline.train.data.batches import TextBatch, in_order
 from paceline.train.data.teacher import Teacher
 from paceline.train.options import DRAFT_VOCAB, TrainOptions
 from paceline.train.storage import read_tensors
@@ -34,7 +34,7 @@ from paceline.train.students.student import Student
 from paceline.train.students.tokenizer_files import tokenizer_files
 
 KINDS = ("eagle", "medusa", "small")
-SCALE_EXCHANGES = 64  # exchanges that the magnitudes of features are measured on
+SCALE_EXCHANGES = 16  # exchanges that the magnitudes of features are measured on
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,6 @@ def _new_eagle(
     ends = {*config.eos_ids, *tokenizer.eos_ids}
     size = options.draft_vocab or DRAFT_VOCAB
     vocabulary = draft_vocabulary(trained, size=size, vocab=config.vocab_size, always=ends)
-    sample = pad(trained[:SCALE_EXCHANGES]).to(device)
     shape = eagle_shape(
         config,
         layers=layers,
@@ -129,7 +128,7 @@ def _new_eagle(
         shape,
         teacher,
         draft_ids=vocabulary.ids,
-        scale=feature_scale(teacher(sample.ids), sample),
+        scale=feature_scale(teacher, _sample(options, trained, device)),
         dtype=dtype,
         seed=options.seed,
         packing=options.packing,
@@ -142,8 +141,12 @@ def _eagle_from_head(
 ) -> Start:
     head, origin = read_initial_head(options, model.config)
     teacher = Teacher(model, layers=head.shape.layers, dtype=dtype, device=device)
-    sample = pad(trained[:SCALE_EXCHANGES]).to(device)
-    scale = feature_scale(teacher(sample.ids), sample)
+    scale = feature_scale(teacher, _sample(options, trained, device))
     student = head.student(teacher, scale=scale, dtype=dtype, packing=options.packing)
     vocabulary = vocabulary_of(trained, head.draft_ids, vocab=model.config.vocab_size)
     return Start(student, teacher, vocabulary, origin)
+
+
+def _sample(options: TrainOptions, trained: Sequence[Exchange], device: torch.device) -> Iterator[TextBatch]:
+    """Yield batches of the first exchanges, no larger than those of the training."""
+    return (texts.to(device) for texts in in_order(trained[:SCALE_EXCHANGES], tokens=options.batch_tokens))
