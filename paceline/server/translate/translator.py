@@ -228,19 +228,14 @@ class Translator:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
         messages, beginning = split_beginning(messages, field) if continued else (messages, "")
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
+        more: Any = {"add_generation_prompt": add_generation_prompt, "continuation": beginning, "limit": self._limit}
         try:
             template = self.llm.chat_template
             if "tool_calls" not in template.source:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
             encoded = await off_loop(
-                lambda: template.encode(
-                    placed,
-                    tools=listed,
-                    add_generation_prompt=add_generation_prompt,
-                    continuation=beginning,
-                    limit=self._limit,
-                ),
+                lambda: template.encode(placed, tools=listed, **more),
                 size=characters([placed, listed, beginning]),
             )
         except ContextTooLong as error:
