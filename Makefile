@@ -12,6 +12,7 @@
 #   make check      lint, format, types, import directions
 #   make fmt        repair what can be repaired automatically
 #   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
+#   make soak       long inputs and SOAK minutes (30) of mixed load against a server (see docs/soak.md)
 #   make page       docs/benchmarks.md and the README's numbers, from docs/results
 #   make clean      remove the environment and every cache
 
@@ -22,6 +23,7 @@ TESTS ?=
 PEERS ?= .peers
 BENCH ?=
 SERVE ?= smollm2
+SOAK ?= 30
 
 BIN := .venv/bin
 # Bytecode is made for what is imported, when it is: of torch and its like that is a small part.
@@ -40,7 +42,7 @@ $(TESTING): export OMP_NUM_THREADS = 1
 $(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
 $(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve $(TESTING) test-gpu check fmt bench page clean
+.PHONY: demo serve $(TESTING) test-gpu check fmt bench soak page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -75,6 +77,9 @@ fmt: $(READY_TO_DEVELOP)
 
 bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 	$(BIN)/python -m peers.run --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)
+
+soak: $(READY_TO_SERVE)
+	$(BIN)/python clients/soak.py --minutes $(SOAK)
 
 page: $(READY_TO_RUN)
 	$(BIN)/python -m peers.page

@@ -15,6 +15,8 @@ from paceline.chat.messages import ROLES
 from paceline.errors import InvalidRequest
 from paceline.text.tokenizer import Tokenizer
 
+PART_CHARACTERS = 1 << 16  # of a text that is translated at once: 2 ms
+
 
 class Shield:
     """Swaps characters of users' strings so that no control token can be read out of them, even if a template joins
@@ -43,10 +45,10 @@ class Shield:
 
     def hide(self, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
         """Put marks into the inputs. Returns them with a table for `str.translate` that swaps the marks back."""
-        if self._everywhere and all(map(self._edges.isdisjoint, strings(inputs))):
+        if self._everywhere and not any(map(self._has_edge, strings(inputs))):
             return inputs, {}
-        taken = set(self._source).union(*strings(inputs))
-        free = (mark for mark in map(chr, range(0x10FFFD, 0x10FF00, -1)) if mark not in taken)
+        texts = [self._source, *strings(inputs)]
+        free = (mark for mark in map(chr, range(0x10FFFD, 0x10FF00, -1)) if not any(mark in text for text in texts))
         marks = dict(zip(self._marked, free, strict=False))
         if len(marks) < len(self._marked):
             raise InvalidRequest("the messages use up the private characters U+10FF00 to U+10FFFD; leave some out")
@@ -58,19 +60,31 @@ class Shield:
             return text
         swap = {ord(character): marks[character] for character in self._edges}
         parts = self._named.split(text) if self._named else [text]  # odd parts are words that the template names
-        text = "".join(part if at % 2 else part.translate(swap) for at, part in enumerate(parts))
-        if self._everywhere and self._edges.isdisjoint(text):
+        text = "".join(part if at % 2 else swapped(part, swap) for at, part in enumerate(parts))
+        if self._everywhere and not self._has_edge(text):
             return text
-        while found := self._find(text):
-            start, end, _ = found[0]
-            inside = "".join(marks.get(character, character) for character in text[start:end])
-            text = text[:start] + inside + text[end:]
+        everything = {ord(character): mark for character, mark in marks.items()}
+        while found := self._find(text):  # all at once: one by one takes quadratic time
+            starts, ends = [start for start, _, _ in found], [end for _, end, _ in found]
+            inside = [text[start:end].translate(everything) for start, end in zip(starts, ends, strict=True)]
+            between = [text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)]
+            text = "".join(part for pair in zip(between, [*inside, ""], strict=True) for part in pair)
         return text
+
+    def _has_edge(self, text: str) -> bool:
+        return any(edge in text for edge in self._edges)  # much faster than by sets of characters
 
 
 def _markable(character: str) -> bool:
     """True for a character that a mark can replace: no letter, digit or space, and none that JSON escapes."""
     return character.isprintable() and not character.isalnum() and character not in ' "\\'
+
+
+def swapped(text: str, table: Mapping[int, str]) -> str:
+    """Translate a text part by part, since other threads wait for the whole of one call."""
+    if not table:
+        return text
+    return "".join(text[at : at + PART_CHARACTERS].translate(table) for at in range(0, len(text), PART_CHARACTERS))
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from paceline.chat.budget import TooExpensive
 from paceline.chat.messages import Message, check_json, check_messages, check_tools
 from paceline.chat.sandbox import MAX_SOURCE, Refused, Sandbox
-from paceline.chat.shield import Shield, strings
+from paceline.chat.shield import Shield, strings, swapped
 from paceline.errors import InvalidRequest, ModelFileError
 from paceline.text.tokenizer import Tokenizer
 
@@ -59,13 +59,18 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continuation: str = "",
+        limit: int | None = None,
     ) -> list[int]:
-        """Render the prompt as token ids. `continuation`: text after it, in which nothing is a control token."""
+        """Render the prompt as token ids. `continuation`: text after it, in which nothing is a control token.
+
+        Raises ContextTooLong once the prompt is known to have more than `limit` tokens."""
         inputs = _inputs(messages, tools)
         hidden, back = self._shield.hide(inputs)
-        text = self._run(hidden, add_generation_prompt)
-        rendered = text.translate(back) + continuation
-        return self._tokenizer.encode_spans(rendered, self._tokenizer.find_control(text))
+        marked = self._run(hidden, add_generation_prompt)
+        # Marks have four bytes each: the size of the text counts, the control tokens of the marked one.
+        text = swapped(marked, back) + continuation
+        self._tokenizer.check_size(text, limit)
+        return self._tokenizer.encode_spans(text, self._tokenizer.find_control(marked), limit=limit)
 
     def _run(self, inputs: dict[str, Any], add_generation_prompt: bool) -> str:
         names = {"documents": None, **self._tokenizer.token_names}

@@ -32,7 +32,10 @@ HELP = {
     "listened to and there are no keys, else all)",
     "cors_origins": "web pages of which origins may call, such as https://example.org",
     "max_body_bytes": "largest body of a request",
+    "max_bodies_bytes": "bodies of all open requests together; more are told to come again later",
     "max_json_depth": "how deep JSON in a request may be nested",
+    "max_json_values": "how many values JSON in a request may hold, such as token ids of prompts",
+    "max_tokenize_bytes": "longest text that /tokenize takes; texts of prompts are bounded by the context",
     "max_header_bytes": "all headers of a request together",
     "max_headers": "how many headers a request may have",
     "max_connections": "open at once; on further ones only /health, /ready and /metrics are answered",
@@ -76,7 +79,10 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
+    max_bodies_bytes: int = 1 << 30
     max_json_depth: int = 64
+    max_json_values: int = 1 << 18
+    max_tokenize_bytes: int = 1 << 20
     max_header_bytes: int = 16 << 10
     max_headers: int = 100
     max_connections: int = 1000
@@ -148,7 +154,16 @@ class Settings:
 
     def _check_integers(self) -> None:
         check_integer("port", self.port, 0, 65535)
-        for name in ("max_body_bytes", "max_json_depth", "max_header_bytes", "max_headers", "max_connections"):
+        for name in (
+            "max_body_bytes",
+            "max_bodies_bytes",
+            "max_json_depth",
+            "max_json_values",
+            "max_tokenize_bytes",
+            "max_header_bytes",
+            "max_headers",
+            "max_connections",
+        ):
             check_integer(name, getattr(self, name), 1, 1 << 40)
         for name in ("max_concurrency_per_key", "requests_per_minute_per_key", "max_waiting"):
             check_integer(name, getattr(self, name), 0, 1 << 40)

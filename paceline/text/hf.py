@@ -12,7 +12,7 @@ Nothing is downloaded, and no code of the directory is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.text.steps import steps
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
 
 MAX_ID = 10_000_000  # bound of ids, far above any vocabulary; a larger one is an error that would cost much memory
@@ -119,7 +120,7 @@ def _vocabulary(encoder: tokenizers.Tokenizer, control: Mapping[int, AddedToken]
     for token, token_id in ids.items():
         tokens[token_id] = token
     special = frozenset(control)
-    decoders = list(_components(encoder.decoder, "decoders"))
+    decoders = list(steps(encoder.decoder, "decoders"))
     kinds = {decoder["type"] for decoder in decoders}
     if "ByteLevel" in kinds:
         added = frozenset(encoder.get_added_tokens_decoder())
@@ -138,30 +139,17 @@ def _takes_leading_space(decoder: Json) -> bool:
     return bool(decoder["type"] == "Strip" and decoder.get("content") == " " and decoder.get("start", 0) > 0)
 
 
-def _components(part: Any, key: str) -> Iterator[Json]:
-    """Yield the steps of a decoder, pre-tokenizer or post-processor, with nested sequences flattened."""
-    if part is None:
-        return
-    todo = [json.loads(part.__getstate__())]
-    while todo:
-        step = todo.pop(0)
-        if step["type"] == "Sequence":
-            todo = step[key] + todo
-        else:
-            yield step
-
-
 def _inner_encoder(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Make the encoder for text after a control token: some models put a space only before the first text."""
-    steps = list(_components(encoder.pre_tokenizer, "pretokenizers"))
-    if not any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps):
+    found = list(steps(encoder.pre_tokenizer, "pretokenizers"))
+    if not any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in found):
         return encoder
-    if len(steps) > 1:
+    if len(found) > 1:
         raise UnsupportedModel("tokenizer.json combines Metaspace 'first' with other pre-tokenizers; Paceline does not")
     inner = tokenizers.Tokenizer.from_str(encoder.to_str())
     inner.encode_special_tokens = True
     inner.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement=steps[0]["replacement"], prepend_scheme="never", split=steps[0].get("split", True)
+        replacement=found[0]["replacement"], prepend_scheme="never", split=found[0].get("split", True)
     )
     return inner
 
@@ -173,7 +161,7 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _post_processor_frame(encoder: tokenizers.Tokenizer) -> Frame:
     """Find the ids that tokenizer.json puts before and after a text."""
-    for step in _components(encoder.post_processor, "processors"):
+    for step in steps(encoder.post_processor, "processors"):
         if step["type"] in ("BertProcessing", "RobertaProcessing"):
             return (step["cls"][1],), (step["sep"][1],)
         if step["type"] == "TemplateProcessing":

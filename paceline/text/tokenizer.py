@@ -11,7 +11,8 @@ one leading space is taken away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -22,10 +23,15 @@ import tokenizers
 from tokenizers import models
 
 from paceline.checks import check_text
-from paceline.errors import InvalidRequest
+from paceline.errors import ContextTooLong, InvalidRequest
 from paceline.text import gguf, hf
 from paceline.text.fim import MAX_TOKEN_CHARACTERS, FillIn, FimTokens, find_fim_tokens, last_within
+from paceline.text.slices import LongText
 from paceline.text.vocabulary import TokenizerParts, Vocabulary
+
+# A text is encoded on the thread that asks for it: the package's own threads gain nothing for one text, and cause a
+# warning where a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Span = tuple[int, int, int]
 """(start, end, id) of a control token in a text: text[start:end] is the token and white space that belongs to it."""
@@ -39,6 +45,7 @@ class Tokenizer:
         self.chat_template = parts.chat_template
         self.token_names = dict(parts.names)
         self._parts = parts
+        self._long = LongText.of(parts.encoder, parts.vocabulary, parts.control.values())
         self._finder, self._found_ids = _control_finder(parts.control)
 
     @classmethod
@@ -51,32 +58,58 @@ class Tokenizer:
 
     # ── text -> ids ──
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Encode `text`. `add_bos` frames it as the model's own configuration asks, usually by one token or none."""
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = True, limit: int | None = None) -> list[int]:
+        """Encode `text`. `add_bos` frames it as the model's own configuration asks, usually by one token or none.
+
+        `limit`: see `encode_spans`."""
         check_text(text)
-        ids = self.encode_spans(text, self.find_control(text) if special else ())
+        self.check_size(text, limit)
+        ids = self.encode_spans(text, self.find_control(text) if special else (), limit=limit)
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_bos else ids
+
+    def check_size(self, text: str, limit: int | None) -> None:
+        """Raise ContextTooLong if `text`, with control tokens or without, has more than `limit` tokens by its size."""
+        if limit is not None and (fewest := self._long.fewest_tokens(text, control=True)) > limit:
+            raise _too_long(text, f"at least {fewest}", limit)
 
     def find_control(self, text: str) -> list[Span]:
         """Find the texts of control tokens in `text`; of two that overlap the first one counts, then the longest."""
-        found = self._finder.encode(text, add_special_tokens=False)
+        [found] = self._finder.encode_batch([text], add_special_tokens=False)
         return [(start, end, self._found_ids[i]) for i, (start, end) in zip(found.ids, found.offsets, strict=True)]
 
-    def encode_spans(self, text: str, spans: Iterable[Span]) -> list[int]:
-        """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text."""
+    def encode_spans(self, text: str, spans: Sequence[Span], *, limit: int | None = None) -> list[int]:
+        """Encode `text`, in which exactly `spans` are control tokens and all the rest is plain text.
+
+        Raises ContextTooLong as soon as there are more than `limit` ids, by the size of the text or by reading it."""
+        if limit is not None and (fewest := self._fewest_tokens(text, spans)) > limit:
+            raise _too_long(text, f"at least {fewest}", limit)
         ids: list[int] = []
+        for end, piece in self._pieces(text, spans):
+            ids += piece
+            if limit is not None and len(ids) > limit:
+                raise _too_long(text, f"at least {len(ids)}" if end < len(text) else str(len(ids)), limit)
+        return ids
+
+    def _fewest_tokens(self, text: str, spans: Sequence[Span]) -> int:
+        ends, starts = [0, *(end for _, end, _ in spans)], [*(start for start, _, _ in spans), len(text)]
+        plain = (text[end:start] for end, start in zip(ends, starts, strict=True))
+        return len(spans) + sum(map(self._long.fewest_tokens, plain))
+
+    def _pieces(self, text: str, spans: Iterable[Span]) -> Iterator[tuple[int, list[int]]]:
+        """Yield the ids of `text` piece by piece, each with the place where the piece ends."""
         done = 0
         for start, end, token_id in spans:
-            ids += self._encode_plain(text[done:start], first=done == 0)
-            ids.append(token_id)
+            yield from self._plain(text[done:start], first=done == 0, offset=done)
+            yield end, [token_id]
             done = end
-        return ids + self._encode_plain(text[done:], first=done == 0)
+        yield from self._plain(text[done:], first=done == 0, offset=done)
 
-    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        if not text:
-            return []
+    def _plain(self, text: str, *, first: bool, offset: int) -> Iterator[tuple[int, list[int]]]:
         encoder = self._parts.encoder if first else self._parts.inner_encoder
-        return encoder.encode(text, add_special_tokens=False).ids
+        for end, part in self._long.slices(text):
+            # A batch of one is encoded without the interpreter lock, so that other threads go on; `encode` keeps it.
+            [encoding] = encoder.encode_batch_fast([part], add_special_tokens=False)
+            yield offset + end, encoding.ids
 
     def encode_inside(self, text: str) -> list[int]:
         """Encode plain text as if a control token stood before it."""
@@ -110,7 +143,8 @@ class Tokenizer:
             )
         most = None if room is None else room * MAX_TOKEN_CHARACTERS
         if isinstance(before, str):
-            before = self.encode_inside(before if most is None else before[max(0, len(before) - most) :])
+            text = before if most is None else before[max(0, len(before) - most) :]
+            before = self.encode_inside(text)
         suffix = self.encode_inside(behind[:most])
         near = files if most is None else last_within(files, most, lambda file: sum(map(len, file)))
         begin, others = self._project(self.fim, near) if near else (self._parts.prefix, [])
@@ -163,6 +197,12 @@ class Tokenizer:
     def same_vocabulary(self, other: Tokenizer) -> str | None:
         """Compare vocabularies. None: each id that both know has the same bytes; else the first difference in words."""
         return self.vocabulary.difference(other.vocabulary)
+
+
+def _too_long(text: str, tokens: str, limit: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"the text has {len(text)} characters and {tokens} tokens; the context holds {limit}: shorten it"
+    )
 
 
 def _control_finder(control: Mapping[int, tokenizers.AddedToken]) -> tuple[tokenizers.Tokenizer, Sequence[int]]:

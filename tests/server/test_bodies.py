@@ -57,15 +57,15 @@ def test_bad_json(content: bytes, message: str) -> None:
     ],
 )
 def test_odd_but_valid_json(content: bytes) -> None:
-    check_json(content, max_depth=64)
+    check_json(content, max_depth=64, max_values=1 << 18)
 
 
 def test_json_that_costs_much_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_guard.json, "loads", lambda *args, **options: pytest.fail("it was"))
     with pytest.raises(Refusal, match="1000002 lists and objects"):
-        check_json(b"[" + b"[]," * 1_000_000 + b"{}]", max_depth=64)
+        check_json(b"[" + b"[]," * 1_000_000 + b"{}]", max_depth=64, max_values=1 << 18)
     with pytest.raises(Refusal, match="deeper"):
-        check_json(b"[" * 4_000_000, max_depth=64)
+        check_json(b"[" * 4_000_000, max_depth=64, max_values=1 << 18)
 
 
 @pytest.mark.parametrize(

@@ -7,37 +7,104 @@ bodies of any type, and curl and litellm send them so. Its paths do here, too, b
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.dialects import dialect_of
-from paceline.server.guards.check import BODILESS, Refusal, has_body, values
+from paceline.server.guards.check import BODILESS, PARSED, Refusal, has_body, values
 from paceline.server.guards.json import check_json
+from paceline.server.lane import LONG_INPUT, give_memory_back
 from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 
+LONG_BODY = 1 << 16  # bytes; longer bodies are parsed on a thread, one at a time
+
 
 class Bodies:
+    """Reads bodies. A parsed one is `scope[PARSED]`, so that no route parses it again."""
+
     def __init__(self, app: ASGIApp, live: CurrentSettings) -> None:
         self.app, self.live = app, live
+        self.held = 0  # bytes of the bodies of all open requests
+        self.turn = asyncio.Lock()  # held by the long body that is read on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in BODILESS:
             await self.app(scope, receive, send)
             return
-        settings, body, complete = self.live.settings, bytearray(), not has_body(scope)
+        body = Body(self)
         try:
-            _check_kind(scope, settings)
-            complete = await _read(receive, body, settings)
-            if body and complete:
-                check_json(bytes(body), max_depth=settings.max_json_depth)
+            await self._pass(body, scope, receive, send)
+        finally:
+            scope.pop(PARSED, None)
+            self.held -= body.size
+            if body.size >= LONG_BODY > self.held:
+                LONG_INPUT.do_later(give_memory_back)
+
+    async def _pass(self, body: Body, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = not has_body(scope)
+        try:
+            _check_kind(scope, self.live.settings)
+            complete = await body.read(receive, self.live.settings)
+            if complete and body.size:
+                scope[PARSED] = await body.parse(self.live.settings)
         except Refusal as refusal:
+            body.parts.clear()
             await refusal.answer(scope, receive, send, unread=not complete)
             return
-        if not complete:
-            return  # the client left
-        await self.app(_typed(scope), _replay(bytes(body), receive), send)
+        if complete:  # else the client left
+            await self.app(_typed(scope), _replay(b"".join(body.parts), receive), send)
+
+
+class Body:
+    """A body on its way in."""
+
+    def __init__(self, guard: Bodies) -> None:
+        self.guard = guard
+        self.parts: list[bytes] = []
+        self.size = 0  # bytes, counted in `guard.held`
+
+    async def read(self, receive: Receive, settings: Settings) -> bool:
+        """Read to the end. False: the client left before it."""
+        try:
+            async with asyncio.timeout(settings.read_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return False
+                    self._add(message.get("body", b""), settings)
+                    if not message.get("more_body"):
+                        return True
+                    if self.size >= LONG_BODY:
+                        await self._wait_turn()
+        except TimeoutError:
+            text = f"the body did not arrive within {settings.read_timeout:g} s"
+            raise Refusal(408, text, "body_timeout", {"Connection": "close"}) from None
+
+    def _add(self, part: bytes, settings: Settings) -> None:
+        self.parts.append(part)
+        self.size += len(part)
+        self.guard.held += len(part)
+        if self.size > settings.max_body_bytes:
+            _too_large(None, settings)
+        if self.guard.held > max(settings.max_bodies_bytes, self.size):
+            text = f"the bodies of all requests have more than {settings.max_bodies_bytes} bytes; try again later"
+            raise Refusal(429, text, "too_many_bytes", {"Retry-After": "1"})
+
+    async def _wait_turn(self) -> None:
+        """Let one long body read on in each turn of the event loop; between them it serves others."""
+        async with self.guard.turn:
+            await asyncio.sleep(0)
+
+    async def parse(self, settings: Settings) -> Any:
+        """Parse the body: a short one at once, a long one on a thread, where it stalls no other request's stream."""
+
+        def parsed() -> Any:
+            self.parts[:] = [b"".join(self.parts)]
+            return check_json(self.parts[0], max_depth=settings.max_json_depth, max_values=settings.max_json_values)
+
+        return parsed() if self.size < LONG_BODY else await LONG_INPUT.do(parsed, size=self.size)
 
 
 def _check_kind(scope: Scope, settings: Settings) -> None:
@@ -69,25 +136,6 @@ def _typed(scope: Scope) -> Scope:
     """Name the content type that the body has been checked for, for the parser behind."""
     headers = [header for header in scope["headers"] if header[0] != b"content-type"]
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
-
-
-async def _read(receive: Receive, body: bytearray, settings: Settings) -> bool:
-    """Fill `body`. False: the client left before the end."""
-    try:
-        async with asyncio.timeout(settings.read_timeout):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return False
-                body += message.get("body", b"")
-                if len(body) > settings.max_body_bytes:
-                    body.clear()
-                    _too_large(None, settings)
-                if not message.get("more_body"):
-                    return True
-    except TimeoutError:
-        text = f"the body did not arrive within {settings.read_timeout:g} s"
-        raise Refusal(408, text, "body_timeout", {"Connection": "close"}) from None
 
 
 def _too_large(size: int | None, settings: Settings) -> NoReturn:

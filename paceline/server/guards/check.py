@@ -11,6 +11,7 @@ from paceline.server.problems import error_response
 from paceline.server.settings import Settings
 
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods of requests without a body
+PARSED = "paceline.parsed_body"  # key of a scope: the body as a value
 LINGER_SECONDS = 2.0  # longest time in which an unwanted body is read and dropped
 
 

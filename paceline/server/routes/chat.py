@@ -9,9 +9,9 @@ from paceline.server import sse
 from paceline.server.answers.chat import ChatAnswer
 from paceline.server.protocol.answers import ChatCompletion, new_id
 from paceline.server.protocol.requests import ChatRequest
-from paceline.server.routes.common import bridge_of, streams, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, streams, translator_of
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(route_class=ParsedRoute, tags=["OpenAI"])
 
 
 @router.post(

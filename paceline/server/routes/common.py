@@ -5,16 +5,42 @@ Guards have checked before a route runs that its body is valid JSON, without NaN
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
 
 from paceline.server.bridge import Bridge
 from paceline.server.dialects import OPENAI, Dialect
+from paceline.server.guards.check import PARSED
 from paceline.server.live import CurrentSettings
 from paceline.server.settings import Settings
 from paceline.server.sse import EVENTS
 from paceline.server.translate.translator import Translator
+
+
+class ParsedRequest(Request):
+    """A request whose body a guard has parsed: parsing it again would hold up the event loop."""
+
+    async def body(self) -> bytes:
+        return b"{}" if PARSED in self.scope else await super().body()  # FastAPI looks only whether there is one
+
+    async def json(self) -> Any:
+        return self.scope[PARSED] if PARSED in self.scope else await super().json()
+
+
+class ParsedRoute(APIRoute):
+    """A route for bodies that may be long."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def parsed(request: Request) -> Response:
+            return await handle(ParsedRequest(request.scope, request.receive))
+
+        return parsed
 
 
 def bridge_of(http: Request) -> Bridge:

@@ -9,9 +9,9 @@ from paceline.server import sse
 from paceline.server.answers.completions import CompletionAnswer
 from paceline.server.protocol.answers import Completion, new_id
 from paceline.server.protocol.requests import CompletionRequest
-from paceline.server.routes.common import bridge_of, streams, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, streams, translator_of
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(route_class=ParsedRoute, tags=["OpenAI"])
 
 
 @router.post(

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from paceline.server.answers.tally import FINGERPRINT
 from paceline.server.dialects import ERRORS
 from paceline.server.protocol.desktop import LmStudioModel, LmStudioModels, Props, Slot
-from paceline.server.routes.common import bridge_of, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, translator_of
 
-router = APIRouter(tags=["Desktop"], responses=ERRORS)
+router = APIRouter(route_class=ParsedRoute, tags=["Desktop"], responses=ERRORS)
 
 
 @router.get("/props", summary="The model's defaults, as llama.cpp has them")

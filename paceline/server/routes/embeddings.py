@@ -22,11 +22,11 @@ from paceline.server.protocol.embeddings import (
     OllamaOldEmbedding,
     OllamaOldEmbedRequest,
 )
-from paceline.server.routes.common import bridge_of, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, translator_of
 from paceline.server.translate.embeddings import translate_embeddings, translate_ollama_embeddings
 from paceline.server.translate.ollama import tagged_name
 
-router = APIRouter()
+router = APIRouter(route_class=ParsedRoute)
 
 
 @router.post("/v1/embeddings", response_model=Embeddings, responses=ERRORS, tags=["OpenAI"], summary="Vectors of texts")

@@ -9,9 +9,9 @@ from paceline.server import sse
 from paceline.server.answers.infill import InfillAnswer
 from paceline.server.protocol.answers import new_id
 from paceline.server.protocol.llama_cpp import Infilled, InfillRequest
-from paceline.server.routes.common import bridge_of, streams, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, streams, translator_of
 
-router = APIRouter(tags=["llama.cpp"])
+router = APIRouter(route_class=ParsedRoute, tags=["llama.cpp"])
 
 
 @router.post(

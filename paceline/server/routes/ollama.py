@@ -17,10 +17,10 @@ from paceline.server.protocol.ollama import (
     OllamaGenerateRequest,
     OllamaRequest,
 )
-from paceline.server.routes.common import bridge_of, streams, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, streams, translator_of
 from paceline.server.translate.ollama import bare_name, ollama_chat, ollama_prompt, tagged_name, unloads
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(route_class=ParsedRoute, tags=["Ollama"])
 WHAT = "which is the default, a line of JSON whenever the answer grows"
 
 

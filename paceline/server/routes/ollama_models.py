@@ -21,12 +21,12 @@ from paceline.server.protocol.ollama import (
     ShownModel,
     ShowRequest,
 )
-from paceline.server.routes.common import bridge_of, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, translator_of
 from paceline.server.routes.models import model_facts
 from paceline.server.translate.ollama import bare_name, tagged_name
 from paceline.types import SamplingParams
 
-router = APIRouter(tags=["Ollama"], responses=OLLAMA.errors)
+router = APIRouter(route_class=ParsedRoute, tags=["Ollama"], responses=OLLAMA.errors)
 
 OLLAMA_VERSION = "0.12.11"  # the release of Ollama whose API this follows; clients look for a least version
 NEVER = "2999-12-31T00:00:00Z"  # when the model is unloaded

@@ -9,9 +9,9 @@ from paceline.server import sse
 from paceline.server.answers.responses import ResponsesAnswer
 from paceline.server.protocol.answers import ResponseObject, new_id
 from paceline.server.protocol.requests import ResponsesRequest
-from paceline.server.routes.common import bridge_of, streams, translator_of
+from paceline.server.routes.common import ParsedRoute, bridge_of, streams, translator_of
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(route_class=ParsedRoute, tags=["OpenAI"])
 
 
 @router.post(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import InvalidRequest
@@ -73,4 +74,7 @@ async def embed(
 async def _encoded(translator: Translator, text: str | list[int], most: int | None) -> Sequence[int]:
     if isinstance(text, list):
         return text
-    return (await translator.encode_text(text if most is None else text[: most * MAX_TOKEN_CHARACTERS]))[:most]
+    if most is None:
+        return await translator.encode_text(text, field="input")
+    whole = replace(translator, bounded=False)  # what does not fit is cut, not refused
+    return (await whole.encode_text(text[: most * MAX_TOKEN_CHARACTERS], field="input"))[:most]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from paceline.chat.tools import Tools, read_tools, spelt_out
 from paceline.drafters.prediction import PREDICTION
@@ -26,6 +26,7 @@ from paceline.server.protocol.requests import (
     listed,
 )
 from paceline.server.settings import Settings
+from paceline.server.translate.encoding import characters, off_loop
 from paceline.server.translate.fields import (
     biases,
     chat_logprobs,
@@ -48,10 +49,7 @@ from paceline.server.translate.unused import unused_in_schemas, without_mentione
 from paceline.text.fim import FillIn
 from paceline.types import Grammar, Request, SamplingParams, Speculation
 
-T = TypeVar("T")
-
 COMPLETION_TOKENS = 16  # max_tokens of a completion that gives none: OpenAI's default
-LONG_TEXT = 20_000  # characters; longer texts are tokenised on a thread, not on the event loop
 
 # SAME: fields with one name in a body and in SamplingParams. RENAMED: field of a body → name in SamplingParams.
 SAME = (
@@ -93,6 +91,7 @@ class Translator:
     model: str
     settings: Settings
     must_fit: bool = True  # False: max_tokens beyond the context is no error; the answer ends there
+    bounded: bool = True  # refuse texts that cannot fit into the context, and read no more of them than shows that
 
     # One endpoint each.
 
@@ -188,6 +187,11 @@ class Translator:
     def max_context(self) -> int:
         return self.llm.parts.memory.max_context
 
+    @property
+    def _limit(self) -> int | None:
+        """Tokens that a text may have."""
+        return self.max_context if self.bounded else None
+
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model and not self.settings.is_alias(name):
             raise UnknownModel(f"the model {name[:100]!r} is not served here; {self.model!r} is")
@@ -223,26 +227,32 @@ class Translator:
             raise InvalidRequest(f"{field} is empty; send at least one message", param=field)
         messages, beginning = split_beginning(messages, field) if continued else (messages, "")
         raw: list[Mapping[str, Any]] = [message.model_dump(exclude_unset=True) for message in messages]
+        more: Any = {"add_generation_prompt": add_generation_prompt, "continuation": beginning, "limit": self._limit}
         try:
             template = self.llm.chat_template
             if "tool_calls" not in template.source:
                 raw = spelt_out(raw)
             placed, listed = (raw, None) if tools is None else tools.place(raw, template.source)
-            encoded = await _off_loop(
-                lambda: template.encode(
-                    placed, tools=listed, add_generation_prompt=add_generation_prompt, continuation=beginning
-                ),
-                characters=_characters([placed, listed, beginning]),
+            encoded = await off_loop(
+                lambda: template.encode(placed, tools=listed, **more),
+                size=characters([placed, listed, beginning]),
             )
+        except ContextTooLong as error:
+            raise ContextTooLong(str(error), param=field) from None
         except (InvalidRequest, ModelFileError) as error:  # ModelFileError: the sandbox stopped the template
             raise InvalidRequest(str(error), param=getattr(error, "param", None) or field) from None
         return tuple(encoded)
 
-    async def encode_text(self, text: str, *, framed: bool = True, special: bool = False) -> list[int]:
+    async def encode_text(
+        self, text: str, *, framed: bool = True, special: bool = False, field: str = "prompt"
+    ) -> list[int]:
         """Tokenise a text. `framed`: with the token that the model wants a text to begin with, if it wants one.
-        `special`: texts of control tokens in it become control tokens."""
-        encode = self.llm.tokenizer.encode
-        return await _off_loop(lambda: encode(text, special=special, add_bos=framed), characters=len(text))
+        `special`: texts of control tokens in it become control tokens. `field`: where it came from, for errors."""
+        encode, limit = self.llm.tokenizer.encode, self._limit
+        try:
+            return await off_loop(lambda: encode(text, special=special, add_bos=framed, limit=limit), size=len(text))
+        except ContextTooLong as error:
+            raise ContextTooLong(str(error), param=field) from None
 
     async def fill_in(
         self,
@@ -253,13 +263,19 @@ class Translator:
         room: int,
     ) -> FillIn:
         """Make the prompt of a fill-in, by `Tokenizer.fill_in`. What cannot fit into the room is not even tokenised."""
-        return await _off_loop(
+        return await off_loop(
             lambda: self.llm.tokenizer.fill_in(before, behind, files=files, room=room),
-            characters=len(before) + len(behind) + _characters([[*file] for file in files]),
+            size=len(before) + len(behind) + characters([[*file] for file in files]),
         )
 
     async def _encode_prompt(self, prompt: str | list[int], *, special: bool) -> tuple[int, ...]:
-        return tuple(await self.encode_text(prompt, special=special) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            return tuple(await self.encode_text(prompt, special=special))
+        if len(prompt) > self.max_context:  # before every id is checked
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens; the context holds {self.max_context}: shorten it", param="prompt"
+            )
+        return tuple(prompt)
 
     def _tools(self, body: ChatRequest | ResponsesRequest, format: FormatOptions | None, field: str) -> Tools | None:
         """Read the tools of a body, whose answer is a call or has the form of `format`."""
@@ -369,7 +385,8 @@ class Translator:
             return ()
         if options is None:  # on a device such drafts would take all its steps to the host
             return behind if self.llm.parts.target.decoder is None else ()
-        return tuple(await self.encode_text(content_text(options.content, "prediction"), framed=False))
+        text = content_text(options.content, "prediction")
+        return tuple(await self.encode_text(text, framed=False, field="prediction"))
 
 
 async def _unused(body: ChatRequest | CompletionRequest | ResponsesRequest, tools: Tools | None) -> list[str]:
@@ -377,17 +394,3 @@ async def _unused(body: ChatRequest | CompletionRequest | ResponsesRequest, tool
     form = body.text if isinstance(body, ResponsesRequest) else body.response_format
     given = form is not None or getattr(body, "tools", None)
     return await asyncio.to_thread(unused_in_schemas, body, tools) if given else []
-
-
-def _characters(value: Any) -> int:
-    """Count the characters of all texts in nested lists and objects; anything else counts as one."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 1
-
-
-async def _off_loop(work: Callable[[], T], *, characters: int) -> T:
-    """Do short work at once, and long work on a thread, where it stalls no other request's stream."""
-    return work() if characters < LONG_TEXT else await asyncio.to_thread(work)
