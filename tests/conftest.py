@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from contextlib import suppress
 
 if "PACELINE_GPU" not in os.environ:  # before anything imports Triton: kernels then run as Python, on the CPU
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches for the network
+# Not the user's cache; the same for all runs, because compiling the kernels takes long.
+os.environ["PACELINE_CACHE"] = f"{tempfile.gettempdir()}/paceline-tests-{os.getuid()}"
+os.environ["PACELINE_CACHE_SIZE"] = "1G"
 
 import pytest
 import torch

@@ -4,7 +4,8 @@ paceline inspect smollm2
 paceline inspect ./model.gguf --drafter ./small.gguf
 paceline inspect ./model --format int4 --errors
 
-The model is loaded as the other commands would load it, on the same device, so what is shown is what would happen.
+On a CPU only the headers of files are read. On a GPU the model is loaded as the other commands would load it, because
+the memory that is left decides on the rest.
 """
 
 from __future__ import annotations
@@ -133,16 +134,18 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
 
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
-    """Collect facts about the forward pass. It is built here, so that an unsupported shape raises."""
+    """Collect facts about the forward pass. On a GPU it is built, because only then is known whether it is bitwise."""
     from paceline.kernels.cpu.pool import default_threads
 
-    forward = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context)
+    bitwise = ready.bitwise
+    if bitwise is None:
+        bitwise = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context).bitwise
     return {
         "device": ready.device,
         "compiled": ready.compiled,
         "why": ready.why,
         "threads": None if ready.decoder else threads or default_threads(),
-        "bitwise": forward.bitwise,
+        "bitwise": bitwise,
     }
 
 

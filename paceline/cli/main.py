@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from paceline import __version__
-from paceline.cli import audit, bench, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
+from paceline.cli import audit, bench, cache, chat, completion, demo, generate, inspect, pull, rm, run, serve, train
 from paceline.cli import list as list_command
 from paceline.cli.interrupts import interrupted_status, stopped_by_signals
 from paceline.cli.parser import Parser
@@ -62,6 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     "audit": audit,
     "train": train,
     "demo": demo,
+    "cache": cache,
     "completion": completion,
 }
 

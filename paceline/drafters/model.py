@@ -219,7 +219,9 @@ def _read(name: str, target: ReadyModel, format: Format, progress: Progress | No
     """Read the model; `shape:NAME` has random weights."""
     if name.startswith("shape:"):
         return ready_shape(name[6:], format=format, device=target.device, kv_format=target.kv_format, seed=1)
-    return read_model(name, format=format, device=target.device, kv_format=target.kv_format, progress=progress)
+    return read_model(
+        name, format=format, device=target.device, kv_format=target.kv_format, progress=progress, beside=target
+    )
 
 
 def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:

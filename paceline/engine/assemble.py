@@ -21,6 +21,7 @@ from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
+from paceline.runner.loading.stages import stage
 from paceline.runner.rounds.protocol import DeviceDrafter, Rounds
 from paceline.text.tokenizer import Tokenizer
 
@@ -58,6 +59,7 @@ class Parts:
         return self.target.model.generation
 
 
+@stage("load everything, after imports")
 def assemble(
     target: str | ReadyModel,
     *,
@@ -192,7 +194,9 @@ def share_memory(target: ReadyModel, recipes: Sequence[Recipe], config: EngineCo
 def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig) -> int:
     """Return the bytes for keys and values: the rest of a GPU after its largest passes, or a part of a CPU's memory."""
     if target.decoder is None:
-        return min(DEFAULT_KV_MEMORY, _available() // 4)
+        models = [target, *(made.model for made in recipes if made.model is not None)]
+        unread = sum(model.unread_bytes for model in models)
+        return min(DEFAULT_KV_MEMORY, max(0, _available() - unread) // 4)
     import torch
 
     outs = min(config.max_sequences * (1 + config.max_draft), config.max_sequences + config.max_draft_tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +22,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.kernels.cpu.abi import Stored
+from paceline.kernels.cpu.pack import Rows, stored
 from paceline.kernels.quant import Quantised
 from paceline.models.gguf_blocks import float_rows, native_rows
 from paceline.models.gguf_values import MAX_NAME, Cursor, metadata_at
@@ -49,6 +52,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._blank = False  # True: rows are zeros, not the file's
         self._data = _map(path)
         cursor = Cursor(self._data, str(path))
         tensor_count = _header(cursor)
@@ -63,6 +67,9 @@ class GgufFile:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: info.shape for name, info in self.tensors.items()}
 
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        return self.tensors[name].type
+
     def size(self, name: str) -> int:
         return self.tensors[name].size
 
@@ -74,6 +81,30 @@ class GgufFile:
         """Read rows [start, stop) of a matrix in the kernels' format that is nearest to the file's."""
         return native_rows(self._rows(name, start, stop), self.tensors[name].type, self._where(name))
 
+    def read_stored(self, name: str, start: int, stop: int) -> Rows:
+        """Read rows [start, stop) of a matrix as they are stored if kernels can read them so, and else as floats."""
+        kind, data = self.tensors[name].type, self._rows(name, start, stop)
+        if kind.name in Stored.__members__:
+            return Rows(Stored[kind.name], data)
+        return stored(float_rows(data, kind, self._where(name)))
+
+    def release(self, name: str, start: int, stop: int) -> None:
+        """Unmap the pages of rows that were read. They stay in the system's cache while there is room."""
+        info = self.tensors[name]
+        stride = info.size // prod(info.shape[:-1])
+        first = -(-(info.start + start * stride) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = info.start + stop * stride - first
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    def blank(self) -> GgufFile:
+        other = copy(self)
+        other._blank = True
+        return other
+
     def _where(self, name: str) -> str:
         return f"{self.path}: tensor {name!r}"
 
@@ -81,6 +112,8 @@ class GgufFile:
         info = self.tensors[name]
         rows = prod(info.shape[:-1])
         stride = info.size // rows
+        if self._blank:
+            return np.zeros((stop - start, stride), np.uint8)
         flat = np.frombuffer(self._data, np.uint8, (stop - start) * stride, info.start + start * stride)
         return flat.reshape(stop - start, stride)
 

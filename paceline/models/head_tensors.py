@@ -8,7 +8,7 @@ Matrices are floats, or integers with scales in tensors of their own. Only safet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,11 +26,13 @@ SINGLES = (SINGLE, "medusa_lm_head.safetensors")
 class HeadTensors:
     """Tensors by name. Each is taken once, and `finish` raises if one is left."""
 
-    def __init__(self, directory: Path, *, prefixes: Mapping[str, str]) -> None:
-        """`prefixes` maps the beginning of a published name to its replacement; the first that fits is used."""
+    def __init__(self, directory: Path, *, prefixes: Mapping[str, str], blank: bool = False) -> None:
+        """`prefixes` maps the beginning of a published name to its replacement; the first that fits is used. `blank`:
+        only headers are read, and tensors are on the device "meta"."""
         single = next((name for name in SINGLES if (directory / name).exists()), SINGLE)
         folder = SafetensorsFolder(directory, dtypes=HEAD_DTYPES, single=single)
         self.label = folder.label
+        self.blank = blank
         self._folder = folder
         self._shapes = folder.shapes()
         self._files = {_renamed(name, prefixes): name for name in self._shapes}
@@ -42,6 +44,9 @@ class HeadTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[self._files[name]]
+
+    def files(self) -> list[Path]:
+        return self._folder.files()
 
     def names(self) -> list[str]:
         return list(self._files)
@@ -73,6 +78,8 @@ class HeadTensors:
                 f"{self.label}: tensor {file!r} is {list(self._shapes[file])}; by config.json and the target it must "
                 f"be {list(shape)}"
             )
+        if self.blank:
+            return _described(shape, self._folder.stored_type(file))
         return self._folder.read_float(file, 0, shape[0])
 
     def leave(self, *names: str) -> None:
@@ -87,8 +94,10 @@ class HeadTensors:
     def _quantised(self, name: str, q: Tensor) -> Quantised:
         groups = next((g for g in (1, q.shape[1] // GROUP) if self._shape(name + SCALE) == (len(q), g)), 1)
         scale = self._scale(name + SCALE, (len(q), groups))
-        if bool((scale < 0).any()):
+        if not self.blank and bool((scale < 0).any()):
             raise ModelFileError(f"{self.label}: {name}{SCALE} holds something that is no scale")
+        if self.blank:
+            return Quantised(q=_described(q.shape, torch.uint8), scale=scale, minimum=scale, bits=8)
         return Quantised(q=(q.to(torch.int16) + 128).to(torch.uint8), scale=scale, minimum=-128 * scale, bits=8)
 
     def _in_4_bits(self, name: str, outputs: int, inputs: int) -> Quantised:
@@ -100,11 +109,12 @@ class HeadTensors:
             )
         groups = (outputs, inputs // GROUP)
         scale, minimum = (self._scale(name + end, groups) for end in (SCALE, MINIMUM))
-        return Quantised(q=unpack_nibbles(packed), scale=scale, minimum=minimum, bits=4)
+        q = _described((outputs, inputs), torch.uint8) if self.blank else unpack_nibbles(packed)
+        return Quantised(q=q, scale=scale, minimum=minimum, bits=4)
 
     def _scale(self, name: str, shape: tuple[int, ...]) -> Tensor:
         scale = self._floating(name, self.take(name, shape)).float()
-        if not bool(torch.isfinite(scale).all()):
+        if not self.blank and not bool(torch.isfinite(scale).all()):
             raise ModelFileError(f"{self.label}: {name} holds something that is no scale")
         return scale
 
@@ -115,6 +125,10 @@ class HeadTensors:
         if not tensor.is_floating_point():
             raise ModelFileError(f"{self.label}: {name} holds {tensor.dtype}; floats are needed")
         return tensor
+
+
+def _described(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _renamed(name: str, prefixes: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ from paceline.models.directory import member, read_json
 from paceline.models.fields import Fields
 from paceline.models.head_tensors import HeadTensors
 from paceline.models.hf_config import config_from_hf
+from paceline.models.weights import described
 
 EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -63,6 +64,7 @@ class EagleHead:
     ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
     # int8 [r, hidden]: basis of the subspace that contains most inputs of the output layer, see runner/heads/sketch.py
     sketch: Tensor | None = None
+    files: tuple[Path, ...] = ()  # files of the tensors
 
     def in_format(self, format: str) -> EagleHead:
         """Convert matrices to fp32, int8 or int4 (integers in groups of 32); `fc` reads hidden states and is fp32."""
@@ -86,14 +88,15 @@ class MedusaHead:
         return MedusaHead(blocks=blocks, head=_in_format(self.head, format))
 
 
-def load_eagle(directory: Path, target: ModelConfig) -> EagleHead:
+def load_eagle(directory: Path, target: ModelConfig, *, blank: bool = False) -> EagleHead:
+    """Load a head. `blank`: its tensors are without data, on the device "meta"; only headers are read."""
     path = member(directory, "config.json")
     config = eagle_config(read_json(path), target, source=str(path))
-    file = HeadTensors(directory, prefixes=EAGLE_NAMES)
+    file = HeadTensors(directory, prefixes=EAGLE_NAMES, blank=blank)
     weights = _eagle_weights(file, config, target)
     ids, sketch = _ids(file, config), _sketch(file, config.layer.hidden_size)
     file.finish()
-    return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch)
+    return EagleHead(config=config, weights=weights, ids=ids, sketch=sketch, files=tuple(file.files()))
 
 
 def eagle_config(values: Mapping[str, Any], target: ModelConfig, *, source: str) -> EagleConfig:
@@ -188,6 +191,9 @@ def _eagle_weights(file: HeadTensors, config: EagleConfig, target: ModelConfig) 
 def _ids(file: HeadTensors, config: EagleConfig) -> Tensor:
     """Read the target's token for each output of the head, int32 [draft vocabulary]."""
     vocab, size = config.layer.vocab_size, config.draft_vocab_size
+    if file.blank:
+        file.leave("d2t", "t2d")
+        return torch.empty(size, dtype=torch.int32, device="meta")
     ids = torch.arange(size)
     if "d2t" in file:
         ids = ids + file.integers("d2t", size)
@@ -251,5 +257,8 @@ def _in_format(weight: Weight, format: str) -> Weight:
         return weight
     if isinstance(weight, Quantised) and weight.bits == BITS.get(format):
         return weight
+    if values_of(weight).is_meta:
+        shape = tuple(values_of(weight).shape)
+        return described(_in_format(torch.zeros((1, shape[1])), format), shape)
     whole = weight.float() if isinstance(weight, Tensor) else dequantise(weight)
     return quantise(whole, bits=BITS[format], group=GROUP) if format in BITS else whole

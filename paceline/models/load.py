@@ -29,6 +29,16 @@ class OpenModel:
     metadata: Mapping[str, Any]  # metadata of a GGUF file, with its tokenizer; empty for a directory
     generation: Advice  # sampling that the authors advise
 
+    def loaded(self, weights: dict[str, Weight]) -> LoadedModel:
+        return LoadedModel(
+            kind=self.kind,
+            path=self.path,
+            config=self.config,
+            weights=weights,
+            metadata=self.metadata,
+            generation=self.generation,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -46,14 +56,7 @@ def load_model(
     name: str, *, format: Format = "auto", device: Device = "cpu", progress: Progress | None = None
 ) -> LoadedModel:
     model = open_model(name, progress=progress)
-    return LoadedModel(
-        kind=model.kind,
-        path=model.path,
-        config=model.config,
-        weights=load_weights(model.source, model.config, format=format, device=device, progress=progress),
-        metadata=model.metadata,
-        generation=model.generation,
-    )
+    return model.loaded(load_weights(model.source, model.config, format=format, device=device, progress=progress))
 
 
 def open_model(name: str, *, progress: Progress | None = None) -> OpenModel:

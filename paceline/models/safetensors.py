@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnsupportedModel
+from paceline.kernels.cpu.pack import Rows, stored
 from paceline.models.directory import member, read_json
 from paceline.models.tensor_names import HUGGING_FACE, Dialect
 
@@ -35,6 +37,7 @@ class SafetensorsFolder:
         """`single` is the name of the file that has all tensors, if it exists; otherwise the index names the shards."""
         self.directory = directory
         self._dtypes = dtypes
+        self._blank = False  # True: tensors are zeros, not the file's
         self._files = {name: _open(path) for name, path in _shards(directory, single).items()}
         self._tensors: dict[str, tuple[str, tuple[int, ...], str]] = {}  # name → file, shape, dtype
         for file, handle in self._files.items():
@@ -48,19 +51,39 @@ class SafetensorsFolder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (_, shape, _) in self._tensors.items()}
 
+    def stored_type(self, name: str) -> torch.dtype:
+        return self._dtypes[self._tensors[name][2]]
+
     def size(self, name: str) -> int:
         _, shape, dtype = self._tensors[name]
         return prod(shape) * self._dtypes[dtype].itemsize
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor:
         """Read rows [start, stop) of a tensor, in the file's own dtype."""
-        file, shape, _ = self._tensors[name]
+        file, shape, dtype = self._tensors[name]
+        if self._blank:
+            sizes = shape if len(shape) == 1 else (stop - start, *shape[1:])
+            return torch.zeros(sizes, dtype=self._dtypes[dtype])
         with _translated(self.directory / file):
             handle = self._files[file]
             rows: Tensor = handle.get_tensor(name) if len(shape) == 1 else handle.get_slice(name)[start:stop]
         return rows
 
     read_native = read_float
+
+    def read_stored(self, name: str, start: int, stop: int) -> Rows:
+        return stored(self.read_float(name, start, stop))
+
+    def release(self, name: str, start: int, stop: int) -> None:
+        """Do nothing: rows are copies."""
+
+    def files(self) -> list[Path]:
+        return [self.directory / file for file in self._files]
+
+    def blank(self) -> SafetensorsFolder:
+        other = copy(self)
+        other._blank = True
+        return other
 
     def _list(self, file: str, handle: Any) -> None:
         path = self.directory / file

@@ -60,8 +60,11 @@ class Dialect(Protocol):
     def harmless(self, name: str, config: ModelConfig) -> bool:
         """Whether a tensor may be skipped because the config already says what it holds."""
 
+    def row_order(self, canonical: str, config: ModelConfig) -> Tensor | None:
+        """Return the row of the file for each row of a canonical tensor; None: they are the same."""
+
     def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
-        """Convert a tensor of the file to its canonical form."""
+        """Convert a tensor of the file to its canonical form. For matrices this is the order of rows, and no more."""
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -107,6 +110,9 @@ class HuggingFaceNames:
     def harmless(self, name: str, config: ModelConfig) -> bool:
         return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
 
+    def row_order(self, canonical: str, config: ModelConfig) -> Tensor | None:
+        return None
+
     def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
         if config.architecture == "gemma3" and canonical.endswith("norm"):
             assert isinstance(weight, Tensor)
@@ -123,10 +129,17 @@ class GgufNames:
     def harmless(self, name: str, config: ModelConfig) -> bool:
         return name == "rope_freqs.weight" or name.endswith((".attn_rot_embd.weight", ".rotary_emb.inv_freq"))
 
-    def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
+    def row_order(self, canonical: str, config: ModelConfig) -> Tensor | None:
         if config.architecture == "llama" and (match := re.search(r"\.([qk])(\.bias)?$", canonical)):
-            return _half_order(weight, config.num_heads if match[1] == "q" else config.num_kv_heads)
-        return weight
+            return _half_order(config.num_heads if match[1] == "q" else config.num_kv_heads, config.head_dim)
+        return None
+
+    def convert(self, canonical: str, weight: Weight, config: ModelConfig) -> Weight:
+        order = self.row_order(canonical, config)
+        if order is None:
+            return weight
+        order = order.to(values_of(weight).device)
+        return weight[order] if isinstance(weight, Tensor) else weight.each(lambda part: part[order])
 
 
 def _layer_name(match: re.Match[str] | None, parts: dict[str, str]) -> str | None:
@@ -136,11 +149,9 @@ def _layer_name(match: re.Match[str] | None, parts: dict[str, str]) -> str | Non
     return f"layers.{match[1]}.{part}" + (".bias" if match[3] == "bias" else "")
 
 
-def _half_order(weight: Weight, heads: int) -> Weight:
+def _half_order(heads: int, head_dim: int) -> Tensor:
     """Undo the interleaving of rotary pairs: row 2i + s of a head goes to row s * head_dim / 2 + i."""
-    rows = values_of(weight)
-    order = torch.arange(len(rows), device=rows.device).view(heads, -1, 2).transpose(1, 2).flatten()
-    return weight[order] if isinstance(weight, Tensor) else weight.each(lambda part: part[order])
+    return torch.arange(heads * head_dim).view(heads, -1, 2).transpose(1, 2).flatten()
 
 
 HUGGING_FACE = HuggingFaceNames()

@@ -11,12 +11,14 @@ the names and shapes that the config implies: an error names tensors that are mi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor
 
 from paceline.errors import ModelFileError, UnknownOption, UnsupportedModel
+from paceline.kernels.cpu.pack import Rows
 from paceline.kernels.quant import FP8, GROUP, Float8, Quantised, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
 from paceline.models.tensor_names import Dialect, expected_shapes
@@ -24,6 +26,7 @@ from paceline.models.tensor_names import Weight as Weight
 
 # int4 keeps embedding and head in 8 bits; int4-all has them in 4 bits, too
 Format = Literal["auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all"]
+ENDS = ("embed", "head")
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Device = torch.device | str
 Progress = Callable[[int, int], None]  # arguments: bytes done, bytes in all
@@ -42,12 +45,27 @@ class TensorSource(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
+    def stored_type(self, name: str) -> object:
+        """Return the type of a tensor's numbers or blocks."""
+
     def size(self, name: str) -> int:
         """Return the size of a tensor in bytes, to report progress."""
 
     def read_float(self, name: str, start: int, stop: int) -> Tensor: ...
 
     def read_native(self, name: str, start: int, stop: int) -> Weight: ...
+
+    def read_stored(self, name: str, start: int, stop: int) -> Rows:
+        """Return rows of a matrix as they are stored if kernels can read them so, and else as floats."""
+
+    def release(self, name: str, start: int, stop: int) -> None:
+        """Let the system take back the memory of rows that were read."""
+
+    def files(self) -> list[Path]:
+        """Name the files that hold the tensors."""
+
+    def blank(self) -> TensorSource:
+        """Return a source of the same tensors that reads headers only: all numbers are zeros."""
 
 
 def load_weights(
@@ -85,6 +103,33 @@ def iterate_weights(
         done += source.size(name)
         if progress:
             progress(done, total)
+
+
+def describe_weights(
+    source: TensorSource, config: ModelConfig, *, format: Format = "auto", device: Device = "cpu"
+) -> dict[str, Weight]:
+    """Return all weights as they would be read, but without data: on torch's device "meta". Only headers are read."""
+    format = resolve_format(format, quantised=source.quantised, device=device)
+    names, shapes, blank = match_names(source, config), source.shapes(), source.blank()
+    weights: dict[str, Weight] = {}
+    rows: dict[object, Weight] = {}  # most tensors are alike
+    for canonical, name in names.items():
+        shape = shapes[name]
+        alike = source.stored_type(name), shape[-1], len(shape), canonical in ENDS
+        if alike not in rows:
+            rows[alike] = _read(blank, name, canonical, shape if len(shape) == 1 else (1, shape[1]), format, "cpu")
+        weights[canonical] = described(rows[alike], shape)
+    return weights
+
+
+def described(row: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a tensor of this shape without data, in the format of one of its rows.
+
+    Nothing is computed on the device "meta": torch imports its compiler for some operations there, which takes
+    seconds."""
+    if isinstance(row, Tensor):
+        return torch.empty(shape, dtype=row.dtype, device="meta")
+    return row.each(lambda part: torch.empty((shape[0], *part.shape[1:]), dtype=part.dtype, device="meta"))
 
 
 def resolve_format(format: str, *, quantised: bool, device: Device = "cpu") -> Format:
@@ -147,7 +192,7 @@ def in_format(weight: Tensor, canonical: str, *, format: Format, where: str | No
     if format == "fp8":
         return quantise_fp8(weight)
     group = None if format == "int8" else GROUP
-    bits = 8 if format == "int8" or (format == "int4" and canonical in ("embed", "head")) else 4
+    bits = 8 if format == "int8" or (format == "int4" and canonical in ENDS) else 4
     if group and weight.shape[1] % group:
         raise UnsupportedModel(
             f"{where or repr(canonical)} has {weight.shape[1]} inputs; int4 needs a multiple of {group}, use int8"

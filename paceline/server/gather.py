@@ -18,7 +18,7 @@ from paceline.sizes import parse_size
 
 PREFIX = "PACELINE_"
 # Prefixes and names of variables that are no options; Kubernetes sets those with the last two prefixes.
-FOREIGN = ("PACELINE_CPU_", "PACELINE_SERVICE_", "PACELINE_PORT_")
+FOREIGN = ("PACELINE_CPU_", "PACELINE_CACHE", "PACELINE_SERVICE_", "PACELINE_PORT_")
 FOREIGN_NAMES = frozenset({"PACELINE_GPU", "PACELINE_COMMIT", "PACELINE_DATA", "PACELINE_SMOLLM2", "PACELINE_CONFIG"})
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 

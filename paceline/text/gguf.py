@@ -118,15 +118,14 @@ def _byte_level(
 
 
 def _stored_merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for rank, line in enumerate(_strings(metadata, "merges")):
-        left, _, right = line.partition(" ")
+    lines = _strings(metadata, "merges")
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    for rank, (left, right) in enumerate(merges):
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise ModelFileError(
-                f"tokenizer.ggml.merges[{rank}] is {line!r}, whose parts or result are no tokens of the file; "
+                f"tokenizer.ggml.merges[{rank}] is {lines[rank]!r}, whose parts or result are no tokens of the file; "
                 "the file is damaged or was converted wrongly"
             )
-        merges.append((left, right))
     return merges
 
 
@@ -188,6 +187,9 @@ def _add_user_defined(encoder: tokenizers.Tokenizer, texts: Iterator[str]) -> No
 
 
 def _refuse_duplicates(tokens: list[str], kinds: list[int]) -> None:
+    normal = [token for token, kind in zip(tokens, kinds, strict=True) if kind == Kind.NORMAL]
+    if len(set(normal)) == len(normal):
+        return
     seen: dict[str, int] = {}
     for i, token in enumerate(tokens):
         if kinds[i] == Kind.NORMAL and seen.setdefault(token, i) != i:
@@ -225,7 +227,11 @@ def _strings(metadata: Metadata, name: str) -> list[str]:
     values = _list(metadata, name)
     if not values:
         raise ModelFileError(f"tokenizer.ggml.{name} is missing or empty; the file is incomplete")
-    return [_string(value, f"tokenizer.ggml.{name}[{i}]") for i, value in enumerate(values)]
+    try:  # all at once: a vocabulary has hundreds of thousands of tokens
+        "".join(values).encode()
+        return list(values)
+    except (TypeError, UnicodeError):  # one of them is bytes or bad: find it
+        return [_string(value, f"tokenizer.ggml.{name}[{i}]") for i, value in enumerate(values)]
 
 
 def _string(value: Any, where: str) -> str:
@@ -255,9 +261,9 @@ def _kinds(metadata: Metadata, size: int) -> list[int]:
         return [Kind.NORMAL] * size
     kinds = _numbers(metadata, "token_type", size)
     known = frozenset(Kind)
-    for i, kind in enumerate(kinds):
-        if kind not in known:
-            raise ModelFileError(f"tokenizer.ggml.token_type[{i}] is {kind}; known kinds are 1 to 6")
+    if not known.issuperset(kinds):
+        i, kind = next((i, kind) for i, kind in enumerate(kinds) if kind not in known)
+        raise ModelFileError(f"tokenizer.ggml.token_type[{i}] is {kind}; known kinds are 1 to 6")
     return [int(kind) for kind in kinds]
 
 

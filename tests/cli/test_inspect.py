@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from paceline.cli import inspect
 from paceline.errors import NoCompiler
 from paceline.kernels.base import PAGE_SIZE
+from paceline.models.gguf import GgufFile
 from paceline.models.load import load_model
+from paceline.models.safetensors import SafetensorsFolder
 from paceline.runner.loading.memory import weight_parts
 from paceline.runner.loading.models import ReadyModel
 from paceline.text.tokenizer import Tokenizer
@@ -86,6 +89,28 @@ def test_for_people(cli: Cli, tiny: str) -> None:
         "ngram: ",
     ):
         assert words in out
+
+
+def test_only_headers_are_read(cli: Cli, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any number of the tensors, the facts are those of loaded weights."""
+    loaded = weight_parts(load_model(tiny, format="int4"), packed=True)
+    reads: list[str] = []
+
+    def watched(original: Any) -> Any:
+        def read(self: Any, name: str, *rows: int) -> Any:
+            reads.extend([] if self._blank else [name])
+            return original(self, name, *rows)
+
+        return read
+
+    monkeypatch.setattr(GgufFile, "_rows", watched(GgufFile._rows))
+    monkeypatch.setattr(SafetensorsFolder, "read_float", watched(SafetensorsFolder.read_float))
+    smollm2 = facts(cli, "smollm2", "--drafter", "eagle:smollm2")
+    assert smollm2["drafters"][0]["why"].startswith("an EAGLE-3 head (")
+    assert smollm2["model"]["parameters"] == 134_515_008
+    found = facts(cli, tiny, "--format", "int4", "--drafter", write_model(tmp_path, seed=1))
+    assert found["weights"] == [asdict(part) for part in loaded]
+    assert reads == []
 
 
 def test_errors_of_quantisation(cli: Cli, tiny: str) -> None:

@@ -109,6 +109,7 @@ def test_sigterm_is_as_ctrl_c(cli: Cli, monkeypatch: pytest.MonkeyPatch, command
 
 FEWEST: dict[str, list[str]] = {
     "list": [],
+    "cache": [],
     "completion": ["bash"],
     "bench": ["engine", "--target", "m"],
     "audit": ["m", "--prompts", "p"],

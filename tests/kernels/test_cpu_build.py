@@ -38,7 +38,7 @@ def quick(tmp_path, monkeypatch):
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.c").write_text("int one(void) { return 1; }\n")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "paceline"))
     monkeypatch.setattr(build, "SOURCES", sources)
     return sources
 
@@ -73,7 +73,7 @@ def test_a_source_that_does_not_compile_says_why_and_leaves_nothing(quick):
     (quick / "one.c").write_text("int one(void) { return }\n")
     with pytest.raises(build.NoCompiler, match="error"):
         build.library_path("portable")
-    assert list(build.cache_folder().iterdir()) == []
+    assert list(build.cache_home().iterdir()) == []
 
 
 @pytest.mark.parametrize(("variant", "refused"), [("avx512bf16", {"avx512bf16"}), ("avx2", {"avx2"})])
@@ -101,3 +101,10 @@ def test_no_compiler_at_all(monkeypatch):
 
 def test_threads_are_the_cores_this_process_may_use():
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
+
+
+def test_a_home_that_cannot_be_written_has_a_temporary_library(quick, monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
+    assert build.library_path("portable").is_file()
+    assert "the compiled kernels are not cached" in caplog.text

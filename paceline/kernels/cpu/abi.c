@@ -12,9 +12,12 @@ static const abi_entry entries[] = {
     CONSTANT(MAX_PARTS), CONSTANT(BEAM), CONSTANT(WIDTH_MAX),
 
     CONSTANT(FINE), CONSTANT(OUT_OF_MEMORY), CONSTANT(BAD_TOKEN), CONSTANT(BAD_POSITION), CONSTANT(BAD_SLOT),
-    CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS),
+    CONSTANT(BAD_PAGE), CONSTANT(BAD_ROWS), CONSTANT(NOT_FINITE),
 
     CONSTANT(CHANNEL8), CONSTANT(GROUP8), CONSTANT(GROUP4), CONSTANT(HALF),
+
+    CONSTANT(F32), CONSTANT(F16), CONSTANT(BF16), CONSTANT(Q4_0), CONSTANT(Q4_1), CONSTANT(Q5_0), CONSTANT(Q5_1),
+    CONSTANT(Q8_0), CONSTANT(Q4_K), CONSTANT(Q5_K), CONSTANT(Q6_K),
 
     CONSTANT(EMBED), CONSTANT(LINEAR), CONSTANT(ROTATE), CONSTANT(ATTEND), CONSTANT(ADD_NORM), CONSTANT(KEEP),
     CONSTANT(PAIR), CONSTANT(REFINE),
@@ -27,6 +30,9 @@ static const abi_entry entries[] = {
 
     FIELD(matrix, data), FIELD(matrix, bias), FIELD(matrix, stride), FIELD(matrix, format), FIELD(matrix, outputs),
     FIELD(matrix, inputs), FIELD(matrix, column), STRUCT(matrix),
+
+    FIELD(stored_rows, data), FIELD(stored_rows, places), FIELD(stored_rows, row_bytes), FIELD(stored_rows, kind),
+    FIELD(stored_rows, keep), FIELD(stored_rows, first), FIELD(stored_rows, count), STRUCT(stored_rows),
 
     FIELD(operation, kind), FIELD(operation, epilogue), FIELD(operation, input), FIELD(operation, output),
     FIELD(operation, layer), FIELD(operation, window), FIELD(operation, parts), FIELD(operation, column),

@@ -21,10 +21,13 @@
 #define WIDTH_MAX 8      /* children of a node of a draft tree */
 
 /* Results of a call: FINE, or why it did nothing. */
-enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS };
+enum { FINE, OUT_OF_MEMORY, BAD_TOKEN, BAD_POSITION, BAD_SLOT, BAD_PAGE, BAD_ROWS, NOT_FINITE };
 
 /* matrix.format */
 enum { CHANNEL8, GROUP8, GROUP4, HALF };
+
+/* stored_rows.kind: floats, and quantisations of GGUF files by their names there */
+enum { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 /* operation.kind */
 enum { EMBED, LINEAR, ROTATE, ATTEND, ADD_NORM, KEEP, PAIR, REFINE };
@@ -47,6 +50,17 @@ typedef struct {
     int32_t inputs;
     int32_t column; /* first column of its outputs in the output buffer */
 } matrix;
+
+/* Rows of a matrix as a file stores them, to be packed. */
+typedef struct {
+    const uint8_t *data;   /* the first row */
+    const int32_t *places; /* output of each row; NULL: `first` and those after it */
+    int64_t row_bytes;
+    int32_t kind;
+    int32_t keep;  /* keep the file's integers if they fit; otherwise rows are quantised from floats */
+    int32_t first; /* output of the first row */
+    int32_t count; /* rows */
+} stored_rows;
 
 /* One step of a program. Each kind reads the fields that it needs. */
 typedef struct {
@@ -162,6 +176,12 @@ EXPORT int64_t paceline_tile_bytes(int format, int inputs);
    scale: fp16 [outputs][groups], or float [outputs] for CHANNEL8. minimum: fp16 [outputs][groups], for GROUP4 only. */
 EXPORT void paceline_pack(uint8_t *data, int64_t stride, int format, int outputs, int inputs, const uint8_t *q,
                           const void *scale, const void *minimum);
+
+/* Pack rows into the tiles of a matrix, on all threads: FINE, OUT_OF_MEMORY, or NOT_FINITE for NaN or infinite weights. */
+EXPORT int paceline_pack_stored(pool *, uint8_t *tiles, int64_t stride, int format, int inputs, const stored_rows *);
+
+/* Sum up `bytes` bytes, on all threads: FINE or OUT_OF_MEMORY. */
+EXPORT int paceline_checksum(pool *, const uint8_t *data, int64_t bytes, uint64_t *sum);
 
 /* Unpack rows of a matrix: out float [count][inputs]. Non-zero: a row that the matrix does not have. */
 EXPORT int paceline_rows(const matrix *, const int32_t *rows, int count, float *out);

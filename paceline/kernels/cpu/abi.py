@@ -39,6 +39,7 @@ class Status(IntEnum):
     BAD_SLOT = 4
     BAD_PAGE = 5
     BAD_ROWS = 6
+    NOT_FINITE = 7
 
 
 class Format(IntEnum):
@@ -46,6 +47,20 @@ class Format(IntEnum):
     GROUP8 = 1
     GROUP4 = 2
     HALF = 3
+
+
+class Stored(IntEnum):
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q8_0 = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
 
 
 class OperationKind(IntEnum):
@@ -81,7 +96,7 @@ class Buffer(IntEnum):
     STATES = 8
 
 
-ENUMS: tuple[type[IntEnum], ...] = (Status, Format, OperationKind, Epilogue, Buffer)
+ENUMS: tuple[type[IntEnum], ...] = (Status, Format, Stored, OperationKind, Epilogue, Buffer)
 
 
 class Matrix(Structure):
@@ -90,6 +105,15 @@ class Matrix(Structure):
         ("bias", c_void_p),
         ("stride", c_int64),
         *((name, c_int32) for name in ("format", "outputs", "inputs", "column")),
+    )
+
+
+class StoredRows(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("places", c_void_p),
+        ("row_bytes", c_int64),
+        *((name, c_int32) for name in ("kind", "keep", "first", "count")),
     )
 
 
@@ -137,6 +161,7 @@ class Order(Structure):
 
 STRUCTURES: dict[str, type[Structure]] = {
     "matrix": Matrix,
+    "stored_rows": StoredRows,
     "operation": Operation,
     "shape": Shape,
     "batch": Pass,
@@ -155,6 +180,8 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     "paceline_pool_new": (ADDRESS, (c_int,)),
     "paceline_tile_bytes": (c_int64, (c_int, c_int)),
     "paceline_pack": (None, (ADDRESS, c_int64, c_int, c_int, c_int, ADDRESS, ADDRESS, ADDRESS)),
+    "paceline_pack_stored": (c_int, (ADDRESS, ADDRESS, c_int64, c_int, c_int, ADDRESS)),
+    "paceline_checksum": (c_int, (ADDRESS, ADDRESS, c_int64, ADDRESS)),
     "paceline_rows": (c_int, (ADDRESS, ADDRESS, c_int, ADDRESS)),
     "paceline_program_new": (ADDRESS, (ADDRESS, ADDRESS, ADDRESS, c_int)),
     "paceline_program_free": (None, (ADDRESS,)),

@@ -7,8 +7,10 @@ is one of four variants, whose flags are written here.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -18,10 +20,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from paceline.cache_home import cache_home
 from paceline.errors import NoCompiler, UnknownOption
 from paceline.kernels.cpu import abi
 from paceline.kernels.cpu.abi_check import check_abi
 
+logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 LIBRARIES = ("-lm", "-lpthread")
@@ -86,11 +90,6 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "paceline"
-
-
 def _digest(command: list[str]) -> str:
     digest = hashlib.sha256(f"{command}{_run([command[0], '--version'])}{platform.machine()}".encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
@@ -101,15 +100,28 @@ def _digest(command: list[str]) -> str:
 def library_path(variant: str) -> Path:
     """Return the path of a variant's library, and compile it if it does not exist yet."""
     command = [*compiler(), *FLAGS, *VARIANTS[variant]]
-    target = cache_folder() / f"kernels-{variant}-{_digest(command)}.so"
+    target = cache_home() / f"kernels-{variant}-{_digest(command)}.so"
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = _writable(target.parent) / target.name
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         fresh = Path(folder) / target.name
         _run([*command, *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(fresh), *LIBRARIES])
         os.replace(fresh, target)
     return target
+
+
+def _writable(folder: Path) -> Path:
+    """Return a folder for libraries: this one, or a temporary one for this process if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder):
+            return folder
+    except OSError as error:
+        logger.warning("the compiled kernels are not cached, so every start takes longer: %s", error)
+        temporary = tempfile.mkdtemp(prefix="paceline-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return Path(temporary)
 
 
 class Library(ctypes.CDLL):

@@ -10,7 +10,6 @@ from paceline.errors import OutOfMemory
 
 HUGE_PAGE_BYTES = 2 << 20
 CACHE_LINE_BYTES = 64
-REGION_BYTES = 256 << 20  # least size of a region of the arena
 
 
 class Region:
@@ -28,20 +27,8 @@ class Region:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._offset = self.address - start
 
-
-class Arena:
-    """Hands out pieces of large regions one after the other: weights that are read in order are adjacent."""
-
-    def __init__(self) -> None:
-        self._regions: list[Region] = []
-        self._used = 0  # bytes of the last region
-
-    def take(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes; they are valid as long as the arena exists."""
-        if not self._regions or self._used + size > self._regions[-1].size:
-            self._regions.append(Region(max(size, REGION_BYTES), what="the model's weights"))
-            self._used = 0
-        address = self._regions[-1].address + self._used
-        self._used += -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
-        return address
+    def view(self) -> memoryview:
+        """Return the memory as bytes that can be read and written."""
+        return memoryview(self._map)[self._offset : self._offset + self.size]

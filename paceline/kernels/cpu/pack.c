@@ -7,6 +7,7 @@
    GROUP8    8 × [16 outputs][4 inputs] u8, 16 scales in fp16
    GROUP4    4 × [16 outputs][4 inputs] of two nibbles (inputs j and j + 4), 16 scales and 16 minimums in fp16
    A weight is scale * (q - 128) in the 8-bit formats and scale * q + minimum in the 4-bit one. */
+#include "pack.h"
 #include "program.h"
 
 /* Bytes of one group in a tile: weights, then their scales. */
@@ -26,17 +27,18 @@ static uint16_t *group_constants(const uint8_t *tile, int format, int group) {
     return (uint16_t *)(tile + group * group_bytes(format) + (format == GROUP8 ? 512 : 256));
 }
 
-/* Pack one output: q [inputs]; scale and minimum fp16 [groups], or one float scale. */
-static void pack_channel(uint8_t *tile, int format, int lane, int inputs, const uint8_t *q, const void *scale,
-                         const uint16_t *minimum) {
-    if (format == CHANNEL8) ((float *)(tile + (int64_t)inputs * TILE))[lane] = *(const float *)scale;
+void pack_channel(uint8_t *tile, int format, int lane, int inputs, const uint8_t *q, const void *scale,
+                  const uint16_t *minimum) {
+    if (format == CHANNEL8) memcpy(tile + (int64_t)inputs * TILE + 4 * lane, scale, 4);
     for (int g = 0; format != CHANNEL8 && g < inputs / GROUP; g++) {
         group_constants(tile, format, g)[lane] = ((const uint16_t *)scale)[g];
         if (format == GROUP4) group_constants(tile, format, g)[TILE + lane] = minimum[g];
     }
-    for (int j = 0; j < inputs; j++) {
-        uint8_t *byte = tile + byte_of(format, lane, j);
-        *byte = format == GROUP4 ? *byte | (uint8_t)(q[j] << (j / 4 % 2 * 4)) : q[j];
+    for (int j = 0; j < inputs; j += format == GROUP4 ? 8 : 4) { /* four bytes at once */
+        uint32_t four, next;
+        memcpy(&four, q + j, 4);
+        if (format == GROUP4) memcpy(&next, q + j + 4, 4), four |= next << 4;
+        memcpy(tile + byte_of(format, lane, j), &four, 4);
     }
 }
 
@@ -49,7 +51,7 @@ EXPORT void paceline_pack(uint8_t *data, int64_t stride, int format, int outputs
                      minimum ? (const uint16_t *)((const uint8_t *)minimum + n * width) : NULL);
 }
 
-static float half_value(const uint16_t *halves, int lane) {
+static float half_of_lane(const uint16_t *halves, int lane) {
     float values[TILE];
     vf_store(values, vf_load_half(halves));
     return values[lane];
@@ -64,8 +66,8 @@ void unpack_row(const matrix *m, int n, float *out) {
         const int byte = tile[byte_of(m->format, lane, j)];
         if (m->format != CHANNEL8 && j % GROUP == 0) {
             const uint16_t *constants = group_constants(tile, m->format, j / GROUP);
-            scale = half_value(constants, lane);
-            if (m->format == GROUP4) minimum = half_value(constants + TILE, lane);
+            scale = half_of_lane(constants, lane);
+            if (m->format == GROUP4) minimum = half_of_lane(constants + TILE, lane);
         }
         out[j] = m->format == GROUP4 ? scale * (float)(byte >> (j / 4 % 2 * 4) & 15) + minimum
                                      : scale * (float)(byte - 128);

@@ -7,20 +7,18 @@ program owns, or holds a reference to, all memory that its operations point to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, memmove
-from dataclasses import dataclass, replace
+from ctypes import byref
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from paceline.errors import OutOfMemory, UnsupportedModel
+from paceline.errors import OutOfMemory
 from paceline.kernels.cpu.abi import (
-    TILE,
     Buffer,
     Draws,
     Epilogue,
-    Format,
     Matrix,
     Operation,
     OperationKind,
@@ -30,9 +28,8 @@ from paceline.kernels.cpu.abi import (
     Status,
 )
 from paceline.kernels.cpu.build import Library
-from paceline.kernels.cpu.memory import Arena
+from paceline.kernels.cpu.pack import Pack, Packed
 from paceline.kernels.cpu.pool import thread_pool
-from paceline.kernels.quant import GROUP, Quantised, quantise
 
 Fields = dict[str, float | int | None]  # fields of an Operation
 PROBLEMS = {
@@ -44,77 +41,20 @@ PROBLEMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix in the arena, in tiles of 16 outputs, with its bias; from `pack_rows`: row by row, with its scales."""
-
-    address: int
-    stride: int  # bytes from tile to tile
-    format: Format
-    outputs: int
-    inputs: int
-    bias: Tensor | None = None  # from `pack_rows`: the scales of its rows
-    column: int = 0  # first column of its outputs in the output buffer
-
-
 class Program:
     """Operations in the order they run. Add them, `finish()` once, then `run` as often as needed."""
 
-    def __init__(self, library: Library, shape: Shape, *, kv: object, threads: int) -> None:
-        """`kv` owns the memory of `shape.kv`. The program keeps it, since a prefetched pass may still use that memory
-        after all other owners are gone."""
+    def __init__(self, library: Library, shape: Shape, *, pack: Pack, kv: object, threads: int) -> None:
+        """`pack` owns the memory of the weights, `kv` that of `shape.kv`. The program keeps both, since a prefetched
+        pass may still use that memory after all other owners are gone."""
         self._library = library
         self._shape = shape
+        self._pack = pack
         self._kv = kv
         self._pool = thread_pool(library, threads)
-        self._arena = Arena()
         self._operations: list[Operation] = []
         self._kept: list[Tensor] = []
         self._handle: int | None = None
-
-    def pack(self, *weights: tuple[Quantised, Tensor | None]) -> list[Packed]:
-        """Copy matrices [n, k], each with its bias, into the arena, interleaved tile by tile: gates read them so."""
-        formats = [_format(weight) for weight, _ in weights]
-        sizes = [self._tile_bytes(format, weight) for format, (weight, _) in zip(formats, weights, strict=True)]
-        assert len({len(weight.q) for weight, _ in weights}) == 1, (
-            "interleaved matrices have the same number of outputs"
-        )
-        address = self._arena.take(-(-len(weights[0][0].q) // TILE) * sum(sizes))
-        packed = []
-        for format, size, (weight, bias) in zip(formats, sizes, weights, strict=True):
-            packed.append(self._pack_one(weight, bias, format, address, stride=sum(sizes)))
-            address += size
-        return packed
-
-    def _pack_one(self, weight: Quantised, bias: Tensor | None, format: Format, address: int, *, stride: int) -> Packed:
-        outputs, inputs = weight.q.shape
-        q, scale, minimum = weight.q.contiguous(), *_constants(weight, format)
-        pointers = (q.data_ptr(), scale.data_ptr(), minimum.data_ptr() if format == Format.GROUP4 else None)
-        self._library.paceline_pack(address, stride, format, outputs, inputs, *pointers)
-        padded = None if bias is None else self._keep(torch.nn.functional.pad(bias.float(), (0, -outputs % TILE)))
-        return Packed(address=address, stride=stride, format=format, outputs=outputs, inputs=inputs, bias=padded)
-
-    def _tile_bytes(self, format: Format, weight: Quantised) -> int:
-        return int(self._library.paceline_tile_bytes(format, weight.q.shape[1]))
-
-    def pack_half(self, weight: Tensor) -> Packed:
-        """Copy a matrix [n, k] into the arena in fp16, for products with float inputs."""
-        outputs, inputs = weight.shape
-        assert outputs % TILE == 0, f"{outputs} outputs are not a multiple of {TILE}"
-        tiles = weight.detach().float().view(-1, TILE, inputs).transpose(1, 2).half().contiguous()
-        address = self._arena.take(2 * outputs * inputs)
-        memmove(address, tiles.data_ptr(), 2 * outputs * inputs)
-        return Packed(address=address, stride=2 * TILE * inputs, format=Format.HALF, outputs=outputs, inputs=inputs)
-
-    def pack_rows(self, weight: Tensor) -> Packed:
-        """Copy a matrix [n, k] into the arena in 8 bits, row by row, for products with some of its rows."""
-        outputs, inputs = weight.shape
-        quantised = quantise(weight)
-        rows = (quantised.q.to(torch.int16) - 128).to(torch.int8).contiguous()
-        address = self._arena.take(outputs * inputs)
-        memmove(address, rows.data_ptr(), outputs * inputs)
-        scales = self._keep(quantised.scale[:, 0])
-        return Packed(address, stride=inputs, format=Format.CHANNEL8, outputs=outputs, inputs=inputs, bias=scales)
 
     def embed(self, table: Packed, *, scale: float) -> None:
         """residual ← table[token] * scale"""
@@ -188,7 +128,7 @@ class Program:
         """Let a draft compute only the outputs that may be among the best (docs/adr/0013).
 
         All outputs are computed roughly, through `down` and `up`. At least `few` of each slice are then computed
-        exactly, by `exact` from `pack_rows`. `norms`: the norm before `down`, and the norm before `exact`."""
+        exactly, by `exact` from `Layout.rows`. `norms`: the norm before `down`, and the norm before `exact`."""
         self.linear([down], source=Buffer.RESIDUAL, target=Buffer.SKETCHED, norm=norms[0], epsilon=epsilon)
         self.linear([up], source=Buffer.SKETCHED, epilogue=Epilogue.ROUGH)
         fields: Fields = {"norm": self._pointer(norms[1]), "epsilon": epsilon, "input": Buffer.SKETCHED}
@@ -262,21 +202,6 @@ class Program:
 def _matrix(part: Packed) -> Matrix:
     bias = None if part.bias is None else part.bias.data_ptr()
     return Matrix(part.address, bias, part.stride, part.format, part.outputs, part.inputs, part.column)
-
-
-def _format(weight: Quantised) -> Format:
-    inputs = weight.q.shape[1]
-    if inputs % GROUP:
-        raise UnsupportedModel(f"a matrix with {inputs} inputs; the CPU kernels need a multiple of {GROUP}")
-    assert weight.bits == 4 or weight.symmetric, "8-bit weights are scale * (q - 128)"
-    return Format.GROUP4 if weight.bits == 4 else Format.GROUP8 if weight.grouped else Format.CHANNEL8
-
-
-def _constants(weight: Quantised, format: Format) -> tuple[Tensor, Tensor]:
-    """Convert scales and minimums to the types that are packed: float [n, 1], or fp16 [n, groups]."""
-    dtype = torch.float32 if format == Format.CHANNEL8 else torch.float16
-    scale, minimum = weight.scale.to(dtype).contiguous(), weight.minimum.to(dtype).contiguous()
-    return scale, minimum
 
 
 def _side_by_side(parts: Sequence[Packed]) -> list[Packed]:

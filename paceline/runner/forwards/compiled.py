@@ -6,7 +6,7 @@ number of threads, and any way in which its context was computed: by prefill, to
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from ctypes import addressof, c_int32
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,19 +16,20 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
+from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Format, Pass, Shape
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
+from paceline.kernels.cpu.pack import Pack, Packed
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.pool import default_threads
-from paceline.kernels.cpu.program import Packed, Program
-from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
+from paceline.kernels.cpu.program import Program
+from paceline.kernels.quant import GROUP, Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
+from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.known_batches import KnownBatches
 
 Weights = MutableMapping[str, Weight]
-Progress = Callable[[str], None]  # called with the name of each weight that has been packed
 
 # Rows up to which a pass costs little more than reading the weights; beyond, arithmetic sets the pace. Measured on two
 # cores: docs/experiments.md, "Trees of a head".
@@ -45,34 +46,34 @@ class Prepared(NamedTuple):
 
 
 class CompiledForward:
-    """Implements Forward. Packing empties `weights`, so that a model is never in memory twice."""
+    """Implements Forward. `weights` are a pack, or are packed here; packing empties the mapping, so that a model is
+    never in memory twice."""
 
     bitwise = True
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: Weights | Pack,
         *,
         num_pages: int,
         threads: int | None = None,
         max_context: int | None = None,
         taps: Sequence[int] = (),
-        progress: Progress | None = None,
     ) -> None:
         check_supported(config)
         self.vocab_size = config.vocab_size
         self.taps = taps
         self.threads = threads or default_threads()
-        four_bit = any(isinstance(weight, Quantised) and weight.bits == 4 for weight in weights.values())
-        self.cheap_rows = CHEAP_ROWS_4_BIT if four_bit else CHEAP_ROWS_8_BIT
+        pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=self.threads)
+        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.formats else CHEAP_ROWS_8_BIT
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)
         shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self.program = Program(self._library, shape, kv=self.kv, threads=self.threads)
-        assembly = Assembly(config, weights, self.program, positions=positions, progress=progress)
+        self.program = Program(self._library, shape, pack=pack, kv=self.kv, threads=self.threads)
+        assembly = Assembly(config, pack, self.program, positions=positions)
         self.embedding = assembly.assemble(taps)
         self.program.finish()
         self._features_width: int = shape.features
@@ -178,30 +179,27 @@ def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
 
 
 class Assembly:
-    """Turns named weights into the operations of a decoder; takes each weight out of `weights` as it is packed."""
+    """Turns packed weights into the operations of a decoder."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, program: Program, *, positions: int, progress: Progress | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, pack: Pack, program: Program, *, positions: int) -> None:
         self.config = config
-        self.weights = weights
+        self.pack = pack
         self.program = program
         self.positions = positions
-        self.progress = progress
         self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
 
     def assemble(self, taps: Sequence[int]) -> Packed:
         """Add the operations of the whole decoder, and return its embedding."""
         config = self.config
-        embed = self._pack("embed")
+        embed = self.pack.matrix("embed")
         self.program.embed(embed, scale=config.embedding_scale)
         for layer in range(config.num_layers):
             if layer in taps:
                 self.program.keep(taps.index(layer) * config.hidden_size)
             self._attention(layer, f"layers.{layer}.")
             self._mlp(f"layers.{layer}.")
-        head = embed if config.tied_head else self._pack("head")
-        norm = self._vector("norm")
+        head = embed if config.tied_head else self.pack.matrix("head")
+        norm = self.pack.vector("norm")
         if config.num_layers in taps:
             self.program.keep(taps.index(config.num_layers) * config.hidden_size, norm=norm, epsilon=config.norm_eps)
         self.program.keep_states(norm, epsilon=config.norm_eps)
@@ -212,10 +210,10 @@ class Assembly:
 
     def _attention(self, layer: int, prefix: str) -> None:
         config, program = self.config, self.program
-        norm = self._vector(prefix + "attn_norm")
-        parts = [self._pack(prefix + name) for name in "qkv"]
+        norm = self.pack.vector(prefix + "attn_norm")
+        parts = [self.pack.matrix(prefix + name) for name in "qkv"]
         program.linear(parts, source=Buffer.RESIDUAL, target=Buffer.PROJECTED, norm=norm, epsilon=config.norm_eps)
-        norms = (self._vector(prefix + "q_norm"), self._vector(prefix + "k_norm")) if config.qk_norm else None
+        norms = (self.pack.vector(prefix + "q_norm"), self.pack.vector(prefix + "k_norm")) if config.qk_norm else None
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         program.rotate(layer, *self._rope(layer), scale=scale, norms=norms, epsilon=config.norm_eps)
         program.attend(layer, window=config.windows[layer] if config.windows else 0)
@@ -223,8 +221,8 @@ class Assembly:
 
     def _mlp(self, prefix: str) -> None:
         gate = Epilogue.SILU_GATE if self.config.activation == "silu" else Epilogue.GELU_GATE
-        norm = self._vector(prefix + "mlp_norm")
-        parts = self._pack_together(prefix + "gate", prefix + "up")
+        norm = self.pack.vector(prefix + "mlp_norm")
+        parts = [self.pack.matrix(prefix + "gate"), self.pack.matrix(prefix + "up")]
         self.program.linear(
             parts,
             source=Buffer.RESIDUAL,
@@ -237,41 +235,15 @@ class Assembly:
 
     def _branch(self, name: str, norm: str, *, source: Buffer) -> None:
         """Add the product that ends a branch, and its sum with the residual stream."""
-        parts = [self._pack(name)]
+        parts = [self.pack.matrix(name)]
         if not self.config.post_norms:
             self.program.linear(parts, source=source, epilogue=Epilogue.ADD)
             return
         self.program.linear(parts, source=source, target=Buffer.BRANCH)
-        self.program.add_norm(self._vector(norm), epsilon=self.config.norm_eps)
+        self.program.add_norm(self.pack.vector(norm), epsilon=self.config.norm_eps)
 
     def _rope(self, layer: int) -> tuple[Tensor, Tensor]:
         key = layer_rope(self.config, layer)
         if key not in self.ropes:
             self.ropes[key] = rope_tables(self.config, *key, self.positions)
         return self.ropes[key]
-
-    def _pack(self, name: str) -> Packed:
-        return self._pack_together(name)[0]
-
-    def _pack_together(self, *names: str) -> list[Packed]:
-        packed = self.program.pack(*[(self._matrix(name), self._bias(name)) for name in names])
-        if self.progress:
-            for name in names:
-                self.progress(name)
-        return packed
-
-    def _matrix(self, name: str) -> Quantised:
-        """Take a matrix out of the weights. A float matrix (not quantised in its file) becomes 8 bits in groups."""
-        weight = self.weights.pop(name)
-        if isinstance(weight, Quantised):
-            return weight
-        assert isinstance(weight, Tensor), f"{name}: there is no compiled kernel for 8-bit floats"
-        return quantise(weight, bits=8, group=GROUP)
-
-    def _bias(self, name: str) -> Tensor | None:
-        return self._vector(name + ".bias") if name + ".bias" in self.weights else None
-
-    def _vector(self, name: str) -> Tensor:
-        vector = self.weights.pop(name)
-        assert isinstance(vector, Tensor), f"{name} is quantised"
-        return vector

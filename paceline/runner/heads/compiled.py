@@ -17,15 +17,16 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu.abi import BEAM, Buffer, Epilogue, Order, Pass
 from paceline.kernels.cpu.build import load_library
 from paceline.kernels.cpu.kv import CpuKV
+from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.cpu.pick import pick
-from paceline.kernels.cpu.program import Packed, Program
-from paceline.kernels.quant import Quantised, dequantise
+from paceline.kernels.cpu.program import Program
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, point, shape_of
 from paceline.runner.forwards.known_batches import KnownBatches
+from paceline.runner.heads.head_pack import DOWN, EXACT, IDS, UP, fill_head, head_layout
 from paceline.runner.heads.protocol import Tree, TreeRequest
-from paceline.runner.heads.sketch import sketch
+from paceline.runner.heads.sketch import exact_outputs
 
 WANTED = {  # field of the C structure `order`, in the order of memory: field of TreeRequest
     "limits": "limit",
@@ -43,19 +44,30 @@ class CompiledHead:
     device: torch.device | str = "cpu"
 
     def __init__(
-        self, head: EagleHead, target: CompiledForward, *, num_pages: int, max_context: int, threads: int | None = None
+        self,
+        head: EagleHead,
+        target: CompiledForward,
+        *,
+        num_pages: int,
+        max_context: int,
+        threads: int | None = None,
+        pack: Pack | None = None,
     ) -> None:
+        """`pack` has the head's weights, and `head` may then be without data; None: it is packed here."""
         config = head.config
         check_supported(config.layer)
-        self.ids = head.ids.contiguous()
         self.threads = threads or target.threads
+        if pack is None:
+            pack = Pack(head_layout(head), threads=self.threads)
+            fill_head(pack, head)
+        self.ids = pack.vector(IDS).view(torch.int32)
         self._target = target  # keeps its embedding alive
         self._library = load_library()
         shape = shape_of(config.layer, pages=num_pages, positions=min(max_context, num_pages * PAGE_SIZE))
         shape.layers, shape.features = 1, 3 * config.target_hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self._program = Program(self._library, shape, kv=self.kv, threads=self.threads)
-        _assemble(head, self._program, target, positions=shape.positions)
+        self._program = Program(self._library, shape, pack=pack, kv=self.kv, threads=self.threads)
+        _assemble(head, pack, self._program, target, positions=shape.positions)
         self._program.finish()
         self._program.prefetch(target.program, self.ids)
         self._logits = torch.empty((0, len(self.ids)))
@@ -170,48 +182,32 @@ def _address(features: Tensor, batch: Batch) -> int:
     return features.data_ptr()
 
 
-def _assemble(head: EagleHead, program: Program, target: CompiledForward, *, positions: int) -> None:
+def _assemble(head: EagleHead, pack: Pack, program: Program, target: CompiledForward, *, positions: int) -> None:
     """Add the operations of the head's one layer to the program."""
-    config, weights, eps = head.config, head.weights, head.config.layer.norm_eps
-
-    def vector(name: str) -> Tensor:
-        weight = weights[name]
-        assert isinstance(weight, Tensor), f"{name} is quantised"
-        return weight
-
-    def packed(*names: str) -> list[Packed]:
-        matrices = [weight for weight in (weights[name] for name in names) if isinstance(weight, Quantised)]
-        assert len(matrices) == len(names), f"{names} are not quantised"
-        return program.pack(*[(matrix, None) for matrix in matrices])
-
-    def floats(name: str) -> Tensor:
-        weight = weights[name]
-        return weight if isinstance(weight, Tensor) else dequantise(weight)
-
+    config, eps = head.config, head.config.layer.norm_eps
+    matrix, vector = pack.matrix, pack.vector
     tables = rope_tables(config.layer, *layer_rope(config.layer, 0), positions)
     gate = Epilogue.SILU_GATE if config.layer.activation == "silu" else Epilogue.GELU_GATE
-    embedding = packed("embed")[0] if "embed" in weights else target.embedding
+    embedding = matrix("embed") if "embed" in pack else target.embedding
     # Hidden states stay in float: some dimensions are hundreds of times larger than the rest, which 8 bits would lose.
-    program.linear([program.pack_half(floats("fc"))], source=Buffer.FEATURES)
+    program.linear([matrix("fc")], source=Buffer.FEATURES)
     norms = vector("embed_norm"), vector("hidden_norm")
     program.pair(embedding, *norms, epsilon=eps, replace_residual=config.norm_first)
-    qkv = [packed(name)[0] for name in "qkv"]
-    program.linear(qkv, source=Buffer.PAIRED, target=Buffer.PROJECTED)
+    program.linear([matrix(name) for name in "qkv"], source=Buffer.PAIRED, target=Buffer.PROJECTED)
     program.rotate(0, *tables, scale=config.layer.head_dim**-0.5)
     program.attend(0, window=0)
-    program.linear(packed("o"), source=Buffer.ATTENDED, epilogue=Epilogue.ADD)
+    program.linear([matrix("o")], source=Buffer.ATTENDED, epilogue=Epilogue.ADD)
     program.linear(
-        packed("gate", "up"),
+        [matrix("gate"), matrix("up")],
         source=Buffer.RESIDUAL,
         target=Buffer.GATED,
         epilogue=gate,
         norm=vector("mlp_norm"),
         epsilon=eps,
     )
-    program.linear(packed("down"), source=Buffer.GATED, epilogue=Epilogue.ADD)
-    norm, last = vector("norm"), floats("head")
-    if (rough := sketch(last, norm, head.sketch)) is not None:
-        [down], [up] = program.pack((rough.down, None)), program.pack((rough.up, None))
-        norms = torch.ones_like(norm), norm
-        program.shortlist(down, up, program.pack_rows(last), few=rough.exact_outputs, norms=norms, epsilon=eps)
-    program.linear(packed("head"), source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)
+    program.linear([matrix("down")], source=Buffer.GATED, epilogue=Epilogue.ADD)
+    norm = vector("norm")
+    if UP in pack:
+        norms, few = (torch.ones_like(norm), norm), exact_outputs(head.sketch)
+        program.shortlist(matrix(DOWN), matrix(UP), matrix(EXACT), few=few, norms=norms, epsilon=eps)
+    program.linear([matrix("head")], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=eps)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from paceline.kernels.base import Batch, Output
 from paceline.kernels.cpu.abi import Buffer, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.pack import Layout, Pack, lay_out
 from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Program
 from paceline.kernels.quant import Quantised
@@ -83,18 +84,31 @@ class CompiledMedusa:
         # There is no attention: sizes of heads, pages and positions are the smallest that are allowed.
         shape = Shape(hidden=self._hidden, intermediate=0, heads=1, kv_heads=1, head_dim=16, vocab=1, layers=0)
         shape.pages, shape.positions, shape.features = 1, 1, self._hidden
-        program = Program(load_library(), shape, kv=None, threads=threads)
+        pack = _packed(head, threads)
+        program = Program(load_library(), shape, pack=pack, kv=None, threads=threads)
         source, others = Buffer.FEATURES, (Buffer.RESIDUAL, Buffer.BRANCH)
-        for index, (weight, bias) in enumerate(head.blocks):
-            assert isinstance(weight, Quantised), "a block is not quantised"
+        for index in range(len(head.blocks)):
             target = others[index % 2]
-            packed = program.pack((weight, bias))
-            program.linear(packed, source=source, target=target, epilogue=Epilogue.ADD_SILU)
+            program.linear([pack.matrix(str(index))], source=source, target=target, epilogue=Epilogue.ADD_SILU)
             source = target
-        assert isinstance(head.head, Quantised), "a head is not quantised"
-        program.linear(program.pack((head.head, None)), source=source, epilogue=Epilogue.LOGITS)
+        program.linear([pack.matrix("head")], source=source, epilogue=Epilogue.LOGITS)
         program.finish()
         return program
+
+
+def _packed(head: MedusaHead, threads: int) -> Pack:
+    weights = {str(index): weight for index, (weight, _) in enumerate(head.blocks)} | {"head": head.head}
+    biases = {f"{index}.bias": bias for index, (_, bias) in enumerate(head.blocks)}
+    layout = Layout(load_library())
+    for name, weight in weights.items():
+        assert isinstance(weight, Quantised), f"{name} is not quantised"
+        lay_out(layout, [(name, weight)])
+    for name, bias in biases.items():
+        layout.vector(name, len(bias))
+    pack = Pack(layout, threads=threads)
+    for name, weight in {**weights, **biases}.items():
+        pack.write(name, weight)
+    return pack
 
 
 def _matrix(head: MedusaHead) -> Tensor:

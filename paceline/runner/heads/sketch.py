@@ -33,23 +33,32 @@ class Sketch(NamedTuple):
 
     down: Quantised  # [r, hidden], 8 bits
     up: Quantised  # [vocab, r], 4 bits
-    exact_outputs: int  # outputs computed exactly in each slice of the vocabulary, at least
 
 
 def sketch(weight: Tensor, norm: Tensor, space: Tensor | None = None) -> Sketch | None:
     """Make the sketch of a layer with `weight` [vocab, hidden] behind a norm; None: it would not pay.
 
     Its directions are in the subspace `space` [r, hidden] if there is one."""
-    rank = _rank(weight, RANK_DIVISOR) if space is None else len(space)
-    if not _pays(weight, rank):
+    rank = sketch_rank(weight, space)
+    if rank is None:
         return None
     whole = _product(weight, norm)
     basis = torch.eye(len(norm)) if space is None else torch.linalg.qr(space.float().T).Q  # [hidden, r]
     _, vectors = torch.linalg.eigh(basis.T @ (whole.T @ whole) @ basis)
     largest = basis @ vectors[:, -rank:].flip(1)
     down, up = largest.T.contiguous(), whole @ largest
-    exact = EXACT_OUTPUTS if space is None else FITTED_EXACT_OUTPUTS
-    return Sketch(quantise(down, bits=8, group=GROUP), quantise(up, bits=4, group=GROUP), exact)
+    return Sketch(quantise(down, bits=8, group=GROUP), quantise(up, bits=4, group=GROUP))
+
+
+def sketch_rank(weight: Tensor, space: Tensor | None) -> int | None:
+    """Return the rank of a layer's sketch, by shapes alone; None: a sketch would not pay."""
+    rank = _rank(weight, RANK_DIVISOR) if space is None else len(space)
+    return rank if _pays(weight, rank) else None
+
+
+def exact_outputs(space: Tensor | None) -> int:
+    """Return how many outputs a sketch computes exactly in each slice of the vocabulary, at least."""
+    return EXACT_OUTPUTS if space is None else FITTED_EXACT_OUTPUTS
 
 
 def directions(weight: Tensor, norm: Tensor, moment: Tensor) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +11,19 @@ import torch
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import Forward
+from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import GROUP
 from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
 from paceline.models.weights import weight_bytes
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.heads.compiled import CompiledHead
+from paceline.runner.heads.head_pack import fill_head, head_layout
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
 from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
 from paceline.runner.loading.models import ReadyModel
+from paceline.runner.loading.pack_cache import Origin, cached
 
 logger = logging.getLogger(__name__)
 FORMATS = ("int8", "int4")  # weight formats of compiled heads
@@ -27,9 +31,11 @@ FORMATS = ("int8", "int4")  # weight formats of compiled heads
 
 @dataclass(frozen=True, slots=True)
 class ReadyHead:
-    """An EAGLE-3 head with its weights in memory. The number of KV pages is fixed later, by `forward`."""
+    """An EAGLE-3 head that can be built. The number of KV pages is fixed by `forward`, which reads the weights."""
 
-    head: EagleHead
+    head: EagleHead  # without data, in the format in which it runs
+    read: Callable[[], EagleHead]  # reads it
+    format: str
     compiled: bool
     device: str
     dtype: torch.dtype  # type of activations in torch; unused if compiled
@@ -57,8 +63,16 @@ class ReadyHead:
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
         if self.compiled:
             assert isinstance(target, CompiledForward)
-            return CompiledHead(self.head, target, num_pages=num_pages, max_context=max_context, threads=threads)
-        return TorchHead(self.head, target, num_pages=num_pages, dtype=self.dtype, device=self.device)
+            pack = self._packed(threads or target.threads)
+            return CompiledHead(
+                self.head, target, num_pages=num_pages, max_context=max_context, threads=threads, pack=pack
+            )
+        return TorchHead(self.read(), target, num_pages=num_pages, dtype=self.dtype, device=self.device)
+
+    def _packed(self, threads: int) -> Pack:
+        """Return the weights as the kernels read them, from the cache if they are there."""
+        origin = Origin(str(self.head.files[0].parent), self.head.files, self.format, self.head.config)
+        return cached(head_layout(self.head), origin, lambda pack: fill_head(pack, self.read()), threads=threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +111,19 @@ def read_medusa(directory: Path, target: ReadyModel, *, format: str) -> ReadyMed
 
 
 def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead:
-    """Load an EAGLE-3 head. `format` is that of compiled weights; in torch they are floats."""
-    head = load_eagle(directory, target.model.config)
-    if target.compiled and _fits_kernels(head):
-        return ReadyHead(head.in_format(format), compiled=True, device="cpu", dtype=torch.float32)
-    dtype = torch.float32 if target.decoder is None else torch.bfloat16
-    return ReadyHead(head.in_format("fp32"), compiled=False, device=target.device, dtype=dtype)
+    """Read the headers of an EAGLE-3 head. `format` is that of compiled weights; in torch they are floats."""
+    config = target.model.config
+    head = load_eagle(directory, config, blank=True)
+    compiled = target.compiled and _fits_kernels(head)
+    format = format if compiled else "fp32"
+    return ReadyHead(
+        head.in_format(format),
+        lambda: load_eagle(directory, config).in_format(format),
+        format=format,
+        compiled=compiled,
+        device="cpu" if compiled else target.device,
+        dtype=torch.float32 if target.decoder is None else torch.bfloat16,
+    )
 
 
 def _fits_kernels(head: EagleHead) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -19,14 +19,27 @@ from torch import Tensor
 from paceline.errors import InvalidRequest, NoCompiler, OutOfMemory, UnknownOption, UnsupportedModel
 from paceline.kernels.base import Forward
 from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import Float8, Quantised, dequantise
-from paceline.models.load import LoadedModel, load_model
+from paceline.models.load import LoadedModel, load_model, open_model
 from paceline.models.shapes import random_weights, shape_config
-from paceline.models.weights import Format, Progress, Weight, in_format, resolve_format
+from paceline.models.weights import (
+    Format,
+    Progress,
+    TensorSource,
+    Weight,
+    describe_weights,
+    in_format,
+    load_weights,
+    resolve_format,
+)
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
+from paceline.runner.forwards.decoder_pack import decoder_layout, read_decoder
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.loading.memory import WeightPart, memory_for, pass_bytes, weight_parts
+from paceline.runner.loading.pack_cache import Origin, cached
+from paceline.runner.loading.stages import stage
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,8 +51,18 @@ KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Weights that are still in their files; a Forward reads them when it is built."""
+
+    source: TensorSource
+    format: Format  # resolved
+    progress: Progress | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model with its weights in memory. The number of KV pages is fixed later, by `forward`."""
+    """A model that can be built. Its weights are on a device, or in memory, or in files that `forward` reads; then
+    `model.weights` describes them without data. The number of KV pages is fixed by `forward`."""
 
     name: str
     model: LoadedModel
@@ -49,11 +72,22 @@ class ReadyModel:
     decoder: CudaDecoder | None = None  # has the weights on a CUDA device; None: a CPU
     kv_format: str = "bf16"  # format of keys and values on a CUDA device; the kernels of a CPU have one of their own
     parts: Sequence[WeightPart] = ()  # weights by format, the most bytes first; counted before a Forward takes them
+    stored: StoredWeights | None = None  # None: `model.weights` have data
     pass_bytes: int = field(init=False)  # bytes of weights that a pass reads; counted before a Forward takes them
 
     def __post_init__(self) -> None:
         bytes = self.decoder.weight_bytes if self.decoder else pass_bytes(self.model, packed=self.compiled)
         object.__setattr__(self, "pass_bytes", bytes)
+
+    @property
+    def bitwise(self) -> bool | None:
+        """Whether its Forward is bitwise; None: only a built Forward on this device can tell."""
+        return self.compiled if self.decoder is None else None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of memory that the weights will take when they are read."""
+        return sum(part.bytes for part in self.parts) if self.stored else 0
 
     @property
     def device(self) -> str:
@@ -76,7 +110,7 @@ class ReadyModel:
 
     def forward(self, *, num_pages: int, threads: int | None, max_context: int, taps: Sequence[int] = ()) -> Forward:
         """Build the Forward. It takes ownership of the weights, and may empty the mapping."""
-        config, weights = self.model.config, self.model.weights
+        config = self.model.config
         if self.decoder is not None:
             from paceline.runner.forwards.cuda import CudaForward, new_kv
 
@@ -87,11 +121,12 @@ class ReadyModel:
             if self.compiled:
                 # Torch does little between passes, and its idle threads would spin on the kernels' cores.
                 torch.set_num_threads(1)
+                weights = self._packed(threads) if self.stored else self.model.weights
                 return CompiledForward(
                     config, weights, num_pages=num_pages, threads=threads, max_context=max_context, taps=taps
                 )
             torch.set_num_threads(threads or torch.get_num_threads())
-            dtype = _dtype(self.model)
+            dtype, weights = _dtype(self.model), self._read()
             for name, weight in weights.items():
                 weights[name] = weight if isinstance(weight, Tensor) else dequantise(weight)
             return TorchForward(config, weights, num_pages=num_pages, dtype=dtype, taps=taps)
@@ -103,6 +138,27 @@ class ReadyModel:
                 f"no memory for {self.name} with a KV cache of {size:.0f} MiB: lower kv_memory or max_context, or "
                 "choose a smaller format such as int4"
             ) from error
+
+    def _packed(self, threads: int | None) -> Pack:
+        """Return the weights as the kernels read them, from the cache if they are there."""
+        assert self.stored is not None, "there is nothing to read"
+        config, stored = self.model.config, self.stored
+        origin = Origin(self.name, tuple(stored.source.files()), stored.format, config)
+
+        def fill(pack: Pack) -> None:
+            read_decoder(pack, stored.source, config, format=stored.format, progress=stored.progress)
+
+        pack = cached(decoder_layout(self.model.weights), origin, fill, threads=threads)
+        if stored.progress:
+            stored.progress(pack.layout.size, pack.layout.size)
+        return pack
+
+    def _read(self) -> dict[str, Weight]:
+        if self.stored is None:
+            return self.model.weights
+        stored = self.stored
+        with stage(f"read {self.name}"):
+            return load_weights(stored.source, self.model.config, format=stored.format, progress=stored.progress)
 
 
 def choose_device(name: str) -> str:
@@ -122,14 +178,46 @@ def read_model(
     device: str = "cpu",
     kv_format: str = "bf16",
     progress: Progress | None = None,
+    beside: ReadyModel | None = None,
 ) -> ReadyModel:
-    """Load a model and its tokenizer by name."""
+    """Load a model and its tokenizer by name. A drafter shares the tokenizer of the target `beside` it if their
+    files say the same."""
     _check_format(format, device)
+    if torch.device(device).type == "cpu":
+        return _ready_from_files(name, format, kv_format, progress, beside)
     with memory_for(f"the weights of {name}", "choose a smaller format such as fp8 or int4, or a smaller model"):
         model = load_model(name, format=format, device=device, progress=progress)
-        is_gguf = model.kind == "gguf"
-        tokenizer = Tokenizer.from_gguf(model.metadata) if is_gguf else Tokenizer.from_directory(model.path)
-        return _ready(name, model, tokenizer, device, kv_format)
+        return _ready(name, model, _tokenizer(model, beside), device, kv_format)
+
+
+def _ready_from_files(
+    name: str, format: Format, kv_format: str, progress: Progress | None, beside: ReadyModel | None
+) -> ReadyModel:
+    """Make a model for a CPU from the headers of its files."""
+    with stage(f"read the headers of {name}"):
+        opened = open_model(name, progress=progress)
+        format = resolve_format(format, quantised=opened.source.quantised)
+        model = opened.loaded(describe_weights(opened.source, opened.config, format=format))
+    with stage(f"make the tokenizer of {name}"):
+        tokenizer = _tokenizer(model, beside)
+    ready = _ready(name, model, tokenizer, "cpu", kv_format)
+    return replace(ready, stored=StoredWeights(opened.source, format, progress))
+
+
+def _tokenizer(model: LoadedModel, beside: ReadyModel | None) -> Tokenizer:
+    if beside is not None and beside.tokenizer is not None and _same_tokenizer(model, beside.model):
+        return beside.tokenizer
+    return Tokenizer.from_gguf(model.metadata) if model.kind == "gguf" else Tokenizer.from_directory(model.path)
+
+
+def _same_tokenizer(one: LoadedModel, other: LoadedModel) -> bool:
+    """Whether two GGUF files have the same tokenizer, entry by entry, but for chat templates. Making one takes longer
+    than comparing two."""
+    entries = [
+        {key: value for key, value in model.metadata.items() if key.startswith("tokenizer.ggml.")}
+        for model in (one, other)
+    ]
+    return bool(entries[0]) and entries[0] == entries[1]
 
 
 def ready_shape(

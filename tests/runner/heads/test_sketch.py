@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels.quant import GROUP, dequantise
 from paceline.models.heads import EagleHead
-from paceline.runner.heads import compiled as compiled_head
+from paceline.runner.heads import head_pack
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.protocol import TreeRequest
 from paceline.runner.heads.sketch import (
@@ -21,6 +21,7 @@ from paceline.runner.heads.sketch import (
     MIN_OUTPUTS,
     RANK_DIVISOR,
     directions,
+    exact_outputs,
     sketch,
 )
 from paceline.sampling.sampler import Stream, noise_keys
@@ -66,7 +67,7 @@ def test_shortlists_hold_the_best_output(
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     head = head_with(decay=0.96)
     assert agreement(both(head)[0], inverse_temperature) > 0.9
-    monkeypatch.setattr(compiled_head, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
+    monkeypatch.setattr(head_pack, "sketch", lambda weight, norm, space: sketch(weight.flip(0), norm))
     assert agreement(both(head)[0], inverse_temperature) < 0.75  # not near 0: large noise alone finds many
 
 
@@ -80,7 +81,7 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
                     drawing([seed] * 3, inverse_temperature), FEATURES, [TreeRequest(6, 0.0, 0.0)] * 3, width=3
                 )
                 found.append((kind, [set(zip(*tree, strict=True)) for tree in drafts]))
-        monkeypatch.setattr(compiled_head, "sketch", lambda *layer: None)
+        monkeypatch.setattr(head_pack, "sketch_rank", lambda *layer: None)
     rough, whole = ([tree for name, trees in found if name == kind for tree in trees] for kind in ("rough", "whole"))
     assert all(len(tree) == 6 for tree in rough + whole)
     same = sum(len(a & b) for a, b in zip(rough, whole, strict=True))
@@ -159,7 +160,7 @@ def test_a_head_with_fitted_directions_computes_fewer_outputs() -> None:
     assert agreement(both(replace(head, sketch=space))[0], 1.0) > 0.85
     found = sketch(weight, norm, space)
     assert found is not None
-    assert found.exact_outputs < EXACT_OUTPUTS
+    assert exact_outputs(space) < exact_outputs(None) == EXACT_OUTPUTS
     assert len(dequantise(found.down)) == int(HIDDEN / FITTED_RANK_DIVISOR) // GROUP * GROUP
 
 
