@@ -89,6 +89,7 @@ def test_loops_void_the_claim() -> None:
     cell = cell_record(FAST, PLAIN, looping)
     assert (cell["degenerate"], cell["claim_is_void"]) == (4, True)
     machine = {"cpu": "c", "paceline": "1", "commit": "x"}
-    shown = text({"machine": machine, "target": "t", "sources": ["s"], "cells": [cell], "definition": "d"})
+    found = {"machine": machine, "target": "t", "sources": ["s"], "cells": [cell], "definition": "d", "conclusion": "c"}
+    shown = text(found)
     assert "no speed of such text means anything" in shown
     assert not cell_record(FAST, PLAIN, units(4, rounds=3))["claim_is_void"]
