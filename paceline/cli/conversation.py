@@ -69,7 +69,7 @@ class Conversation:
         if sys.stdin.isatty():
             self._remark(greeting)
         for text in _messages():
-            if text == "/exit":
+            if text in LEAVE:
                 return
             if text.startswith("/"):
                 self._command(text)
@@ -152,6 +152,9 @@ class Conversation:
 
     def _save(self, place: str) -> None:
         """Write the messages as JSON, as a chat request has them. A file that exists is left alone."""
+        if not place:
+            self._remark("type /save FILE")
+            return
         try:
             with Path(place).expanduser().open("x", encoding="utf-8") as file:
                 json.dump(self._so_far(), file, indent=1, ensure_ascii=False)
@@ -164,6 +167,7 @@ class Conversation:
         print(self._style.dim(text), flush=True)
 
 
+LEAVE = ("/exit", "/quit", "/bye")
 HELP = """/clear         begin a new conversation
 /forget        drop the oldest exchange
 /system TEXT   tell the model how to answer; without TEXT: no longer
@@ -198,6 +202,9 @@ def _lines() -> Iterator[str]:
             yield input("> " if terminal else "")
         except EOFError:
             return
+        except KeyboardInterrupt:
+            print(flush=True)  # the shell's prompt begins a line of its own
+            raise
 
 
 @contextmanager

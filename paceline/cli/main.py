@@ -31,7 +31,7 @@ from paceline.cli.interrupts import interrupted_status, stopped_by_signals
 from paceline.cli.parser import Parser
 from paceline.errors import EngineDead, InvalidRequest, PacelineError, TrainingError, UnknownOption
 
-DESCRIPTION = """Exact speculative decoding for LLMs: same text, never slower.
+DESCRIPTION = """Exact speculative decoding for LLMs: the same text, sooner.
 
 paceline run                                    # talk with the embedded SmolLM2; others may use its server
 paceline serve ./model.gguf --port 9000         # a server for OpenAI's clients, with a playground

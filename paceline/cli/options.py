@@ -139,7 +139,7 @@ def load(
     check_rules(_rules(args), device=args.device)
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
-    with progress_bar(f"loading {args.target}") as shown:
+    with progress_bar(f"loading {Path(args.target).name}") as shown:
 
         def progress(done: int, total: int) -> None:
             shown(done, total)

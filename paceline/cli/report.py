@@ -59,7 +59,8 @@ class Totals:
     def line(self) -> str:
         if not self.answers or not self.seconds:
             return "no answers yet"
-        parts = [f"{self.answers} answers", f"{self.tokens} tokens", f"{self.tokens / self.seconds:.0f} tokens/s"]
+        answers = "1 answer" if self.answers == 1 else f"{self.answers} answers"
+        parts = [answers, f"{self.tokens} tokens", f"{self.tokens / self.seconds:.0f} tokens/s"]
         if self.drafted:
             parts.append(f"{self.tokens / self.steps:.2f} tokens/step")
             parts.append(

@@ -97,7 +97,7 @@ def recipe(words: str, target: ReadyModel, *, progress: Progress | None = None) 
     except ModelNotFound as error:
         if "/" in words:
             raise  # a path or a hub id, of which the error says more
-        raise UnknownOption("drafter", words, [*names(), "or a model's name"]) from error
+        raise UnknownOption("drafter", words, [*names(), "the name of a model"]) from error
 
 
 def _foreign(name: str, kind: DrafterKind) -> MakeRecipe:

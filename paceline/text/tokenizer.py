@@ -137,8 +137,8 @@ class Tokenizer:
         not fit is cut. None: nothing is cut."""
         if self.fim is None:
             raise InvalidRequest(
-                "this model has no tokens for fill-in-the-middle: leave the suffix out, or serve a model that has "
-                "them, such as Qwen2.5-Coder",
+                "this model has no tokens for fill-in-the-middle: ask for a completion without a suffix, or serve a "
+                "model that has them, such as Qwen2.5-Coder",
                 param="suffix",
             )
         most = None if room is None else room * MAX_TOKEN_CHARACTERS

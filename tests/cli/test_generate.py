@@ -190,7 +190,7 @@ def test_at_a_terminal_statistics_follow_the_answer(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     _, out, err = cli("generate", tiny, PROMPT, *GREEDY)
     assert out == texts[PROMPT] + "\n"
-    assert f"loading {tiny}" in err
+    assert f"loading {Path(tiny).name}" in err
     assert "[40 tokens · " in err
     assert "drafted tokens accepted (" in err
     assert "cut: see --max-tokens" in err

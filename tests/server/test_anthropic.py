@@ -298,6 +298,8 @@ def test_fields_without_effect_are_named(api: Api) -> None:
     assert "ignored_fields" not in answer(api, thinking={"type": "disabled"})
 
 
+CALL_BLOCK = {"type": "tool_use", "id": "a", "name": "lamp", "input": {}}
+RESULT_BLOCK = {"type": "tool_result", "tool_use_id": "a", "content": "on"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
@@ -312,7 +314,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "tool", "content": "x"}]}, "it is one of user, assistant, system"),
         ({"system": [IMAGE]}, "system[0] is of type 'image'"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "is a text: it needs the field text"),
+        ({"messages": [{"role": "user", "content": [CALL_BLOCK]}]}, "a call belongs into a message of the assistant"),
+        ({"messages": [{"role": "assistant", "content": [RESULT_BLOCK]}]}, "belongs into a message of the user"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 2}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences: "),

@@ -77,7 +77,7 @@ def test_control_tokens_in_messages_stay_text(api: Api) -> None:
 def test_nothing_is_not_written(api: Api) -> None:
     for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}):
         assert api.refused("/v1/completions", {"prompt": "a"} | fields)["param"] == "max_tokens"
-    assert api.refused("/v1/responses", {"input": "a", "max_output_tokens": 0})["param"] == "max_tokens"
+    assert api.refused("/v1/responses", {"input": "a", "max_output_tokens": 0})["param"] == "max_output_tokens"
 
 
 def test_a_completion_has_16_tokens_where_nobody_says(api: Api) -> None:

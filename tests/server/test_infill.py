@@ -134,6 +134,20 @@ def test_only_the_fields_that_are_asked_for(api: Api) -> None:
     answer = filled(api, response_fields=fields)
     assert answer.keys() == {"content", "timings/predicted_n", "truncated"}
     assert filled(api, response_fields=[""]) == {}
+    assert filled(api, response_fields=[]).keys() == filled(api).keys()
+    lines = api.post(INFILL, {**SHORT, "stream": True, "response_fields": ["stop", "truncated"]}).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert events[-1] == {"stop": True, "truncated": False}
+    assert all(event["stop"] is False and "content" in event for event in events[:-1])
+
+
+def test_more_than_the_context_is_until_the_context(api: Api) -> None:
+    assert filled(api, n_predict=10_000)["content"] == filled(api, n_predict=-1)["content"]
+
+
+def test_a_cursor_at_the_start_of_a_file(api: Api) -> None:
+    assert api.complete(prompt="", suffix="xyz", max_tokens=4)["usage"]["completion_tokens"] >= 1
+    assert api.refused("/v1/completions", {"prompt": "", "max_tokens": 4})["param"] == "prompt"
 
 
 def test_fields_of_editors_are_taken(api: Api) -> None:
@@ -148,7 +162,6 @@ def test_fields_of_editors_are_taken(api: Api) -> None:
     [
         ({"n_predict": -2}, "n_predict"),
         ({"n_predict": "5"}, "n_predict"),
-        ({"n_predict": 10_000}, "max_tokens"),
         ({"input_extra": [{"filename": "a"}]}, "input_extra.0.text"),
         ({"input_prefix": 5}, "input_prefix"),
         ({"model": "other"}, None),

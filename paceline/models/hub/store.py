@@ -68,7 +68,7 @@ def remove(name: str) -> int:
     asked = hub_name(name)
     folder = None if asked is None else place_of(asked.id)
     if asked is None or folder is None or not folder.is_dir():
-        raise ModelNotFound(f"no model {name!r:.200} to remove: `paceline list` shows those that Paceline fetched")
+        raise ModelNotFound(f"{name!r:.200} was not fetched by `paceline pull`: only such models are removed")
     if asked.quant is None:
         freed = _size(folder)
         shutil.rmtree(folder)

@@ -19,7 +19,7 @@ from paceline.types import Finish, TokenEvent
 class InfillAnswer:
     def __init__(self, body: InfillRequest, asked: Translation, tokenizer: Tokenizer, *, model: str) -> None:
         self._tally = Tally(asked, tokenizer, model=model)
-        self._fields = body.response_fields
+        self._fields = body.response_fields or []  # none: all
         self._silent = body.n_predict == 0  # the engine draws one token to end a prompt; it is not shown
 
     def add(self, event: TokenEvent) -> None:
@@ -27,15 +27,14 @@ class InfillAnswer:
 
     def whole(self) -> BaseModel:
         made = Infilled(index=0, content=self._shown(self._tally.choices[0].sample.text), stop=True, **self._last())
-        if self._fields is None:
-            return made
-        return RootModel[dict[str, Any]](chosen(made.model_dump(), self._fields))
+        return RootModel[dict[str, Any]](chosen(made.model_dump(), self._fields)) if self._fields else made
 
     def chunks(self, event: TokenEvent) -> Iterator[bytes]:
         self._tally.add(event)
         if event.text or event.finish is not None:
-            last = self._last() if event.finish is not None else {}
-            yield _event({"index": 0, "content": self._shown(event.text), "stop": event.finish is not None, **last})
+            ends = event.finish is not None
+            made = {"index": 0, "content": self._shown(event.text), "stop": ends, **(self._last() if ends else {})}
+            yield _event(chosen(made, self._fields) if ends and self._fields else made)
 
     def end(self) -> Iterator[bytes]:
         return iter(())

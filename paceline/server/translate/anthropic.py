@@ -19,7 +19,11 @@ from paceline.server.protocol.requests import ChatRequest, FormatOptions, Messag
 from paceline.server.translate.foreign import Foreign
 
 SAME = ("temperature", "top_p", "top_k", "stream", "seed", "speculation", "prediction")  # fields of a chat, too
-NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}  # field of a chat → Anthropic's
+NAMES = {  # field of a chat → Anthropic's
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "max_completion_tokens": "max_tokens",
+}
 PLACES = {  # beginning of a name in a chat → Anthropic's
     r"response_format\.json_schema": "output_config.format",
     r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
@@ -106,6 +110,10 @@ def _system(blocks: Sequence[Block], where: str, names: dict[str, str]) -> Itera
     yield Message(role="system", content="\n".join(texts))
 
 
+PLACES_OF_BLOCKS = {  # type of a block that stands where only text may → its place
+    "tool_use": "a call belongs into a message of the assistant",
+    "tool_result": "what came of a call belongs into a message of the user",
+}
 READERS = {"user": _user, "assistant": _assistant, "system": _system}  # role → reader of its blocks
 
 
@@ -128,9 +136,12 @@ def _result(block: Block, where: str, names: dict[str, str]) -> Message:
 
 
 def _text(block: Block, where: str) -> str:
+    field = "system" if where.startswith("system") else "messages"
+    if block.type == "text" and block.text is None:
+        raise InvalidRequest(f"{where} is a text: it needs the field text", param=field)
     if block.type != "text" or block.text is None:
-        known = "this model reads text only: send blocks of type text, tool_use or tool_result"
-        raise InvalidRequest(f"{where} is of type {block.type[:60]!r}; {known}", param="messages")
+        told = PLACES_OF_BLOCKS.get(block.type, "this model reads text only: send blocks of type text")
+        raise InvalidRequest(f"{where} is of type {block.type[:60]!r}; {told}", param=field)
     return block.text
 
 

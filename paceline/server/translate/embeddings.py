@@ -33,7 +33,11 @@ async def translate_ollama_embeddings(translator: Translator, body: OllamaEmbedR
     check_dimensions(translator, body.dimensions)
     if not body.input:  # a client that only wants the model to be loaded
         return Translation(id=id, requests=())
-    return await embed(translator, body.input, id, ignored=sorted(ignored(body)), cuts=body.truncate is not False)
+    return await embed(translator, body.input, id, ignored=_ignored(body), cuts=body.truncate is not False)
+
+
+def _ignored(body: OllamaEmbedRequest) -> list[str]:
+    return sorted({*ignored(body), *(["keep_alive"] if body.keep_alive is not None else [])})
 
 
 def check_dimensions(translator: Translator, asked: int | None) -> None:

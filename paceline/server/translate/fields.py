@@ -21,18 +21,21 @@ def chat_tokens(body: ChatRequest) -> tuple[int | None, list[str]]:
     return new, ["max_tokens"] if old is not None and old != new else []
 
 
-def infill_tokens(body: InfillRequest) -> int | None:
-    """Find how many tokens a fill-in may have; None: until it is complete. The engine draws at least one."""
+def infill_tokens(body: InfillRequest, context: int) -> int | None:
+    """Find how many tokens a fill-in may have; None: until it is complete, or the context is full. The engine draws at
+    least one."""
     asked = body.n_predict
     if asked is not None and asked < -1:
         raise InvalidRequest(f"n_predict must be -1 or more, not {asked}", param="n_predict")
-    return None if asked is None or asked < 0 else max(1, asked)
+    return None if asked is None or asked < 0 or asked >= context else max(1, asked)
 
 
 def check_scores_alone(body: SamplingOptions) -> None:
     """Raise InvalidRequest for max_tokens 0, unless the answer is the prompt with its scores."""
     if not isinstance(body, CompletionRequest):
-        raise InvalidRequest("max_tokens must be at least 1, not 0", param="max_tokens")
+        names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        name = next((name for name in names if getattr(body, name, None) == 0), "max_tokens")
+        raise InvalidRequest(f"{name} must be at least 1, not 0", param=name)
     if not body.echo or body.suffix:
         raise InvalidRequest(
             "max_tokens is 0, and the prompt is not sent back: ask for at least 1, or send echo", param="max_tokens"

@@ -27,7 +27,7 @@ class Foreign:
         name = self.names.get(error.param or "")
         if name is None:
             return error
-        return InvalidRequest(f"{name}: {error}", param=name)
+        return InvalidRequest(f"{name}: {error}".replace(f"{name}: {error.param} ", f"{name} "), param=name)
 
     def in_its_words(self, names: Iterable[str]) -> Iterator[str]:
         """Translate names of fields of `body` that have no effect. Messages were made here: theirs are left out."""

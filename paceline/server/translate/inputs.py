@@ -12,10 +12,10 @@ MAX_PROMPTS = 256  # in one request
 REASONING = "reasoning"  # type of items that are left out
 
 
-def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
-    """Read a text, token ids, or a list of either, as a list of prompts."""
+def split_prompts(prompt: str | Sequence[Any], *, may_be_empty: bool = False) -> list[str | list[int]]:
+    """Read a text, token ids, or a list of either, as a list of prompts. Before a suffix, a prompt may be empty."""
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else [*prompt]
-    if not prompts or not all(prompts):
+    if not prompts or not (may_be_empty or all(prompts)):
         raise InvalidRequest("the prompt is empty; give a text, or at least one token id", param="prompt")
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(

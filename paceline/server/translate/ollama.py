@@ -40,6 +40,7 @@ OPTIONS = {  # option → field of a chat
 }
 NAMES = {field: f"options.{option}" for option, field in OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
+    "max_completion_tokens": "options.num_predict",
     "max_draft": "options.draft_num_predict",
     "speculation.max_draft": "options.draft_num_predict",
     "response_format": "format",

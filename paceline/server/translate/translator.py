@@ -113,7 +113,7 @@ class Translator:
 
     async def completion(self, body: CompletionRequest, id: str) -> Translation:
         self.check_model(body.model)
-        prompts = split_prompts(body.prompt)
+        prompts = split_prompts(body.prompt, may_be_empty=bool(body.suffix))
         self.check_capacity(len(prompts), body.n)
         if body.suffix and body.echo:
             raise InvalidRequest(
@@ -146,7 +146,7 @@ class Translator:
         self.check_model(body.model)
         if body.seed == -1:  # llama.cpp's word for any seed
             body = body.model_copy(update={"seed": None})
-        asked = infill_tokens(body)
+        asked = infill_tokens(body, self.max_context)
         answer = self.max_context // 4 if asked is None else asked
         files = [(file.filename or "file", file.text) for file in body.input_extra or ()]
         before = body.input_prefix + (body.prompt or "")

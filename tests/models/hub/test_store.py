@@ -65,7 +65,7 @@ def test_removing(home: Path, theirs: Path) -> None:
     assert remove("org/two") == 25
     assert not place_of("org/two").parent.exists()
     for name in ("org/two", "org/theirs", "smollm2", "../two", "org/two:Q8_0"):
-        with pytest.raises(ModelNotFound, match="to remove: `paceline list` shows"):
+        with pytest.raises(ModelNotFound, match="was not fetched by `paceline pull`"):
             remove(name)
     assert theirs.exists()
 
