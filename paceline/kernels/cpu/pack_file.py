@@ -12,10 +12,12 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.cpu.pack_header import HEADER_BYTES, UNFINISHED, DamagedPack, Facts, header_of, read_facts
+from paceline.kernels.cpu.pool import default_threads
 
 PIECE_BYTES = 64 << 20  # bytes read or written at a time; one call of the system takes less than 2 GiB
 
@@ -26,19 +28,29 @@ def read_pack(path: Path, layout: Layout, *, threads: int | None = None) -> Pack
     if path.stat().st_size != HEADER_BYTES + layout.size or facts.get("bytes") != layout.size:
         raise DamagedPack("its size is wrong")
     pack = Pack(layout, threads=threads)
-    with path.open("rb", buffering=0) as file, pack.memory.view() as view:
-        file.seek(HEADER_BYTES)
-        for start in range(0, layout.size, PIECE_BYTES):
-            _read_piece(file.fileno(), view[start : start + PIECE_BYTES])
+    with path.open("rb") as file, pack.memory.view() as view:
+        _read(file.fileno(), view, threads or default_threads())
     if pack.checksum() != facts.get("checksum"):
         raise DamagedPack("its checksum is wrong")
     return pack
 
 
-def _read_piece(descriptor: int, piece: memoryview) -> None:
+def _read(descriptor: int, view: memoryview, threads: int) -> None:
+    """Read all weights, on several threads: most of the time goes into the first use of memory."""
+
+    def read_piece(start: int) -> None:
+        with view[start : start + PIECE_BYTES] as piece:
+            _read_piece(descriptor, HEADER_BYTES + start, piece)
+
+    with ThreadPoolExecutor(threads) as readers:
+        for _ in readers.map(read_piece, range(0, len(view), PIECE_BYTES)):
+            pass  # raises what a piece raised
+
+
+def _read_piece(descriptor: int, place: int, piece: memoryview) -> None:
     done = 0
     while done < len(piece):
-        count = os.readv(descriptor, [piece[done:]])
+        count = os.preadv(descriptor, [piece[done:]], place + done)
         if not count:
             raise DamagedPack("it ends early")
         done += count
