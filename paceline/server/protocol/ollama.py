@@ -99,7 +99,7 @@ class ShowRequest(RequestPart):
 
 
 class OllamaAnswered(BaseModel):
-    """What every answer says, and the last line of a stream."""
+    """Fields of a whole answer and of the last line of a stream."""
 
     model: str
     created_at: str

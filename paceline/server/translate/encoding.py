@@ -1,4 +1,4 @@
-"""Where texts are tokenised: short ones on the event loop, long ones on a thread.
+"""Tokenising of texts: short ones on the event loop, long ones on a thread.
 
 The tokenizer works without the interpreter lock, so that a thread with a long text holds up nobody. Long texts take
 turns, the shortest first: many at once would leave no core to the engine.
