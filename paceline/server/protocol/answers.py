@@ -34,7 +34,7 @@ class Usage(BaseModel):
 
 
 class SpeculationStats(BaseModel):
-    """What speculation did for the answers of one request, all together. Times are seconds."""
+    """Statistics of speculation over all answers of one request. Times are seconds."""
 
     enabled: bool
     drafter: str | None
@@ -104,7 +104,7 @@ class ChunkEvents(BaseModel):
 
 
 class Answered(BaseModel):
-    """What every answer says beside OpenAI's fields."""
+    """Fields of every answer beside OpenAI's."""
 
     id: str
     created: int

@@ -87,7 +87,7 @@ class StreamOptions(RequestPart):
 
 
 class SpeculationOptions(RequestPart):
-    """What is asked of speculation. It never changes the text, unless a lossy rule is asked for; what is not given is
+    """Wishes about speculation. It never changes the text, unless a lossy rule is asked for; what is not given is
     the server's choice."""
 
     enabled: bool | None = None
@@ -130,7 +130,7 @@ class FormatOptions(RequestPart):
 
 
 class SamplingOptions(RequestPart):
-    """What every endpoint that makes text knows."""
+    """Fields of every endpoint that makes text."""
 
     model: str | None = Field(None, description="the model that is served; see /v1/models")
     temperature: float | None = within("0: always the most likely token", minimum=0, maximum=100)

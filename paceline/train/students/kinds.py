@@ -34,7 +34,7 @@ from paceline.train.students.student import Student
 from paceline.train.students.tokenizer_files import tokenizer_files
 
 KINDS = ("eagle", "medusa", "small")
-SCALE_EXCHANGES = 16  # exchanges that the magnitudes of features are measured on
+SCALE_EXCHANGES = 64  # exchanges that the magnitudes of features are measured on
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,7 @@ def test_it_starts_as_good_as_the_initial_head(
     before = score(*read_student(first.out, load_model(first.target.model, format="fp32"), device=CPU), first)
     there = started(options)
     assert before.tokens_per_round > 1.5, "a head that has learnt nothing would do as well"
-    # Rounding to 4 bits moves a toy's score by up to 6 %, more or less with a CPU's order of sums; a lost head has 1.0.
-    tolerance = 0.1 if packing == "int4" else 1e-9
+    tolerance = 0.05 if packing == "int4" else 1e-9
     assert score(there.student, there.teacher, options).tokens_per_round == pytest.approx(
         before.tokens_per_round, rel=tolerance
     )
