@@ -245,8 +245,8 @@ class DeviceStepper:
         if work.max_draft and drafter in self._readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
             follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
-        work.draft = Draft(tokens=landed.drafted)
-        work.verdict = Verdict(path=tuple(range(landed.accepted)), token=landed.tokens[-1])
+        work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
+        work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""

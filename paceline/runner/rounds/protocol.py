@@ -25,9 +25,21 @@ from torch import Tensor
 from paceline.kernels.base import Forward
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
+from paceline.types import Logprob
 
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A continuation that the host proposes for positions `start`, start + 1, … of a sequence.
+
+    It may begin before the sequence's true end, because a step may be in flight. The device compares that part with
+    its own committed tokens: if they are equal the rest is the draft, else the sequence decodes plainly."""
+
+    start: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,9 @@ class Seat:
 
     lane: int
     max_draft: int  # drafted tokens, at most; 0: plain
+    offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
+    masked: bool = False  # the token after the last committed one must be in the lane's mask
+    price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +69,15 @@ class Chunk:
 class Landed:
     """The outcome of a seat, or of a chunk that draws."""
 
-    accepted: int  # number of drafted tokens that were accepted
+    path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
     tokens: tuple[int, ...]  # new tokens: the accepted drafted ones, then the target's own
+    parents: tuple[int, ...] = ()  # index of the parent of each drafted token, see Draft; empty: a chain
+    scores: tuple[Logprob, ...] = ()  # log-probabilities of the new tokens, if the sequence asks for them
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +184,4 @@ def read_landed(row: Sequence[int]) -> Landed:
     accepted, drafted = row[0], row[1]
     longest = len(row) // 2 - 2
     old = row[3 + longest : 3 + longest + drafted]
-    return Landed(accepted=accepted, drafted=tuple(old), tokens=tuple(row[2 : 3 + accepted]))
+    return Landed(path=tuple(range(accepted)), drafted=tuple(old), tokens=tuple(row[2 : 3 + accepted]))

@@ -134,13 +134,13 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
         bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, seats=8 + lane)
         ticket = Ticket([], 1, bucket, None, None, None, None, None)
-        rounds._learn(ticket, [Landed(0, (), (1,))], Times(step=took))
+        rounds._learn(ticket, [Landed((), (), (1,))], Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 3, "third") is None
     assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    rounds._learn(Ticket([], 1, bucket, None, None, None, None, None), [Landed(0, (), (1,))], Times(step=4.0))
+    rounds._learn(Ticket([], 1, bucket, None, None, None, None, None), [Landed((), (), (1,))], Times(step=4.0))
     assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
 
 
@@ -201,6 +201,6 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
     for _ in range(9):
         bucket = rounds._bucket(seats, "ngram", 30)
         ticket = Ticket([], 4, bucket, None, None, None, None, None, asked=14)
-        landed = [Landed(0, (1,) * seat.max_draft, (1,)) for seat in seats]
+        landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._bucket(seats, "ngram", 30) == before

@@ -218,6 +218,6 @@ def test_coins_instead_of_the_target() -> None:
 
 
 def test_what_acceptance_writes() -> None:
-    assert read_landed([0, 0, 7, 21]) == Landed(0, (), (7,))
-    assert read_landed([1, 2, 5, 7, 0, 0, 5, 6, 0, 30]) == Landed(1, (5, 6), (5, 7))
-    assert read_landed([3, 3, 5, 6, 8, 7, 5, 6, 8, 30]) == Landed(3, (5, 6, 8), (5, 6, 8, 7))
+    assert read_landed([0, 0, 7, 21]) == Landed((), (), (7,))
+    assert read_landed([1, 2, 5, 7, 0, 0, 5, 6, 0, 30]) == Landed((0,), (5, 6), (5, 7))
+    assert read_landed([3, 3, 5, 6, 8, 7, 5, 6, 8, 30]) == Landed((0, 1, 2), (5, 6, 8), (5, 6, 8, 7))
