@@ -145,6 +145,11 @@ def load(
             shown(done, total)
             report(done, total)
 
+        def recording(done: int, total: int) -> None:
+            if shown.unit != "graphs":
+                shown.phase("recording graphs", unit="graphs", total=total)
+            shown(done, total)
+
         return LLM(
             args.target,
             drafter=words,
@@ -152,6 +157,7 @@ def load(
             device=args.device,
             threads=args.threads,
             progress=progress,
+            recording=recording,
             **options,
         )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
@@ -22,8 +23,11 @@ from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.stages import stage
-from paceline.runner.rounds.protocol import DeviceDrafter, Rounds
+from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.runner.rounds.cuda import CudaRounds
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU; less if that is over a quarter of the available memory
 GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs and the driver; 2 % of the GPU if that is more
@@ -69,7 +73,10 @@ def assemble(
     threads: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
+    recording: Progress | None = None,
 ) -> Parts:
+    """`progress`: called with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in
+    all."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     ready = target
@@ -102,6 +109,7 @@ def assemble(
         for name, drafter in built.items()
         if drafter is not None
     }
+    rounds = _rounds(forward, recipes, built, memory, config) if ready.decoder else None
     engine = Engine(
         forward,
         config=config,
@@ -112,8 +120,12 @@ def assemble(
         drafters=guards,
         default_drafter=next(iter(recipes), None),
         tokenizer=ready.tokenizer,
-        rounds=_rounds(forward, recipes, built, memory, config) if ready.decoder else None,
+        rounds=rounds,
     )
+    if rounds is not None:
+        with stage("record graphs"):
+            longest = {name: guard.max_draft for name, guard in guards.items()}
+            rounds.prepare(longest, report=recording or (lambda done, total: None))
     return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
 
 
@@ -132,7 +144,7 @@ def _rounds(
     built: Mapping[str, Drafter | None],
     memory: Memory,
     config: EngineConfig,
-) -> Rounds:
+) -> CudaRounds:
     """Build the rounds on a GPU, with every drafter that can run inside them."""
     from paceline.runner.forwards.cuda import CudaForward
     from paceline.runner.rounds.cuda import CudaRounds
@@ -146,6 +158,7 @@ def _rounds(
         lanes=config.max_sequences,
         max_context=memory.max_context,
         max_draft=config.max_draft,
+        max_draft_tokens=config.max_draft_tokens,
         drafters=drafters,
     )
 

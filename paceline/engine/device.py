@@ -146,6 +146,9 @@ class DeviceStepper:
         if landing.inside:
             self._host.observe(landing)
 
+    def improve(self) -> bool:
+        return not self._launched and self._rounds.improve()
+
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
         self._launched.clear()

@@ -1,21 +1,27 @@
-"""The shapes in which rounds are captured, and the choice of one for a step.
+"""The shapes in which rounds are recorded as graphs: a grid that is coarse where size costs little time.
 
-A captured round fits any step that is no larger in any respect: its seats are padded with the dummy lane, its rows with
-padding, and tokens drafted beyond a seat's limit are not verified. While another captured shape fits without costing
-much more, a new shape is captured only after it has been wanted often: batches shrink by one sequence at a time, and a
-capture takes as long as several steps.
+A bucket fits any step that is no larger in any respect. Its seats are padded with the dummy lane and its rows with
+padding, and tokens drafted beyond a seat's limit are not verified. Each dimension of the grid is as coarse as time
+allows (H200):
+
+    seats     two sizes per power of two: a padded seat has one position, and costs attention nearly nothing
+    rows      64, then multiples of 64: up to 64 rows a product takes as long as reading its matrix
+    draft     every pass of a drafting model costs, so the lengths are fine; a lookup has no passes: 4, 8, 16 …
+    context   powers of four: programs of attention beyond a sequence's end stop at once
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
-DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
-CHEAP_ROWS = 64  # rows up to which one more is nearly free: the time of a product is that of reading its matrix
-PATIENCE = 32  # steps that run in a larger captured shape before the wanted shape is captured
+START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
+LOOKUPS = (4, 8, 16, 32)  # draft lengths of drafters that find fewer tokens than asked for; others are rounded up
+CHEAP_ROWS = 64  # rows up to which one more is nearly free, and the step between numbers of rows beyond
+FLAGS = ("filters",)  # fields of a bucket that are True for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,49 +36,98 @@ class Bucket:
     filters: bool  # True: a lane asks for top-k, top-p or min-p
 
     def serves(self, wanted: Bucket) -> bool:
-        """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
-        same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
-        large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
-        cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
-        return same and large and cheap
+        """Return True if a round of this bucket can run a step of the bucket `wanted`."""
+        large = self.seats >= wanted.seats and self.rows >= wanted.rows
+        long = self.draft >= wanted.draft and self.context >= wanted.context
+        able = all(getattr(self, flag) >= getattr(wanted, flag) for flag in FLAGS)
+        return self.drafter == wanted.drafter and large and long and able
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        """Order of buckets by time, as far as it is known without measuring."""
+        return (self.draft, self.rows, self.seats, self.context, *(getattr(self, flag) for flag in FLAGS))
 
 
-class Choice:
-    """Chooses the captured bucket of a step."""
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All buckets of an engine with these limits."""
 
-    def __init__(self) -> None:
-        self._wanted: Counter[Bucket] = Counter()
+    lanes: int  # sequences of a round, at most
+    longest: int  # positions of a lane
+    max_draft: int  # tokens of a seat's draft
+    max_drafted: int  # drafted tokens of a round, summed over seats
 
-    def choose(self, wanted: Bucket, captured: Collection[Bucket]) -> Bucket:
-        """Return `wanted` itself if it is captured, was wanted often, or no other serves it; else the smallest that
-        serves it."""
-        if wanted in captured:
-            return wanted
-        self._wanted[wanted] += 1
-        serving = [bucket for bucket in captured if bucket.serves(wanted)]
-        if not serving or self._wanted[wanted] > PATIENCE:
-            del self._wanted[wanted]
-            return wanted
-        return min(serving, key=lambda bucket: (bucket.rows, bucket.seats, bucket.context))
+    def seats(self, count: int) -> int:
+        """Round a number of sequences up to that of a bucket: two sizes per power of two."""
+        power = 1 << (count - 1).bit_length()
+        three_quarters = power * 3 // 4
+        return min(three_quarters if power >= 4 and count <= three_quarters else power, self.lanes)
 
+    def draft(self, length: int, *, finds_fewer: bool) -> int:
+        """Return the draft length of the bucket for drafts of at most `length` tokens."""
+        if length and finds_fewer:
+            return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
+        return max(known for known in DRAFTS if known <= length)
 
-def draft_length(length: int) -> int:
-    """Return the longest draft length that has a graph and is at most `length`."""
-    return max(known for known in DRAFTS if known <= length)
+    def rows(self, seats: int, draft: int, wanted: int) -> int:
+        """Round the rows of a verification up, but not beyond what `seats` can draft."""
+        if not draft:
+            return seats
+        rows = max(CHEAP_ROWS, -(-(seats + wanted) // CHEAP_ROWS) * CHEAP_ROWS)
+        return min(rows, seats + min(seats * draft, max(self.max_drafted, wanted)))
 
+    def context(self, context: int) -> int:
+        """Round a context up to LEAST_CONTEXT times a power of four, or to the lanes' own length."""
+        bound = LEAST_CONTEXT
+        while bound < context:
+            bound *= 4
+        return min(bound, self.longest)
 
-def seat_count(count: int) -> int:
-    """Round a number of sequences up to that of a bucket: all numbers up to 8, then four per power of two."""
-    step = max(1, (1 << (count - 1).bit_length()) // 8) if count > 8 else 1
-    return -(-count // step) * step
+    def start(self, drafters: Mapping[str, tuple[int, bool]]) -> Iterator[Bucket]:
+        """Yield the buckets that traffic will need, the most useful first.
 
+        The first ones serve any step of plain decoding, the next ones any step of each drafter; all later ones make
+        some steps cheaper. `drafters`: by name, the longest draft, and whether it may find fewer tokens."""
+        plain = self._buckets(None, 0)
+        drafting = [
+            bucket
+            for name, (longest, finds_fewer) in drafters.items()
+            for draft in self._drafts(longest, finds_fewer=finds_fewer)
+            for bucket in self._buckets(name, draft)
+        ]
+        fewer = [
+            replace(bucket, rows=rows)
+            for bucket in drafting
+            for rows in range(CHEAP_ROWS, bucket.rows, CHEAP_ROWS)
+            if rows > bucket.seats
+        ]
+        general, *others = self._variants()
+        for buckets, variants in ((plain, [general]), (drafting, [general]), (plain, others), (drafting, others)):
+            yield from (replace(bucket, **variant) for variant in variants for bucket in buckets)
+        yield from (replace(bucket, **variant) for variant in [*others, general] for bucket in fewer)
 
-def draft_rows(wanted: int, *, most: int) -> int:
-    """Round a number of drafted tokens up in steps that keep the buckets few, to `most` at most."""
-    step = max(4, (1 << max(wanted - 1, 0).bit_length()) // 4)
-    return min(-(-wanted // step) * step, most)
+    def _buckets(self, drafter: str | None, draft: int) -> list[Bucket]:
+        """List the buckets with the most rows, large batches first: they serve smaller ones."""
+        counts = sorted({self.seats(count) for count in range(1, self.lanes + 1)}, reverse=True)
+        return [
+            Bucket(
+                seats=seats,
+                rows=self.rows(seats, draft, min(seats * draft, self.max_drafted)),
+                draft=draft,
+                drafter=drafter,
+                context=self.longest,
+                filters=True,
+            )
+            for seats in counts
+        ]
 
+    def _drafts(self, longest: int, *, finds_fewer: bool) -> list[int]:
+        lengths = {self.draft(length, finds_fewer=finds_fewer) for length in range(1, longest + 1)}
+        return sorted(lengths, reverse=True)
 
-def context_bound(context: int, *, most: int) -> int:
-    """Round a context up to a power of two between LEAST_CONTEXT and `most`."""
-    return min(max(LEAST_CONTEXT, 1 << (context - 1).bit_length()), most)
+    def _variants(self) -> list[dict[str, Any]]:
+        """List contexts and flags: first those that serve every other, then short contexts without any flag."""
+        bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
+        bounds = [bound for bound in bounds if bound <= START_CONTEXT or bound == self.longest]
+        each = [{"context": bound, **dict.fromkeys(FLAGS, able)} for bound in bounds for able in (False, True)]
+        return [each[-1], *each[:-1]]

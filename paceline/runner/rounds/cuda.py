@@ -1,8 +1,8 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph belongs to a bucket of rounds (`runner.rounds.buckets`). Up to `MAX_GRAPHS` are kept; the least recently used
-one is dropped. The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed
-number of rows in all, and shorter drafts leave room for longer ones.
+A graph belongs to a bucket of rounds (`runner.rounds.buckets`), and `runner.rounds.graphs` chooses one for each step.
+The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed number of rows in all, and
+shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. Only
 `collect` waits. Prompts are read by launches outside of graphs: their passes take longer than their launches.
@@ -11,8 +11,10 @@ The host uploads changes (mostly none), replays the graph, and starts a copy of 
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +22,18 @@ import torch
 from torch import Tensor
 
 from paceline.runner.forwards.cuda import CudaForward
-from paceline.runner.rounds.buckets import Bucket, Choice, context_bound, draft_length, draft_rows, seat_count
+from paceline.runner.rounds.buckets import Bucket, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader
-from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
+from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
+from paceline.runner.rounds.graphs import Graphs
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
-MAX_GRAPHS = 256  # graphs kept at a time
+logger = logging.getLogger(__name__)
+START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
+SPARE_BYTES = 512 << 20  # device memory that graphs leave free
 DECAY = 0.9  # weight of the past in running averages of times and drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 
@@ -44,6 +49,7 @@ class Ticket:
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
     asked: int = 0  # drafted tokens that the seats allow
+    typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
 
 
 class CudaRounds:
@@ -56,9 +62,12 @@ class CudaRounds:
         lanes: int,
         max_context: int,
         max_draft: int,
+        max_draft_tokens: int | None = None,
         drafters: Mapping[str, DeviceDrafter] | None = None,
         graphs: bool = True,
     ) -> None:
+        """`max_draft_tokens`: drafted tokens of a round that the start prepares for; None: as many as all lanes can
+        have. `graphs` False: rounds are never recorded."""
         self._drafters = dict(drafters or {})
         self.drafters: Collection[str] = self._drafters.keys()
         readers = {name: on_cuda(by.reader) for name, by in self._drafters.items() if by.reader is not None}
@@ -66,21 +75,46 @@ class CudaRounds:
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._target = target
-        self._graphs = graphs
-        self._max_context = max_context
         device = target.decoder.device
         width = max_context + max_draft + 2
+        drafted = lanes * max_draft if max_draft_tokens is None else max_draft_tokens
+        self._grid = Grid(lanes=lanes, longest=width, max_draft=max_draft, max_drafted=drafted)
+        self._recorder = Recorder(device) if graphs else None
+        self._graphs = Graphs(self._make, has_room=self._has_room)
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._read = ChunkReader(target, self._state, self._upload)
         self._filtered: set[int] = set()  # lanes that filter logits
-        self._captured: dict[Bucket, CudaRound] = {}  # least recently used first
-        self._choice = Choice()
         # (draft length, drafter) → number of seats → seconds of a round
         self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        longest: Mapping[str, int],
+        *,
+        seconds: float = START_SECONDS,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Record the graphs that traffic will need, for about `seconds`. `longest`: tokens of a draft, by drafter.
+
+        `report` gets the number of graphs recorded so far, and of those that the start is to have."""
+        if self._recorder is None:
+            return
+        began, free = time.perf_counter(), self._free_bytes()
+        known = {
+            name: (min(longest.get(name, self.max_draft), self.max_draft), by.finds_fewer)
+            for name, by in self._drafters.items()
+        }
+        self._graphs.start(self._grid.start(known), seconds=seconds, report=report)
+        took, used = time.perf_counter() - began, free - self._free_bytes()
+        logger.info("recorded %d graphs in %.1f s, %.0f MiB of the device", len(self._graphs), took, used / 2**20)
+
+    @torch.inference_mode()
+    def improve(self) -> bool:
+        return self._recorder is not None and self._graphs.improve()
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
@@ -92,17 +126,18 @@ class CudaRounds:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         began, done = self._events()
-        bucket = self._bucket(seats, drafter, context) if seats else None
-        round = self._round(bucket) if bucket else None  # may capture a graph, which must not be timed
+        # May record a graph, which must not be timed.
+        bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
         self._apply_changes()
         if began:
             began.record()
-        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._context(context))
+        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._grid.context(context))
         outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
         asked = sum(min(seat.max_draft, bucket.draft) for seat in seats) if bucket else 0
-        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked)
+        typical = round is None or round.recorded or self._recorder is None
+        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked, typical)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -137,50 +172,37 @@ class CudaRounds:
             self._state.memory[self._upload(places)] = self._upload(values)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        draft = draft_length(max(seat.max_draft for seat in seats))
-        count = seat_count(len(seats))
+        finds_fewer = drafter is not None and self._drafters[drafter].finds_fewer
+        draft = self._grid.draft(max(seat.max_draft for seat in seats), finds_fewer=finds_fewer)
+        count = self._grid.seats(len(seats))
         wanted = sum(min(seat.max_draft, draft) for seat in seats)
-        if drafter is not None and self._drafters[drafter].finds_fewer:
+        if drafter is not None and finds_fewer:
             wanted = int(wanted * min(1.0, FOUND_MARGIN * self._found[drafter])) + 1
-        bucket = Bucket(
+        return Bucket(
             seats=count,
-            rows=count + draft_rows(wanted, most=count * draft),
+            rows=self._grid.rows(count, draft, wanted),
             draft=draft,
             drafter=drafter if draft else None,
-            context=self._context(context),
+            context=self._grid.context(context),
             filters=any(seat.lane in self._filtered for seat in seats),
         )
-        return self._choice.choose(bucket, self._captured)
 
-    def _context(self, context: int) -> int:
-        return context_bound(context, most=self._max_context + self.max_draft + 2)
-
-    def _round(self, bucket: Bucket) -> CudaRound:
-        made = self._captured.pop(bucket, None) or self._capture(bucket)
-        self._captured[bucket] = made  # most recently used last
-        return made
-
-    def _capture(self, bucket: Bucket) -> CudaRound:
-        if len(self._captured) >= MAX_GRAPHS:
-            self._drop_oldest()
+    def _make(self, bucket: Bucket) -> CudaRound:
         by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
-        made = CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance)
-        if self._graphs:
-            made.capture(self._pool)
-        return made
+        return CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance, self._recorder)
 
-    def _drop_oldest(self) -> None:
-        """Drop the least recently used graph. Waits for the device first, because a step in flight may replay it."""
-        if self._state.device.type == "cuda":
-            torch.cuda.synchronize(self._state.device)
-        del self._captured[next(iter(self._captured))]
+    def _has_room(self) -> bool:
+        return self._recorder is not None and self._free_bytes() > SPARE_BYTES
+
+    def _free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._state.device)[0]
 
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        if not ticket.chunks and times.step:
+        if not ticket.chunks and times.step and ticket.typical:
             seconds = self._seconds[bucket.draft, bucket.drafter]
-            seconds[bucket.seats] = times.step + DECAY * (seconds.get(bucket.seats, times.step) - times.step)
+            seconds[ticket.seats] = times.step + DECAY * (seconds.get(ticket.seats, times.step) - times.step)
         if bucket.drafter is not None and ticket.asked:
             share = sum(len(one.drafted) for one in landed) / ticket.asked
             self._found[bucket.drafter] = share + DECAY * (self._found[bucket.drafter] - share)

@@ -74,6 +74,9 @@ class PortableRounds:
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
 
+    def improve(self) -> bool:
+        return False
+
     def _apply_changes(self) -> None:
         if self._changes:
             places, values = (torch.from_numpy(each).to(self._state.device) for each in self._changes.take())

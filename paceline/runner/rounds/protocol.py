@@ -126,6 +126,9 @@ class Rounds(Protocol):
 
         With `draft` 0 it is a plain round, and the drafter does not matter."""
 
+    def improve(self) -> bool:
+        """Use a moment in which nothing is in flight to make later steps faster. False: nothing is left to do."""
+
 
 class DraftingRound(Protocol):
     """The part of a round that a drafter on the device works on: one seat for each decoding sequence.

@@ -4,19 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.runner.rounds.buckets import (
-    DRAFTS,
-    LEAST_CONTEXT,
-    PATIENCE,
-    Bucket,
-    Choice,
-    context_bound,
-    draft_length,
-    draft_rows,
-    seat_count,
-)
+from paceline.runner.rounds.buckets import CHEAP_ROWS, DRAFTS, LEAST_CONTEXT, START_CONTEXT, Bucket, Grid
 
 EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=False)
+GRID = Grid(lanes=64, longest=131_090, max_draft=16, max_drafted=512)
+DRAFTERS = {"model": (5, False), "ngram": (16, True)}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +20,6 @@ EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=
         ({"seats": 9}, False),
         ({"rows": 41}, False),
         ({"context": 1024}, False),
-        ({"context": 127}, False),  # attention would be divided for a context four times as long
         ({"draft": 3}, True),
         ({"draft": 5}, False),
         ({"draft": 0, "drafter": None}, False),
@@ -42,42 +33,78 @@ def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
 
 def test_a_graph_that_filters_serves_those_who_do_not() -> None:
     assert replace(EIGHT, filters=True).serves(EIGHT)
-
-
-def test_many_rows_cost_something() -> None:
-    large = replace(EIGHT, seats=64, rows=320)
-    assert large.serves(replace(large, rows=256))
-    assert not large.serves(replace(large, rows=255))
-
-
-def test_a_shape_of_its_own_only_for_what_lasts() -> None:
-    choice, seven = Choice(), replace(EIGHT, seats=7, rows=35)
-    assert choice.choose(EIGHT, []) == EIGHT
-    assert [choice.choose(seven, [EIGHT]) for _ in range(PATIENCE)] == [EIGHT] * PATIENCE
-    assert choice.choose(seven, [EIGHT]) == seven
-    assert choice.choose(seven, [EIGHT, seven]) == seven
-    assert choice.choose(seven, [EIGHT]) == EIGHT, "dropped since: it has to last again"
-
-
-def test_the_closest_that_serves() -> None:
-    """The fewest rows cost least; then seats, then context."""
-    six, seven = replace(EIGHT, seats=6, rows=30), replace(EIGHT, seats=7, rows=35)
-    assert Choice().choose(six, [EIGHT, replace(seven, context=1024), seven]) == seven
-    assert Choice().choose(six, [replace(seven, seats=6, rows=36), seven]) == seven
-    assert Choice().choose(six, [replace(seven, seats=8), seven]) == seven
+    assert replace(EIGHT, filters=True).cost > EIGHT.cost
 
 
 def test_contexts_are_few_and_wide_enough() -> None:
-    bounds = [context_bound(context, most=2010) for context in range(1, 2011)]
-    assert all(bound >= context for context, bound in enumerate(bounds, start=1))
-    assert sorted({*bounds}) == [LEAST_CONTEXT, 1024, 2010]
-    assert [context_bound(context, most=9999) for context in (512, 513, 1024, 1025)] == [512, 1024, 1024, 2048]
+    grid = replace(GRID, longest=9000)
+    bounds = [grid.context(context) for context in range(1, 9001)]
+    assert all(context <= bound <= max(LEAST_CONTEXT, 4 * context) for context, bound in enumerate(bounds, start=1))
+    assert sorted({*bounds}) == [LEAST_CONTEXT, 2048, 8192, 9000]
+    assert replace(GRID, longest=100).context(3) == 100
 
 
-def test_seats_rows_and_drafts() -> None:
-    counts = (1, 2, 7, 8, 9, 10, 11, 16, 17, 33, 65)
-    assert [seat_count(count) for count in counts] == [1, 2, 7, 8, 10, 10, 12, 16, 20, 40, 80]
-    assert all(count <= seat_count(count) <= 1.25 * count for count in range(1, 300))
-    assert [draft_rows(wanted, most=100) for wanted in (0, 1, 4, 5, 17, 33, 90)] == [0, 4, 4, 8, 24, 48, 96]
-    assert all(min(wanted, 50) <= draft_rows(wanted, most=50) <= 50 for wanted in range(100))
-    assert [draft_length(length) for length in (0, 1, 6, 7, 8, 11, 100)] == [0, 1, 6, 6, 8, 8, DRAFTS[-1]]
+def test_seats() -> None:
+    counts = (1, 2, 3, 4, 5, 7, 9, 13, 16, 17, 25, 33, 49, 64)
+    assert [GRID.seats(count) for count in counts] == [1, 2, 3, 4, 6, 8, 12, 16, 16, 24, 32, 48, 64, 64]
+    assert len({GRID.seats(count) for count in range(1, 65)}) == 12
+    assert [replace(GRID, lanes=9).seats(count) for count in (8, 9)] == [8, 9], "no seat more than there are lanes"
+
+
+def test_rows() -> None:
+    """Few rows are as good as none; many are counted, up to what all seats can draft."""
+    assert GRID.rows(8, 0, 0) == 8
+    assert [GRID.rows(8, 4, wanted) for wanted in (1, 9, 32)] == [40, 40, 40]
+    assert [GRID.rows(16, 4, wanted) for wanted in (1, 48, 49, 64)] == [64, 64, 80, 80]
+    assert [GRID.rows(64, 4, wanted) for wanted in (1, 64, 65, 192, 193, 256)] == [128, 128, 192, 256, 320, 320]
+    assert GRID.rows(64, 16, 512) == 576, "drafted tokens of a round have a limit"
+    assert all(
+        min(seats + wanted, seats * 5) <= GRID.rows(seats, 4, wanted) <= max(CHEAP_ROWS, seats + wanted + CHEAP_ROWS)
+        for seats in (1, 3, 24, 64)
+        for wanted in range(1, 4 * seats + 1)
+    )
+
+
+def test_drafts() -> None:
+    lengths = (0, 1, 6, 7, 8, 11, 16, 100)
+    assert [GRID.draft(length, finds_fewer=False) for length in lengths] == [0, 1, 6, 6, 8, 8, 16, DRAFTS[-1]]
+    assert [GRID.draft(length, finds_fewer=True) for length in (0, 1, 4, 5, 9, 16)] == [0, 4, 4, 8, 16, 16]
+    short = replace(GRID, max_draft=5)
+    assert [short.draft(length, finds_fewer=True) for length in (3, 5)] == [4, 5]
+
+
+def test_the_first_of_the_start_serve_any_step() -> None:
+    """Twelve serve all plain steps, and as many more for each drafter and length all steps that draft."""
+    start = list(GRID.start(DRAFTERS))
+    assert len(start) == len({*start})
+    plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest, True) for n in range(1, 65)]
+    assert all(any(made.serves(wanted) for made in start[:12]) for wanted in plain)
+    assert all(made.draft == 0 for made in start[:12])
+    lengths = 5 + 3
+    general = start[12 : 12 * (1 + lengths)]
+    assert {(made.drafter, made.draft) for made in general} == {
+        *(("model", k) for k in (1, 2, 3, 4, 5)),
+        *(("ngram", k) for k in (4, 8, 16)),
+    }
+    assert all(made.filters and made.context == GRID.longest for made in general)
+    assert all(made.rows == made.seats + min(made.seats * made.draft, 512) for made in general)
+
+
+def test_the_start_is_on_the_grid() -> None:
+    """A bucket that no step can want would be recorded for nothing."""
+    for made in GRID.start(DRAFTERS):
+        assert made.seats == GRID.seats(made.seats)
+        assert made.context == GRID.context(made.context)
+        assert made.context <= START_CONTEXT or made.context == GRID.longest
+        assert made.rows == GRID.rows(made.seats, made.draft, made.rows - made.seats)
+        finds_fewer = made.drafter is not None and DRAFTERS[made.drafter][1]
+        assert made.draft == GRID.draft(made.draft, finds_fewer=finds_fewer)
+
+
+def test_every_short_step_is_in_the_start() -> None:
+    start = {*GRID.start(DRAFTERS)}
+    for seats in (1, 5, 16, 40, 64):
+        for drafted in (1, seats, 3 * seats, 5 * seats):
+            count = GRID.seats(seats)
+            wanted = Bucket(count, GRID.rows(count, 5, drafted), 5, "model", GRID.context(700), False)
+            assert wanted in start
