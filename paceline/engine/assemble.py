@@ -29,6 +29,7 @@ from paceline.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from paceline.runner.rounds.cuda import CudaRounds
 
+ATTENTION_SPEED = 0.8  # operations a second of attention over long prompts, relative to products (H200)
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU; less if that is over a quarter of the available memory
 GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs and the driver; 2 % of the GPU if that is more
 
@@ -116,6 +117,7 @@ def assemble(
         lanes=lanes,
         cache=cache,
         max_context=memory.max_context,
+        even_context=ATTENTION_SPEED * ready.model.config.even_context,
         eos_ids=sorted({*ready.model.config.eos_ids, *(ready.tokenizer.eos_ids if ready.tokenizer else ())}),
         drafters=guards,
         default_drafter=next(iter(recipes), None),

@@ -169,8 +169,8 @@ class DeviceStepper:
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
             self._write(work.sequence)
-        reading = [work for work in works if not _decodes(work)]
-        seats = [work for work in works if _decodes(work)]
+        reading = [work for work in works if not work.decodes]
+        seats = [work for work in works if work.decodes]
         drafter = self._choose_drafter(seats, reading)
         extra = self._catch_up(seats) if drafter in self._readers else []
         chunks = [self._chunk(work, drafter) for work in reading]
@@ -256,7 +256,3 @@ class DeviceStepper:
         drafted = sum(len(work.draft) for work in works)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
-
-
-def _decodes(work: Work) -> bool:
-    return work.samples and work.count == 1

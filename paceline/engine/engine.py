@@ -10,6 +10,7 @@ Single-threaded by contract: one thread submits, aborts and steps. Every sequenc
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from paceline.engine.device import DeviceStepper
 from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
 from paceline.engine.probe import Probes
+from paceline.engine.reading import ReadingPace
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, Snapshot
@@ -49,6 +51,7 @@ class Engine:
         lanes: Lanes,
         cache: KVCache,
         max_context: int,
+        even_context: float = math.inf,
         eos_ids: Seq[int] = (),
         drafters: Mapping[str, Guard] | None = None,
         default_drafter: str | None = None,
@@ -56,7 +59,9 @@ class Engine:
         rounds: Rounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
+        """`even_context`: see ReadingPace.
+
+        With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
         `drafters` and in `rounds`; either may have drafters that the other lacks."""
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
@@ -77,7 +82,10 @@ class Engine:
         )
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self._stepper = self._make_stepper(forward, governor, config, rounds)
-        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=governor, knows=self._stepper.knows)
+        pace = ReadingPace(even_context=even_context)
+        self._scheduler = Scheduler(
+            config, lanes=lanes, cache=cache, governor=governor, pace=pace, knows=self._stepper.knows
+        )
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._events: list[TokenEvent] = []  # not yet handed out
@@ -203,10 +211,18 @@ class Engine:
         while self._stepper.in_flight > depth:
             landing = self._stepper.land()
             self._accounting.charge(landing)
+            self._learn_reading(landing)
             self._commit(landing)
             self._emit(landing)
             self._stepper.observe(landing)
             self._accounting.emitted(landing)
+
+    def _learn_reading(self, landing: Landing) -> None:
+        """Tell the scheduler how long the prompts of a step took: by the device's clock, or by their share of rows."""
+        chunks = [(work.start, work.count) for work in landing.works if not work.decodes]
+        if chunks and not landing.wasted:
+            share = sum(count for _, count in chunks) / sum(work.rows for work in landing.works)
+            self._scheduler.pace.learn(chunks, landing.times.read or landing.times.verify * share)
 
     def _commit(self, landing: Landing) -> None:
         """Make computed and accepted rows final in lanes and KV cache, and free sequences that ended in flight."""

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class Ticket:
     stamps: Tensor | None
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
+    read: torch.cuda.Event | None = None  # all chunks are read
     asked: int = 0  # drafted tokens that the seats allow
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
 
@@ -125,19 +126,17 @@ class CudaRounds:
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
-        began, done = self._events()
         # May record a graph, which must not be timed.
         bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
         self._apply_changes()
-        if began:
-            began.record()
+        began = self._mark()
         prompts = self._read(chunks, self._drafters.get(drafter or ""), self._grid.context(context))
+        read = self._mark() if chunks else None
         outcomes, stamps = round(seats) if round else (None, None)
-        if done:
-            done.record()
+        done = self._mark()
         asked = sum(min(seat.max_draft, bucket.draft) for seat in seats) if bucket else 0
         typical = round is None or round.recorded or self._recorder is None
-        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked, typical)
+        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, read, asked, typical)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -147,6 +146,7 @@ class CudaRounds:
         drawn = iter([] if ticket.prompts is None else [read_landed(row) for row in ticket.prompts.tolist()])
         landed_chunks = [next(drawn) if chunk.draws else None for chunk in ticket.chunks]
         landed: list[Landed] = []
+        read = ticket.began.elapsed_time(ticket.read) / 1e3 if ticket.began and ticket.read else 0.0
         if ticket.bucket is not None and ticket.outcomes is not None:
             landed = [read_landed(row) for row in ticket.outcomes[: ticket.seats].tolist()]
             self._learn(ticket, landed, times)
@@ -154,17 +154,20 @@ class CudaRounds:
                 times = _parts(times.step, ticket.stamps.tolist())
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
-        return landed_chunks, landed, times
+        return landed_chunks, landed, replace(times, read=read)
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         known = self._seconds[draft, drafter if draft else None]
         near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
         return min(near)[1] if near else None
 
-    def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
+    def _mark(self) -> torch.cuda.Event | None:
+        """Have the device note the time at which it gets here."""
         if self._state.device.type != "cuda":
-            return None, None
-        return _event(), _event()
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
+        event.record()
+        return event
 
     def _apply_changes(self) -> None:
         if self._changes:
@@ -206,10 +209,6 @@ class CudaRounds:
         if bucket.drafter is not None and ticket.asked:
             share = sum(len(one.drafted) for one in landed) / ticket.asked
             self._found[bucket.drafter] = share + DECAY * (self._found[bucket.drafter] - share)
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

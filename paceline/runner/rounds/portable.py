@@ -64,8 +64,9 @@ class PortableRounds:
         clock.append(time.perf_counter())
         landed = self._accept(seats, drafted, targets)
         clock.append(time.perf_counter())
-        parts = [after - before for before, after in itertools.pairwise(clock)]
-        return read, landed, Times(clock[-1] - clock[0], *parts[1:])
+        reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
+        times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
+        return read, landed, times
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         chunks, seats, times = ticket

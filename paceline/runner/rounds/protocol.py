@@ -88,6 +88,7 @@ class Times:
     draft: float = 0.0
     verify: float = 0.0
     accept: float = 0.0
+    read: float = 0.0  # of chunks
 
 
 class Rounds(Protocol):
