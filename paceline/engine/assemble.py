@@ -125,9 +125,10 @@ def assemble(
         rounds=rounds,
     )
     if rounds is not None:
-        with stage("record graphs"):
-            longest = {name: guard.max_draft for name, guard in guards.items()}
-            rounds.prepare(longest, report=recording or (lambda done, total: None))
+        longest = {name: guard.max_draft for name, guard in guards.items()}
+        report = recording or (lambda done, total: None)
+        with stage("compile kernels and record graphs"):
+            rounds.prepare(longest, prompt_rows=config.max_step_tokens, report=report)
     return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
 
 

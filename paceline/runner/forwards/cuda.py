@@ -26,6 +26,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
+from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
@@ -130,6 +131,12 @@ class CudaDecoder:
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
         """Run the two largest passes, one over a prompt and one with the most logits, to allocate every buffer."""
+        with compiling():
+            self._run_largest(rows, outs)
+        self._run_largest(rows, outs)
+        torch.cuda.synchronize(self.device)
+
+    def _run_largest(self, rows: int, outs: int) -> None:
         zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
@@ -137,7 +144,6 @@ class CudaDecoder:
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
-        torch.cuda.synchronize(self.device)
 
     def matrices(self) -> list[CudaMatrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]

@@ -92,7 +92,7 @@ class Grid:
         drafting = [
             bucket
             for name, (longest, finds_fewer) in drafters.items()
-            for draft in self._drafts(longest, finds_fewer=finds_fewer)
+            for draft in self._drafts(longest, finds_fewer)
             for bucket in self._buckets(name, draft)
         ]
         fewer = [
@@ -105,6 +105,16 @@ class Grid:
         for buckets, variants in ((plain, [general]), (drafting, [general]), (plain, others), (drafting, others)):
             yield from (replace(bucket, **variant) for variant in variants for bucket in buckets)
         yield from (replace(bucket, **variant) for variant in [*others, general] for bucket in fewer)
+
+    def samples(self, drafters: Mapping[str, tuple[int, bool]]) -> Iterator[Bucket]:
+        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products."""
+        lengths = {name: self._drafts(*known) for name, known in drafters.items()}
+        kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
+        for drafter, draft in kinds:
+            by_tiles = {
+                min(bucket.rows, 2 * CHEAP_ROWS).bit_length(): bucket for bucket in self._buckets(drafter, draft)
+            }
+            yield from by_tiles.values()
 
     def _buckets(self, drafter: str | None, draft: int) -> list[Bucket]:
         """List the buckets with the most rows, large batches first: they serve smaller ones."""
@@ -121,7 +131,7 @@ class Grid:
             for seats in counts
         ]
 
-    def _drafts(self, longest: int, *, finds_fewer: bool) -> list[int]:
+    def _drafts(self, longest: int, finds_fewer: bool) -> list[int]:
         lengths = {self.draft(length, finds_fewer=finds_fewer) for length in range(1, longest + 1)}
         return sorted(lengths, reverse=True)
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda.compiling import compiling
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import Bucket, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader
@@ -96,12 +97,14 @@ class CudaRounds:
         self,
         longest: Mapping[str, int],
         *,
+        prompt_rows: int,
         seconds: float = START_SECONDS,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Record the graphs that traffic will need, for about `seconds`. `longest`: tokens of a draft, by drafter.
+        """Compile the kernels of rounds and prompts, and record the graphs that traffic will need, for about `seconds`.
 
-        `report` gets the number of graphs recorded so far, and of those that the start is to have."""
+        `longest`: tokens of a draft, by drafter. `prompt_rows`: rows of a step, at most. `report` gets the number of
+        graphs recorded so far, and of those that the start is to have."""
         if self._recorder is None:
             return
         began, free = time.perf_counter(), self._free_bytes()
@@ -109,9 +112,16 @@ class CudaRounds:
             name: (min(longest.get(name, self.max_draft), self.max_draft), by.finds_fewer)
             for name, by in self._drafters.items()
         }
+        with compiling():
+            for bucket in self._grid.samples(known):
+                self._make(bucket).run_once()
+            self._read_dummies(prompt_rows)
+        self._read_dummies(prompt_rows)
+        compiled = time.perf_counter() - began
         self._graphs.start(self._grid.start(known), seconds=seconds, report=report)
         took, used = time.perf_counter() - began, free - self._free_bytes()
-        logger.info("recorded %d graphs in %.1f s, %.0f MiB of the device", len(self._graphs), took, used / 2**20)
+        text = "compiled kernels in %.1f s, recorded %d graphs in %.1f s, %.0f MiB of the device"
+        logger.info(text, compiled, len(self._graphs), took - compiled, used / 2**20)
 
     @torch.inference_mode()
     def improve(self) -> bool:
@@ -168,6 +178,13 @@ class CudaRounds:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
         event.record()
         return event
+
+    def _read_dummies(self, most: int) -> None:
+        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
+        for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
+            for drafter in (None, *self.readers):
+                chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
+                self._read([chunk], self._drafters.get(drafter or ""), self._grid.context(rows))
 
     def _apply_changes(self) -> None:
         if self._changes:
