@@ -107,7 +107,7 @@ class CudaDecoder:
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.activation = SILU if config.activation == "silu" else GELU
-        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._buffers: dict[str, list[Tensor]] = {}  # by name, the largest last
 
     def quantised(self, format: str) -> CudaDecoder:
         """Return a quantised copy that shares embedding, norms and rotary tables, with scratch memory of its own."""
@@ -167,7 +167,7 @@ class CudaDecoder:
         taps: Sequence[int] = (),
         kept: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute logits float32 [outs, vocab], in memory that the next pass with as many outs reuses.
+        """Compute logits float32 [outs, vocab], in memory that the next pass reuses.
 
         Without `logit_rows` the outs are the last of each `every` rows. States at the `taps` are appended to `kept`."""
         hidden = self._hidden(rows, kv, taps=taps, kept=kept)
@@ -282,13 +282,14 @@ class CudaDecoder:
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor [rows, columns] with one fixed address for all row counts up to the same power of two.
+        """Return a tensor [rows, columns] at an address that changes only if more rows are wanted than ever before.
 
         It starts as zeros, because products also read rows that only pad a pass, which attention skips."""
-        size = 1 << max(rows - 1, 0).bit_length()
-        if (name, size) not in self._buffers:
-            self._buffers[name, size] = torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device)
-        return self._buffers[name, size][:rows]
+        sizes = self._buffers.setdefault(name, [])
+        if not sizes or len(sizes[-1]) < rows:  # recorded rounds still use the smaller ones
+            size = 1 << max(rows - 1, 0).bit_length()
+            sizes.append(torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device))
+        return sizes[-1][:rows]
 
     def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
         config = self.config

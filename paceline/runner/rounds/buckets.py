@@ -5,23 +5,25 @@ padding, and tokens drafted beyond a seat's limit are not verified. Each dimensi
 allows (H200):
 
     seats     two sizes per power of two: a padded seat has one position, and costs attention nearly nothing
-    rows      64, then multiples of 64: up to 64 rows a product takes as long as reading its matrix
-    draft     every pass of a drafting model costs, so the lengths are fine; a lookup has no passes: 4, 8, 16 …
+    rows      16, 32, 64 as tiles of products have, then multiples of 64
+    draft     every pass of a drafting model costs, so the lengths are fine
     context   powers of four: programs of attention beyond a sequence's end stop at once
+    filters   rounds that can filter take as long as others, so that only they are recorded at the start
+
+Lookups have no passes, and find fewer tokens than they may: their lengths are coarse, their rows powers of two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
-LOOKUPS = (4, 8, 16, 32)  # draft lengths of drafters that find fewer tokens than asked for; others are rounded up
-CHEAP_ROWS = 64  # rows up to which one more is nearly free, and the step between numbers of rows beyond
-FLAGS = ("filters",)  # fields of a bucket that are True for a round that can do more
+LOOKUPS = (4, 16)  # draft lengths of drafters that find fewer tokens than asked for; others are rounded up
+TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
+ABILITIES = ("filters",)  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,28 @@ class Bucket:
         """Return True if a round of this bucket can run a step of the bucket `wanted`."""
         large = self.seats >= wanted.seats and self.rows >= wanted.rows
         long = self.draft >= wanted.draft and self.context >= wanted.context
-        able = all(getattr(self, flag) >= getattr(wanted, flag) for flag in FLAGS)
-        return self.drafter == wanted.drafter and large and long and able
+        able = all(getattr(self, name) >= getattr(wanted, name) for name in ABILITIES)
+        alike = self.drafter == wanted.drafter and bool(self.draft) == bool(wanted.draft)  # plain steps pay no pass
+        return alike and large and long and able
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The part that fixes the time of a round nearly alone; smaller shapes are faster."""
+        return self.draft, self.rows, self.seats, self.context
 
     @property
     def cost(self) -> tuple[int, ...]:
         """Order of buckets by time, as far as it is known without measuring."""
-        return (self.draft, self.rows, self.seats, self.context, *(getattr(self, flag) for flag in FLAGS))
+        return (*self.shape, *(getattr(self, name) for name in ABILITIES))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafts of one drafter."""
+
+    longest: int  # tokens
+    finds_fewer: bool  # see DeviceDrafter
+    plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,52 +86,64 @@ class Grid:
             return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
         return max(known for known in DRAFTS if known <= length)
 
-    def rows(self, seats: int, draft: int, wanted: int) -> int:
+    def rows(self, seats: int, draft: int, wanted: int, *, finds_fewer: bool) -> int:
         """Round the rows of a verification up, but not beyond what `seats` can draft."""
         if not draft:
             return seats
-        rows = max(CHEAP_ROWS, -(-(seats + wanted) // CHEAP_ROWS) * CHEAP_ROWS)
-        return min(rows, seats + min(seats * draft, max(self.max_drafted, wanted)))
+        rows = seats + wanted
+        power = max(TILES[0], 1 << (rows - 1).bit_length())
+        rounded = power if finds_fewer or rows <= TILES[-1] else -(-rows // TILES[-1]) * TILES[-1]
+        return min(rounded, seats + min(seats * draft, max(self.max_drafted, wanted)))
 
     def context(self, context: int) -> int:
-        """Round a context up to LEAST_CONTEXT times a power of four, or to the lanes' own length."""
+        """Round a context up to LEAST_CONTEXT times a power of four, or to the lanes' own length if that is near."""
         bound = LEAST_CONTEXT
         while bound < context:
             bound *= 4
-        return min(bound, self.longest)
+        return bound if 2 * bound <= self.longest else self.longest
 
-    def start(self, drafters: Mapping[str, tuple[int, bool]]) -> Iterator[Bucket]:
+    def start(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield the buckets that traffic will need, the most useful first.
 
         The first ones serve any step of plain decoding, the next ones any step of each drafter; all later ones make
-        some steps cheaper. `drafters`: by name, the longest draft, and whether it may find fewer tokens."""
+        some steps cheaper. What only some requests ask for is not among them: its first rounds run eagerly."""
         plain = self._buckets(None, 0)
+        plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name, 0)]
         drafting = [
             bucket
-            for name, (longest, finds_fewer) in drafters.items()
-            for draft in self._drafts(longest, finds_fewer)
-            for bucket in self._buckets(name, draft)
+            for name, drafts in drafters.items()
+            for draft in self._lengths(drafts)
+            for bucket in self._drafting(name, draft, drafts, all_rows=drafts.finds_fewer)
         ]
         fewer = [
-            replace(bucket, rows=rows)
-            for bucket in drafting
-            for rows in range(CHEAP_ROWS, bucket.rows, CHEAP_ROWS)
-            if rows > bucket.seats
+            bucket
+            for name, drafts in drafters.items()
+            for draft in self._lengths(drafts)
+            for bucket in self._drafting(name, draft, drafts, all_rows=True)
+            if not drafts.finds_fewer and bucket not in drafting
         ]
-        general, *others = self._variants()
-        for buckets, variants in ((plain, [general]), (drafting, [general]), (plain, others), (drafting, others)):
-            yield from (replace(bucket, **variant) for variant in variants for bucket in buckets)
-        yield from (replace(bucket, **variant) for variant in [*others, general] for bucket in fewer)
+        largest, *others = self._contexts()
+        for buckets, contexts in ((plain, [largest]), (drafting, [largest]), (plain, others), (drafting, others)):
+            yield from (replace(bucket, context=context) for context in contexts for bucket in buckets)
+        yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in fewer)
 
-    def samples(self, drafters: Mapping[str, tuple[int, bool]]) -> Iterator[Bucket]:
+    def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products."""
-        lengths = {name: self._drafts(*known) for name, known in drafters.items()}
+        lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
         kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
         for drafter, draft in kinds:
-            by_tiles = {
-                min(bucket.rows, 2 * CHEAP_ROWS).bit_length(): bucket for bucket in self._buckets(drafter, draft)
-            }
-            yield from by_tiles.values()
+            buckets = self._buckets(drafter, draft)
+            yield from {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}.values()
+
+    def _drafting(self, drafter: str, draft: int, drafts: Drafts, *, all_rows: bool) -> list[Bucket]:
+        """List buckets of one draft length, each with the most rows, and with `all_rows` also with fewer."""
+        found: dict[Bucket, None] = {}
+        for bucket in self._buckets(drafter, draft):
+            most = bucket.rows - bucket.seats
+            for wanted in range(most, 0, -1) if all_rows else [most]:
+                rows = self.rows(bucket.seats, draft, wanted, finds_fewer=drafts.finds_fewer)
+                found[replace(bucket, rows=rows)] = None
+        return list(found)
 
     def _buckets(self, drafter: str | None, draft: int) -> list[Bucket]:
         """List the buckets with the most rows, large batches first: they serve smaller ones."""
@@ -122,7 +151,7 @@ class Grid:
         return [
             Bucket(
                 seats=seats,
-                rows=self.rows(seats, draft, min(seats * draft, self.max_drafted)),
+                rows=seats + min(seats * draft, self.max_drafted),
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
@@ -131,13 +160,11 @@ class Grid:
             for seats in counts
         ]
 
-    def _drafts(self, longest: int, finds_fewer: bool) -> list[int]:
-        lengths = {self.draft(length, finds_fewer=finds_fewer) for length in range(1, longest + 1)}
+    def _lengths(self, drafts: Drafts) -> list[int]:
+        lengths = {self.draft(length, finds_fewer=drafts.finds_fewer) for length in range(1, drafts.longest + 1)}
         return sorted(lengths, reverse=True)
 
-    def _variants(self) -> list[dict[str, Any]]:
-        """List contexts and flags: first those that serve every other, then short contexts without any flag."""
+    def _contexts(self) -> list[int]:
+        """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
         bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
-        bounds = [bound for bound in bounds if bound <= START_CONTEXT or bound == self.longest]
-        each = [{"context": bound, **dict.fromkeys(FLAGS, able)} for bound in bounds for able in (False, True)]
-        return [each[-1], *each[:-1]]
+        return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda.compiling import compiling
 from paceline.runner.forwards.cuda import CudaForward
-from paceline.runner.rounds.buckets import Bucket, Grid
+from paceline.runner.rounds.buckets import Bucket, Drafts, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader
 from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
@@ -109,7 +109,11 @@ class CudaRounds:
             return
         began, free = time.perf_counter(), self._free_bytes()
         known = {
-            name: (min(longest.get(name, self.max_draft), self.max_draft), by.finds_fewer)
+            name: Drafts(
+                longest=min(longest.get(name, self.max_draft), self.max_draft),
+                finds_fewer=by.finds_fewer,
+                plain=bool(getattr(by, "taps", ())),
+            )
             for name, by in self._drafters.items()
         }
         with compiling():
@@ -200,7 +204,7 @@ class CudaRounds:
             wanted = int(wanted * min(1.0, FOUND_MARGIN * self._found[drafter])) + 1
         return Bucket(
             seats=count,
-            rows=self._grid.rows(count, draft, wanted),
+            rows=self._grid.rows(count, draft, wanted, finds_fewer=finds_fewer),
             draft=draft,
             drafter=drafter if draft else None,
             context=self._grid.context(context),

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from paceline.runner.rounds.buckets import Bucket
 
-PATIENCE = 256  # steps in a larger recorded round before a bucket gets a graph of its own
+PATIENCE = 1000  # steps in a larger recorded round before a bucket gets a graph of its own
 
 
 class Recordable(Protocol):
@@ -81,7 +81,7 @@ class Graphs(Generic[Round]):
             serving = [bucket for bucket in self._recorded if bucket.serves(wanted)]
             self._serving[wanted] = min(serving, key=lambda bucket: bucket.cost) if serving else None
         serves = self._serving[wanted]
-        if serves is not None and (serves == wanted or self._serves_for_now(wanted)):
+        if serves is not None and (serves.shape == wanted.shape or self._serves_for_now(wanted)):
             return serves, self._recorded[serves]
         if wanted not in self._eager:  # its first run compiles its kernels and makes its buffers
             self._eager[wanted] = self._make(wanted)

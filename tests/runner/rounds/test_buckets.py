@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from paceline.runner.rounds.buckets import CHEAP_ROWS, DRAFTS, LEAST_CONTEXT, START_CONTEXT, Bucket, Grid
+from paceline.runner.rounds.buckets import DRAFTS, LEAST_CONTEXT, START_CONTEXT, TILES, Bucket, Drafts, Grid
 
 EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=False)
 GRID = Grid(lanes=64, longest=131_090, max_draft=16, max_drafted=512)
-DRAFTERS = {"model": (5, False), "ngram": (16, True)}
+DRAFTERS = {"model": Drafts(5, finds_fewer=False), "ngram": Drafts(16, finds_fewer=True)}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ DRAFTERS = {"model": (5, False), "ngram": (16, True)}
         ({"draft": 3}, True),
         ({"draft": 5}, False),
         ({"draft": 0, "drafter": None}, False),
+        ({"draft": 0}, False),  # a plain step pays for no pass of the drafter
         ({"drafter": "self"}, False),
         ({"filters": True}, False),
     ],
@@ -39,8 +41,8 @@ def test_a_graph_that_filters_serves_those_who_do_not() -> None:
 def test_contexts_are_few_and_wide_enough() -> None:
     grid = replace(GRID, longest=9000)
     bounds = [grid.context(context) for context in range(1, 9001)]
-    assert all(context <= bound <= max(LEAST_CONTEXT, 4 * context) for context, bound in enumerate(bounds, start=1))
-    assert sorted({*bounds}) == [LEAST_CONTEXT, 2048, 8192, 9000]
+    assert all(context <= bound <= max(LEAST_CONTEXT, 8 * context) for context, bound in enumerate(bounds, start=1))
+    assert sorted({*bounds}) == [LEAST_CONTEXT, 2048, 9000], "8192 is as good as all of it"
     assert replace(GRID, longest=100).context(3) == 100
 
 
@@ -52,42 +54,55 @@ def test_seats() -> None:
 
 
 def test_rows() -> None:
-    """Few rows are as good as none; many are counted, up to what all seats can draft."""
-    assert GRID.rows(8, 0, 0) == 8
-    assert [GRID.rows(8, 4, wanted) for wanted in (1, 9, 32)] == [40, 40, 40]
-    assert [GRID.rows(16, 4, wanted) for wanted in (1, 48, 49, 64)] == [64, 64, 80, 80]
-    assert [GRID.rows(64, 4, wanted) for wanted in (1, 64, 65, 192, 193, 256)] == [128, 128, 192, 256, 320, 320]
-    assert GRID.rows(64, 16, 512) == 576, "drafted tokens of a round have a limit"
+    """The sizes of tiles, then multiples of the largest, up to what all seats can draft."""
+
+    def rows(seats: int, draft: int, *wanted: int) -> list[int]:
+        return [GRID.rows(seats, draft, count, finds_fewer=False) for count in wanted]
+
+    assert rows(8, 0, 0) == [8]
+    assert rows(8, 4, 1, 9, 25, 32) == [16, 32, 40, 40]
+    assert rows(16, 4, 1, 17, 48, 49, 64) == [32, 64, 64, 80, 80]
+    assert rows(64, 4, 1, 64, 65, 192, 193, 256) == [128, 128, 192, 256, 320, 320]
+    assert rows(64, 16, 512) == [576], "drafted tokens of a round have a limit"
     assert all(
-        min(seats + wanted, seats * 5) <= GRID.rows(seats, 4, wanted) <= max(CHEAP_ROWS, seats + wanted + CHEAP_ROWS)
+        seats + wanted <= count <= max(2 * (seats + wanted), TILES[0], seats + wanted + TILES[-1])
         for seats in (1, 3, 24, 64)
-        for wanted in range(1, 4 * seats + 1)
+        for wanted, count in enumerate(rows(seats, 4, *range(4 * seats + 1)))
     )
+
+
+def test_rows_of_a_lookup_are_powers_of_two() -> None:
+    counts = [GRID.rows(64, 16, wanted, finds_fewer=True) for wanted in (1, 64, 65, 300, 449, 512)]
+    assert counts == [128, 128, 256, 512, 576, 576]
 
 
 def test_drafts() -> None:
     lengths = (0, 1, 6, 7, 8, 11, 16, 100)
     assert [GRID.draft(length, finds_fewer=False) for length in lengths] == [0, 1, 6, 6, 8, 8, 16, DRAFTS[-1]]
-    assert [GRID.draft(length, finds_fewer=True) for length in (0, 1, 4, 5, 9, 16)] == [0, 4, 4, 8, 16, 16]
+    assert [GRID.draft(length, finds_fewer=True) for length in (0, 1, 4, 5, 9, 16)] == [0, 4, 4, 16, 16, 16]
     short = replace(GRID, max_draft=5)
     assert [short.draft(length, finds_fewer=True) for length in (3, 5)] == [4, 5]
 
 
 def test_the_first_of_the_start_serve_any_step() -> None:
-    """Twelve serve all plain steps, and as many more for each drafter and length all steps that draft."""
+    """Twelve serve all plain steps, and then some of each drafter and length all steps that draft."""
     start = list(GRID.start(DRAFTERS))
     assert len(start) == len({*start})
+    assert all(made.filters for made in start)
     plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest, True) for n in range(1, 65)]
     assert all(any(made.serves(wanted) for made in start[:12]) for wanted in plain)
-    assert all(made.draft == 0 for made in start[:12])
-    lengths = 5 + 3
-    general = start[12 : 12 * (1 + lengths)]
-    assert {(made.drafter, made.draft) for made in general} == {
-        *(("model", k) for k in (1, 2, 3, 4, 5)),
-        *(("ngram", k) for k in (4, 8, 16)),
-    }
-    assert all(made.filters and made.context == GRID.longest for made in general)
-    assert all(made.rows == made.seats + min(made.seats * made.draft, 512) for made in general)
+    general = list(itertools.takewhile(lambda made: made.context == GRID.longest, start))
+    model = [made for made in general if made.drafter == "model"]
+    assert model == start[12:72]
+    assert {made.draft for made in model} == {1, 2, 3, 4, 5}
+    assert all(made.rows == made.seats * (1 + made.draft) for made in model)
+    lookups = [made for made in general if made.drafter == "ngram"]
+    assert {made.draft for made in lookups} == {4, 16}
+    assert all(
+        any(made.serves(wanted) for made in lookups)
+        for seats in (1, 7, 64)
+        for wanted in [Bucket(GRID.seats(seats), seats + min(16 * seats, 512), 16, "ngram", 9000, False)]
+    )
 
 
 def test_the_start_is_on_the_grid() -> None:
@@ -96,15 +111,39 @@ def test_the_start_is_on_the_grid() -> None:
         assert made.seats == GRID.seats(made.seats)
         assert made.context == GRID.context(made.context)
         assert made.context <= START_CONTEXT or made.context == GRID.longest
-        assert made.rows == GRID.rows(made.seats, made.draft, made.rows - made.seats)
-        finds_fewer = made.drafter is not None and DRAFTERS[made.drafter][1]
+        finds_fewer = made.drafter is not None and DRAFTERS[made.drafter].finds_fewer
+        assert made.rows == GRID.rows(made.seats, made.draft, made.rows - made.seats, finds_fewer=finds_fewer)
         assert made.draft == GRID.draft(made.draft, finds_fewer=finds_fewer)
 
 
-def test_every_short_step_is_in_the_start() -> None:
-    start = {*GRID.start(DRAFTERS)}
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_short_step_is_in_the_start(drafter: str) -> None:
+    start, finds_fewer = {*GRID.start(DRAFTERS)}, DRAFTERS[drafter].finds_fewer
+    draft = GRID.draft(4, finds_fewer=finds_fewer)
     for seats in (1, 5, 16, 40, 64):
-        for drafted in (1, seats, 3 * seats, 5 * seats):
+        for drafted in (1, seats, 3 * seats, 4 * seats):
             count = GRID.seats(seats)
-            wanted = Bucket(count, GRID.rows(count, 5, drafted), 5, "model", GRID.context(700), False)
-            assert wanted in start
+            rows = GRID.rows(count, draft, drafted, finds_fewer=finds_fewer)
+            assert Bucket(count, rows, draft, drafter, GRID.context(700), True) in start
+
+
+def test_a_drafter_with_plain_rounds_of_its_own() -> None:
+    start = list(GRID.start({"head": Drafts(2, finds_fewer=False, plain=True)}))
+    assert [made.drafter for made in start[:24]] == [None] * 12 + ["head"] * 12
+    assert {made.draft for made in start[:24]} == {0}
+
+
+def test_samples_are_few_and_of_all_sizes() -> None:
+    samples = list(GRID.samples(DRAFTERS))
+    assert len(samples) < 40
+    assert {*samples} <= {*GRID.start(DRAFTERS)}
+    assert {(made.drafter, made.draft) for made in samples} == {
+        (None, 0),
+        ("model", 1),
+        ("model", 5),
+        ("ngram", 4),
+        ("ngram", 16),
+    }
+    for drafter in (None, "model", "ngram"):
+        rows = [made.rows for made in samples if made.drafter == drafter]
+        assert all(any(low < count <= high for count in rows) for low, high in ((0, 16), (16, 32), (32, 64)))

@@ -97,6 +97,16 @@ def test_a_graph_of_its_own_for_what_lasts() -> None:
     assert machine.recordings == 2
 
 
+def test_an_ability_that_is_not_used_costs_nothing() -> None:
+    """No graph of its own for a shape that is recorded with filters."""
+    machine = Machine()
+    graphs = machine.graphs()
+    graphs.start([FILTERED], seconds=9)
+    assert {graphs.find(FOUR)[0] for _ in range(PATIENCE + 9)} == {FILTERED}
+    assert not graphs.improve()
+    assert machine.recordings == 1
+
+
 def test_idle_moments_go_to_what_steps_have_missed() -> None:
     machine = Machine()
     graphs = machine.graphs()
