@@ -141,8 +141,11 @@ def load(
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
     with progress_bar(f"loading {Path(args.target).name}") as shown:
+        latest = (0, 0)  # bytes
 
         def progress(done: int, total: int) -> None:
+            nonlocal latest
+            latest = done, total
             shown(done, total)
             report(done, total)
 
@@ -150,6 +153,7 @@ def load(
             if shown.unit != "graphs":
                 shown.phase("recording graphs", unit="graphs", total=total)
             shown(done, total)
+            report(*latest)  # all bytes are read; who waits may end the loading here
 
         return LLM(
             args.target,

@@ -23,6 +23,7 @@ from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.stages import stage
+from paceline.runner.rounds.graphs import Prepared
 from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
 
@@ -52,6 +53,7 @@ class Parts:
     drafters: Mapping[str, Recipe]
     memory: Memory
     bitwise: bool
+    prepared: Prepared | None = None  # graphs of a GPU; None: a CPU has none
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -124,12 +126,15 @@ def assemble(
         tokenizer=ready.tokenizer,
         rounds=rounds,
     )
+    prepared = None
     if rounds is not None:
         longest = {name: guard.max_draft for name, guard in guards.items()}
         report = recording or (lambda done, total: None)
         with stage("compile kernels and record graphs"):
-            rounds.prepare(longest, prompt_rows=config.max_step_tokens, report=report)
-    return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
+            prepared = rounds.prepare(longest, prompt_rows=config.max_step_tokens, report=report)
+    return Parts(
+        engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise, prepared=prepared
+    )
 
 
 def read_target(

@@ -27,7 +27,7 @@ from paceline.runner.rounds.buckets import Bucket, Drafts, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader
 from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.graphs import Graphs
+from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
@@ -100,13 +100,13 @@ class CudaRounds:
         prompt_rows: int,
         seconds: float = START_SECONDS,
         report: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    ) -> Prepared | None:
         """Compile the kernels of rounds and prompts, and record the graphs that traffic will need, for about `seconds`.
 
         `longest`: tokens of a draft, by drafter. `prompt_rows`: rows of a step, at most. `report` gets the number of
-        graphs recorded so far, and of those that the start is to have."""
+        graphs recorded so far, and of those that the start is to have. None: rounds are never recorded."""
         if self._recorder is None:
-            return
+            return None
         began, free = time.perf_counter(), self._free_bytes()
         known = {
             name: Drafts(
@@ -121,11 +121,17 @@ class CudaRounds:
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows)
         self._read_dummies(prompt_rows)
-        compiled = time.perf_counter() - began
+        torch.cuda.synchronize(self._state.device)
+        compiled = time.perf_counter()
         self._graphs.start(self._grid.start(known), seconds=seconds, report=report)
-        took, used = time.perf_counter() - began, free - self._free_bytes()
-        text = "compiled kernels in %.1f s, recorded %d graphs in %.1f s, %.0f MiB of the device"
-        logger.info(text, compiled, len(self._graphs), took - compiled, used / 2**20)
+        prepared = Prepared(
+            graphs=len(self._graphs),
+            record_seconds=time.perf_counter() - compiled,
+            compile_seconds=compiled - began,
+            bytes=free - self._free_bytes(),
+        )
+        logger.info("graphs: %s", prepared)
+        return prepared
 
     @torch.inference_mode()
     def improve(self) -> bool:

@@ -12,11 +12,28 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from paceline.runner.rounds.buckets import Bucket
 
 PATIENCE = 1000  # steps in a larger recorded round before a bucket gets a graph of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The work of the start, for those who want to know where the time went."""
+
+    graphs: int
+    record_seconds: float
+    compile_seconds: float  # for compiling kernels, or loading them from Triton's cache on disk
+    bytes: int  # memory of the device
+
+    def __str__(self) -> str:
+        return (
+            f"{self.graphs} recorded in {self.record_seconds:.1f} s, {self.bytes / 2**20:.0f} MiB of the device; "
+            f"kernels compiled in {self.compile_seconds:.1f} s"
+        )
 
 
 class Recordable(Protocol):

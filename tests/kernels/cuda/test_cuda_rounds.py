@@ -166,8 +166,10 @@ def test_prepared_rounds_give_the_same_outcomes(drafter: str, device: torch.devi
     for rounds in made:
         enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8, top_k=40)
         enter(rounds, 0, [1, 2, 3, 1], temperature=0)
-    made[0].prepare({drafter: 4}, prompt_rows=64, seconds=600)
+    prepared = made[0].prepare({drafter: 4}, prompt_rows=64, seconds=600)
     recorded = len(made[0]._graphs)
+    assert prepared is not None
+    assert prepared.graphs == recorded
     assert recorded > 12
     assert not made[0].improve(), "all of the start is recorded"
     behind = [Chunk(2, 0, 5, draws=False, drafts=True), Chunk(0, 0, 3, draws=False, drafts=True)]
@@ -179,7 +181,7 @@ def test_prepared_rounds_give_the_same_outcomes(drafter: str, device: torch.devi
 
 def test_rounds_without_graphs_have_nothing_to_prepare(device: torch.device) -> None:
     rounds = CudaRounds(forward(device), graphs=False, **OPTIONS)
-    rounds.prepare({}, prompt_rows=64)
+    assert rounds.prepare({}, prompt_rows=64) is None
     assert not rounds.improve()
 
 

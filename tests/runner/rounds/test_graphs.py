@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from paceline.runner.rounds import graphs as module
 from paceline.runner.rounds.buckets import Bucket
-from paceline.runner.rounds.graphs import PATIENCE, Graphs
+from paceline.runner.rounds.graphs import PATIENCE, Graphs, Prepared
 
 ONE = Bucket(seats=1, rows=1, draft=0, drafter=None, context=512, filters=False)
 TWO, FOUR = replace(ONE, seats=2, rows=2), replace(ONE, seats=4, rows=4)
@@ -132,5 +131,6 @@ def test_without_memory_nothing_more_is_recorded() -> None:
     assert len(machine.made) == 2
 
 
-def test_patience_outlasts_a_probe() -> None:
-    assert module.PATIENCE >= 32
+def test_the_start_in_words() -> None:
+    said = str(Prepared(graphs=90, record_seconds=3.21, compile_seconds=0.5, bytes=12 << 20))
+    assert said == "90 recorded in 3.2 s, 12 MiB of the device; kernels compiled in 0.5 s"
