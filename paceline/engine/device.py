@@ -155,7 +155,7 @@ class DeviceStepper:
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
         params, drafter = sequence.request.sampling, sequence.drafter
-        if params.edits_logits or params.logprobs is not None or sequence.needs_prompt_rows:
+        if params.grammar is not None or params.logprobs is not None or sequence.needs_prompt_rows:
             return False
         if drafter is None or (drafter in self._guards and self._guards[drafter].out is not None):
             return True

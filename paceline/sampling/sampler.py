@@ -91,8 +91,8 @@ class Sampler:
         self.filters = bool(params.filters and not params.greedy)
         self.output_tokens = 0
         self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
-        self._stops = sorted({*eos_ids, *params.stop_ids})
-        self._additive = _additive(params, vocab_size)  # [vocab] or None
+        self.stops = sorted({*eos_ids, *params.stop_ids})  # tokens forbidden before min_tokens
+        self.additive = _additive(params, vocab_size)  # [vocab] or None
         self._counts: Tensor | None = None  # output tokens, for presence and frequency
         self._seen: Tensor | None = None  # prompt and output, for repetition
         if params.presence_penalty or params.frequency_penalty:
@@ -124,7 +124,7 @@ class Sampler:
         for row, before in zip(logits, ancestors, strict=True):
             self._penalise(row, list(before))
             self._forbid(row, before)
-        return logits if self._additive is None else logits + self._additive
+        return logits if self.additive is None else logits + self.additive
 
     def shape(self, logits: Tensor) -> Tensor:
         """Scale and filter edited logits; their softmax is the distribution drawn from (temperature > 0)."""
@@ -151,8 +151,8 @@ class Sampler:
         it wins over min_tokens. Rows behind a token that the grammar forbids are never used."""
         early = self.output_tokens + len(before) < self.params.min_tokens
         allowed = None if self.grammar is None else self.grammar.allowed(before)
-        if early and (allowed is None or _any_beside(allowed, self._stops)):
-            row[self._stops] = -torch.inf
+        if early and (allowed is None or _any_beside(allowed, self.stops)):
+            row[self.stops] = -torch.inf
         if allowed is not None:
             row.masked_fill_(~allowed, -torch.inf)
 
