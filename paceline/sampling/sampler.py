@@ -196,15 +196,32 @@ def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pic
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
     """Score `tokens`, one for each row of logits [rows, vocab], before any sampling parameter."""
     values = torch.log_softmax(logits, dim=-1)
-    chosen = values.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])  # [rows, 1]
-    ranks = (values > chosen).sum(-1).tolist()
-    best = torch.topk(values, min(max(top, 1), values.shape[-1]), dim=-1)
-    alternatives = [
-        tuple(zip(ids, scores, strict=True))[:top]
-        for ids, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    chosen = torch.tensor(tokens, dtype=torch.int64)[:, None]
+    best = best_tokens(logits, min(top, logits.shape[-1]))
+    alternatives = zip(best.tolist(), values.gather(1, best).tolist(), strict=True)
+    columns = zip(tokens, values.gather(1, chosen)[:, 0].tolist(), token_ranks(logits, chosen).tolist(), strict=True)
+    return [
+        Logprob(token=token, logprob=value, rank=rank, top=tuple(zip(*most, strict=True)))
+        for (token, value, rank), most in zip(columns, alternatives, strict=True)
     ]
-    columns = zip(tokens, chosen[:, 0].tolist(), ranks, alternatives, strict=True)
-    return [Logprob(token=token, logprob=value, rank=rank, top=most) for token, value, rank, most in columns]
+
+
+def token_ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Count the logits of each row [rows, vocab] that are larger than that of its token `chosen` int64 [rows, 1]."""
+    return (logits > logits.gather(1, chosen)).sum(-1)
+
+
+def best_tokens(logits: Tensor, top: int) -> Tensor:
+    """Find the `top` largest logits of each row [rows, vocab], largest first; of equal ones the lower token first."""
+    if not top:
+        return torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)
+    floors = torch.topk(logits, top, dim=-1).values[:, -1:]
+    best = []
+    for row, floor in zip(logits, floors, strict=True):
+        candidates = (row >= floor).nonzero()[:, 0]  # ascending, and nearly always as many as wanted
+        order = torch.sort(row[candidates], descending=True, stable=True).indices
+        best.append(candidates[order[:top]])
+    return torch.stack(best) if best else floors.new_zeros((0, top), dtype=torch.int64)
 
 
 def _any_beside(allowed: Tensor, tokens: Sequence[int]) -> bool:
