@@ -164,7 +164,7 @@ class DeviceStepper:
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
         params, drafter = sequence.request.sampling, sequence.drafter
-        if params.edits_logits or params.logprobs is not None or sequence.needs_prompt_rows:
+        if params.grammar is not None or params.logprobs is not None or sequence.needs_prompt_rows:
             return False
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):

@@ -107,6 +107,12 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
+    def set_mask(self, lane: int, bits: np.ndarray) -> None:
+        """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
+
+        It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
+        It decides alone whether that token may be a stop token, whatever `min_tokens` says."""
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
@@ -156,7 +162,9 @@ class DraftingRound(Protocol):
         seats that may not have more than `turn` tokens are arbitrary."""
 
     def append(self, logits: Tensor, turn: int) -> None:
-        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones."""
+        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
+
+        Penalties, bias and masks of the seats are applied to the logits first, in place."""
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
