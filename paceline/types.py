@@ -60,6 +60,7 @@ class OffKind(StrEnum):
     NO_PAGE = "no free page"
     OTHER_TURN = "turn of another drafter"
     HOST_STEP = "step on the host"
+    GRAMMAR = "grammar"
     BEHIND = "drafter is behind"
     NO_HIDDEN_STATES = "no hidden states"
 
@@ -254,9 +255,12 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """True if anything besides temperature, filters and noise acts on the logits."""
+        return self.grammar is not None or self.edits_beside_grammar
+
+    @property
+    def edits_beside_grammar(self) -> bool:
         return bool(
-            self.grammar is not None
-            or self.logit_bias
+            self.logit_bias
             or self.allowed_tokens is not None
             or self.min_tokens
             or self.repetition_penalty != 1

@@ -42,6 +42,9 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
         self._orders.append(functools.partial(super().set_pages, lane, first, pages))
 
+    def set_mask(self, lane: int, bits: np.ndarray, *, behind: int = 0) -> None:
+        self._orders.append(functools.partial(super().set_mask, lane, bits, behind=behind))
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}
         self._in_flight.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))

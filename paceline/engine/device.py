@@ -27,12 +27,14 @@ import numpy as np
 from paceline.draft import Draft
 from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
+from paceline.engine.masks import Masks
+from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -87,6 +89,8 @@ class DeviceStepper:
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._launched: deque[Launched] = deque()
+        self._masks = Masks()
+        self._overlap = Overlap()
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
 
     @property
@@ -94,10 +98,14 @@ class DeviceStepper:
         return len(self._launched) + self._host.in_flight
 
     def depth(self, running: Seq[Sequence]) -> int:
-        return DEPTH if all(map(self._can_run, running)) else 0
+        if not all(map(self._can_run, running)):
+            return 0
+        waiting = sum(sequence.sampler.grammar is not None for sequence in running)
+        return DEPTH if self._overlap.pays(waiting / max(len(running), 1)) else 0
 
     def start(self, sequence: Sequence) -> None:
         self._host.start(sequence)
+        self._masks.start(sequence)
         span, reader = sequence.span, next((name for name in sequence.drafters if name in self._readers), None)
         assert span is not None
         if reader is not None:
@@ -106,15 +114,24 @@ class DeviceStepper:
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
+        self._masks.stop(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         return self._host.knows(sequence, page)
 
+    def ready(self, sequence: Sequence) -> bool:
+        """True unless a grammar must see a token in flight first, or its mask is not there yet."""
+        if sequence.sampler.grammar is None:
+            return True
+        return not sequence.in_flight.least and self._masks.has(sequence)
+
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
-            return
-        if all(self._can_run(work.sequence) for work in plan.works):
+            if not self.in_flight:
+                self._masks.wait()
+        elif all(self._can_run(work.sequence) for work in plan.works):
             self._launch(plan.works)
+            self._overlap.launched(self._clock())
         else:
             assert not self._launched, "a step on the host is launched while the device still runs one"
             self._host.launch(plan)
@@ -126,7 +143,9 @@ class DeviceStepper:
             return self._host.land()
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        waited = self._clock() - began
+        ended_at = self._clock()
+        waited = ended_at - began
+        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
         for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
             part.land()
@@ -145,6 +164,9 @@ class DeviceStepper:
     def observe(self, landing: Landing) -> None:
         if landing.inside:
             self._host.observe(landing)
+        self._masks.ask(work.sequence for work in landing.works)
+        if all(work.sequence.finish is not None for work in landing.works):
+            self._overlap.idle()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
@@ -155,12 +177,14 @@ class DeviceStepper:
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
         params, drafter = sequence.request.sampling, sequence.drafter
-        if params.edits_logits or params.logprobs is not None or sequence.needs_prompt_rows:
+        if params.edits_beside_grammar or params.logprobs is not None or sequence.needs_prompt_rows:
             return False
         if drafter is None or (drafter in self._guards and self._guards[drafter].out is not None):
             return True
         rule = sequence.request.speculation.rule
-        coupled = rule is Rule.COUPLED or (rule.lossless and sequence.sampler.greedy)
+        # The coupled rule leaves the distribution unchanged, too, and is the only one that can do without masks.
+        masked = sequence.sampler.grammar is not None
+        coupled = rule is Rule.COUPLED or (rule.lossless and (sequence.sampler.greedy or masked))
         return coupled and drafter in self._rounds.drafters
 
     def _launch(self, works: Seq[Work]) -> None:
@@ -168,6 +192,7 @@ class DeviceStepper:
             self._write(work.sequence)
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
+        forced = {work.sequence.key: self._forced(work) for work in works}
         drafter = self._choose_drafter(seats, reading)
         extra = self._catch_up(seats) if drafter in self._readers else []
         chunks = [self._chunk(work, drafter) for work in reading]
@@ -177,7 +202,7 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [Seat(work.sequence.lane, work.max_draft) for work in seats],
+            [_seat(work, forced[work.sequence.key]) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -195,17 +220,32 @@ class DeviceStepper:
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
             state.pages = len(span.pages)
 
+    def _forced(self, work: Work) -> Offer | None:
+        """Offer the tokens that the sequence's grammar forces as its draft, and write the mask for the token behind
+        them; for the next token if there are none."""
+        sequence, grammar = work.sequence, work.sequence.sampler.grammar
+        if grammar is None or not work.samples:
+            return None
+        forced = grammar.forced(work.max_draft) if work.max_draft else ()
+        work.forced, work.sure = bool(forced), grammar.sure(forced)
+        mask = sequence.sampler.mask(forced[: work.sure])
+        if mask is None:  # a dead end, which the text has not reached yet
+            work.sure, mask = 0, sequence.sampler.mask()
+        assert mask is not None, "a sequence without a mask is not ready"
+        self._rounds.set_mask(sequence.lane, mask, behind=work.sure)
+        return Offer(len(sequence.tokens), forced) if forced else None
+
     def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
         """Pick the drafter of this step, round-robin; sequences of other drafters decode plainly. If none drafts, pick
         one that has prompt tokens to read."""
-        wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft))
+        wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft and not work.forced))
         if not wanted:
             readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._readers]
             return readers[0] if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
         for work in seats:
-            if work.max_draft and work.sequence.drafter != chosen:
+            if work.max_draft and not work.forced and work.sequence.drafter != chosen:
                 work.go_plain(Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}"))
         return chosen
 
@@ -214,7 +254,7 @@ class DeviceStepper:
         whose missing positions do not fit into the step decodes plainly."""
         chunks, room = [], self._max_step_tokens
         for work in seats:
-            if not work.max_draft:
+            if not work.max_draft or work.forced:
                 continue
             sequence, state = work.sequence, work.sequence.in_flight
             unread = state.unread(len(sequence.tokens))
@@ -235,24 +275,41 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
-        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
+        masked = work.samples and sequence.sampler.grammar is not None
+        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along, masked=masked)
 
     def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
         """Set draft and verdict of a work from its outcome; None: the work drew no token."""
         if landed is None:
             return
+        path, token = self._checked(work, landed)
         follower = work.sequence.in_flight.follower
-        if work.max_draft and drafter in self._readers and follower is not None:
+        if work.max_draft and not work.forced and drafter in self._readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-            follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
+            follower.reach(len(work.sequence.tokens) + min(len(path), work.max_draft - 1))
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
-        work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
+        work.verdict = Verdict(path=path, token=token)
+
+    def _checked(self, work: Work, landed: Landed) -> tuple[tuple[int, ...], int]:
+        """Return the accepted path and the target's token behind it, up to the first token that the grammar's mask
+        would have changed. The device has gone on from there, so that its lane is written anew."""
+        sequence = work.sequence
+        if sequence.sampler.grammar is None or len(landed.path) <= work.sure:
+            return landed.path, landed.tokens[-1]
+        count = sequence.sampler.count_masked(landed.tokens, known=1 + work.sure)
+        if count < len(landed.tokens):
+            sequence.in_flight.on_device = False
+        return landed.path[: count - 1], landed.tokens[count - 1]
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
         drafted = sum(len(work.draft) for work in works)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
+
+
+def _seat(work: Work, offer: Offer | None) -> Seat:
+    return Seat(work.sequence.lane, work.max_draft, offer=offer, masked=work.sequence.sampler.grammar is not None)
 
 
 def _decodes(work: Work) -> bool:

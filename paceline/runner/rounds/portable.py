@@ -46,12 +46,17 @@ class PortableRounds:
             lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
+        self._masks: dict[int, tuple[Tensor, int]] = {}  # lane → bool [vocab], and number of sure tokens before it
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, behind: int = 0) -> None:
+        each = np.unpackbits(bits.view(np.uint8), count=self._forward.vocab_size, bitorder="little")
+        self._masks[lane] = torch.from_numpy(each.view(np.bool_)).to(self._state.device), behind
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
@@ -88,7 +93,10 @@ class PortableRounds:
         ends = itertools.accumulate(chunk.count for chunk in reading)
         outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
         logits = self._run(self._forward, self._chunk_rows(reading, outs)).logits
-        lanes = self._ints([chunk.lane for chunk in reading if chunk.draws])
+        drawing = [chunk for chunk in reading if chunk.draws]
+        lanes = self._ints([chunk.lane for chunk in drawing])
+        masked = {row: chunk.lane for row, chunk in enumerate(drawing) if chunk.masked}
+        logits = self._masked(logits, masked, lanes)
         targets = self._ints([0] * len(lanes))
         if len(lanes):
             ops.draw(logits, self._state, lanes=lanes, out=targets)
@@ -129,9 +137,22 @@ class PortableRounds:
         lanes = self._ints([seat.lane for seat in seats])
         batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
         targets = torch.empty_like(owners)
+        roots = dict(zip(batch.row_starts.tolist(), seats, strict=False))
         logits = self._run(self._forward, batch).logits
+        masked = {row: seat.lane for row, seat in roots.items() if seat.masked}
+        logits = self._masked(logits, masked, batch.tokens)
         ops.draw(logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
         return targets
+
+    def _masked(self, logits: Tensor, lanes: Mapping[int, int], tokens: Tensor) -> Tensor:
+        """Forbid what the masks of these lanes, by their first rows, forbid."""
+        logits = logits.clone()
+        for row, lane in lanes.items():
+            mask, behind = self._masks[lane]
+            for sure in range(row, row + behind):
+                logits[sure, torch.arange(len(mask)) != int(tokens[sure + 1])] = -torch.inf
+            logits[row + behind, ~mask] = -torch.inf
+        return logits
 
     def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])

@@ -8,9 +8,9 @@ returns the outcome.
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-Three things always hold. Steps take effect in the order of their launches, `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's part of the
-page table, or to the scratch page.
+Three things always hold. Steps take effect in the order of their launches; `write`, `set_pages` and `set_mask` before
+the launches that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's
+part of the page table, or to the scratch page.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Chunk:
     count: int
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
+    masked: bool = False  # the token that it draws must be in the lane's mask
     drafts: bool = False  # the drafter of the launch reads them
 
 
@@ -106,6 +107,11 @@ class Rounds(Protocol):
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, behind: int = 0) -> None:
+        """Set the tokens that the next masked draw of the lane may take: uint32 [vocab / 32], token t is bit t % 32 of
+        word t // 32. The first `behind` tokens of the next draft are sure: each is accepted, whatever the target would
+        draw, and the mask is for the token behind them."""
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
