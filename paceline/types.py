@@ -255,12 +255,9 @@ class SamplingParams:
     @property
     def edits_logits(self) -> bool:
         """True if anything besides temperature, filters and noise acts on the logits."""
-        return self.grammar is not None or self.edits_beside_grammar
-
-    @property
-    def edits_beside_grammar(self) -> bool:
         return bool(
-            self.logit_bias
+            self.grammar is not None
+            or self.logit_bias
             or self.allowed_tokens is not None
             or self.min_tokens
             or self.repetition_penalty != 1

@@ -177,7 +177,7 @@ class DeviceStepper:
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
         params, drafter = sequence.request.sampling, sequence.drafter
-        if params.edits_beside_grammar or params.logprobs is not None or sequence.needs_prompt_rows:
+        if params.logprobs is not None or sequence.needs_prompt_rows:
             return False
         if drafter is None or (drafter in self._guards and self._guards[drafter].out is not None):
             return True
@@ -202,7 +202,7 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [_seat(work, forced[work.sequence.key]) for work in seats],
+            [Seat(work.sequence.lane, work.max_draft, forced[work.sequence.key]) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -232,7 +232,7 @@ class DeviceStepper:
         if mask is None:  # a dead end, which the text has not reached yet
             work.sure, mask = 0, sequence.sampler.mask()
         assert mask is not None, "a sequence without a mask is not ready"
-        self._rounds.set_mask(sequence.lane, mask, behind=work.sure)
+        self._rounds.set_mask(sequence.lane, mask, sure=work.sure)
         return Offer(len(sequence.tokens), forced) if forced else None
 
     def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
@@ -275,8 +275,7 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
-        masked = work.samples and sequence.sampler.grammar is not None
-        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along, masked=masked)
+        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
 
     def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
         """Set draft and verdict of a work from its outcome; None: the work drew no token."""
@@ -306,10 +305,6 @@ class DeviceStepper:
         drafted = sum(len(work.draft) for work in works)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
-
-
-def _seat(work: Work, offer: Offer | None) -> Seat:
-    return Seat(work.sequence.lane, work.max_draft, offer=offer, masked=work.sequence.sampler.grammar is not None)
 
 
 def _decodes(work: Work) -> bool:

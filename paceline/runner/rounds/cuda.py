@@ -83,6 +83,7 @@ class CudaRounds:
         self._upload = Upload(device)
         self._read = ChunkReader(target, self._state, self._upload)
         self._filtered: set[int] = set()  # lanes that filter logits
+        self._edited: set[int] = set()  # lanes that edit logits
         self._captured: dict[Bucket, CudaRound] = {}  # least recently used first
         self._choice = Choice()
         # (draft length, drafter) → number of seats → seconds of a round
@@ -93,19 +94,24 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
+        (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         began, done = self._events()
         bucket = self._bucket(seats, drafter, context) if seats else None
         round = self._round(bucket) if bucket else None  # may capture a graph, which must not be timed
-        self._apply_changes()
+        self._changes.apply(self._upload)
         if began:
             began.record()
-        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._context(context))
+        edits = any(chunk.lane in self._edited for chunk in chunks)
+        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._context(context), edits=edits)
         outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
@@ -138,11 +144,6 @@ class CudaRounds:
             return None, None
         return _event(), _event()
 
-    def _apply_changes(self) -> None:
-        if self._changes:
-            places, values = self._changes.take()
-            self._state.memory[self._upload(places)] = self._upload(values)
-
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None]
@@ -151,14 +152,16 @@ class CudaRounds:
         count = seat_count(len(seats))
         wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
         wanted += self._expected(OFFERED, sum(by_host))
+        edits = any(seat.lane in self._edited for seat in seats)
         bucket = Bucket(
             seats=count,
             rows=count + draft_rows(wanted, most=count * max(draft, offers)),
             draft=draft,
             drafter=drafter if draft else None,
             context=self._context(context),
-            filters=any(seat.lane in self._filtered for seat in seats),
+            filters=edits or any(seat.lane in self._filtered for seat in seats),
             offers=offers,
+            edits=edits,
         )
         return self._choice.choose(bucket, self._captured)
 

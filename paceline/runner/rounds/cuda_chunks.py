@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda.edit import count, edit
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
@@ -30,8 +31,12 @@ class ChunkReader:
         self._state = state
         self._upload = upload
 
-    def __call__(self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, context: int) -> Tensor | None:
-        """Run passes over prompt chunks, and draw the first token after each prompt that ends here."""
+    def __call__(
+        self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, context: int, *, edits: bool
+    ) -> Tensor | None:
+        """Run passes over prompt chunks, and draw the first token after each prompt that ends here.
+
+        `edits`: a lane of the chunks edits logits."""
         along = [chunk for chunk in chunks if chunk.drafts]
         reading = [chunk for chunk in chunks if chunk.target]
         if along and drafter is not None and drafter.reader is not None:
@@ -48,9 +53,14 @@ class ChunkReader:
         lanes = self._upload.ints([chunk.lane for chunk in reading if chunk.draws])
         targets = torch.empty_like(lanes)
         pdl = self._target.decoder.pdl
-        draw(self._target.decoder.logits(rows, self._target.kv), self._state, lanes=lanes, out=targets, pdl=pdl)
+        logits = self._target.decoder.logits(rows, self._target.kv)
+        if edits:
+            edit(logits, self._state, lanes=lanes, pdl=pdl)
+        draw(logits, self._state, lanes=lanes, out=targets, pdl=pdl)
         out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=lanes.device)
         accept(self._state, seats=lanes, targets=targets, out=out, roots=self._upload.ints(range(len(lanes))), pdl=pdl)
+        if edits:
+            count(self._state, seats=lanes, outcomes=out, pdl=pdl)
         memory = torch.empty(out.shape, dtype=torch.int32, pin_memory=out.is_cuda)
         return memory.copy_(out, non_blocking=True)  # valid once the step is done
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
@@ -128,6 +129,9 @@ class CudaRound:
         logits = self._target.decoder.logits(rows, self._target.kv)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
+        if bucket.edits:
+            raw = raw_rows(bucket.rows, logits.shape[1], state.device)
+            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, raw=raw, pdl=pdl)
         draw(
             logits,
             state,
@@ -147,6 +151,8 @@ class CudaRound:
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
+        if bucket.edits:
+            count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._stamp(3)
 
     def _draft(self) -> None:
@@ -174,6 +180,8 @@ class CudaRound:
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
     def append(self, logits: Tensor, turn: int) -> None:
+        if self._bucket.edits:
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
         draw(
             logits,
             self.state,

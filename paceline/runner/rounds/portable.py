@@ -6,16 +6,19 @@ import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels import edit_reference
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, read_landed, write_offer
+from paceline.runner.rounds.upload import Upload
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import Sampler
 
@@ -46,7 +49,7 @@ class PortableRounds:
             lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
-        self._masks: dict[int, tuple[Tensor, int]] = {}  # lane → bool [vocab], and number of sure tokens before it
+        self._upload = Upload(self._state.device)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
@@ -54,13 +57,12 @@ class PortableRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, behind: int = 0) -> None:
-        each = np.unpackbits(bits.view(np.uint8), count=self._forward.vocab_size, bitorder="little")
-        self._masks[lane] = torch.from_numpy(each.view(np.bool_)).to(self._state.device), behind
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
-        self._apply_changes()
+        self._changes.apply(self._upload)
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
         read = self._read(chunks)
         clock.append(time.perf_counter())
@@ -80,11 +82,6 @@ class PortableRounds:
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
 
-    def _apply_changes(self) -> None:
-        if self._changes:
-            places, values = (torch.from_numpy(each).to(self._state.device) for each in self._changes.take())
-            self._state.memory[places] = values
-
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Run the target over prompt chunks, and draw the first token after each prompt that ends here."""
         reading = [chunk for chunk in chunks if chunk.target]
@@ -93,13 +90,10 @@ class PortableRounds:
         ends = itertools.accumulate(chunk.count for chunk in reading)
         outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
         logits = self._run(self._forward, self._chunk_rows(reading, outs)).logits
-        drawing = [chunk for chunk in reading if chunk.draws]
-        lanes = self._ints([chunk.lane for chunk in drawing])
-        masked = {row: chunk.lane for row, chunk in enumerate(drawing) if chunk.masked}
-        logits = self._masked(logits, masked, lanes)
+        lanes = self._ints([chunk.lane for chunk in reading if chunk.draws])
         targets = self._ints([0] * len(lanes))
         if len(lanes):
-            ops.draw(logits, self._state, lanes=lanes, out=targets)
+            self._draw(logits, lanes=lanes, out=targets)
         landed = iter(self._settle(lanes, targets, roots=self._ints(range(len(lanes))), longest=0))
         return [next(landed) if chunk.draws else None for chunk in chunks]
 
@@ -137,22 +131,16 @@ class PortableRounds:
         lanes = self._ints([seat.lane for seat in seats])
         batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
         targets = torch.empty_like(owners)
-        roots = dict(zip(batch.row_starts.tolist(), seats, strict=False))
         logits = self._run(self._forward, batch).logits
-        masked = {row: seat.lane for row, seat in roots.items() if seat.masked}
-        logits = self._masked(logits, masked, batch.tokens)
-        ops.draw(logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
+        self._draw(logits, lanes=owners, positions=batch.positions, offset=1, out=targets)
         return targets
 
-    def _masked(self, logits: Tensor, lanes: Mapping[int, int], tokens: Tensor) -> Tensor:
-        """Forbid what the masks of these lanes, by their first rows, forbid."""
-        logits = logits.clone()
-        for row, lane in lanes.items():
-            mask, behind = self._masks[lane]
-            for sure in range(row, row + behind):
-                logits[sure, torch.arange(len(mask)) != int(tokens[sure + 1])] = -torch.inf
-            logits[row + behind, ~mask] = -torch.inf
-        return logits
+    def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> None:
+        """Draw a token from a copy of logits with the edits of each row's lane; see `round_reference.draw`."""
+        if self._state.marks.shape[1]:
+            logits = logits.clone()
+            edit_reference.edit(logits, self._state, lanes=lanes, positions=options.get("positions"), offset=offset)
+        ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
 
     def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
@@ -181,6 +169,8 @@ class PortableRounds:
             roots=roots,
             synthetic_acceptance=self.synthetic_acceptance,
         )
+        if self._state.marks.shape[1]:
+            edit_reference.count(self._state, seats=seats, outcomes=out)
         return [read_landed(row) for row in out.tolist()]
 
     def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
@@ -257,7 +247,7 @@ class _PortableRound:
     def append(self, logits: Tensor, turn: int) -> None:
         wanting = self._wanting(turn)
         lanes = self.lanes[wanting]
-        ops.draw(logits[wanting], self.state, lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
+        self._rounds._draw(logits[wanting], lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         ops.lookup(

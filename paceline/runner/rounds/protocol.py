@@ -50,7 +50,6 @@ class Seat:
     lane: int
     max_draft: int  # drafted tokens, at most; 0: plain
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
-    masked: bool = False  # the token after the last committed one must be in the lane's mask
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
 
 
@@ -63,7 +62,6 @@ class Chunk:
     count: int
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
-    masked: bool = False  # the token that it draws must be in the lane's mask
     drafts: bool = False  # the drafter of the launch reads them
 
 
@@ -108,10 +106,12 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, behind: int = 0) -> None:
-        """Set the tokens that the next masked draw of the lane may take: uint32 [vocab / 32], token t is bit t % 32 of
-        word t // 32. The first `behind` tokens of the next draft are sure: each is accepted, whatever the target would
-        draw, and the mask is for the token behind them."""
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
+
+        It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
+        It decides alone whether that token may be a stop token, whatever `min_tokens` says. The first `sure` tokens of
+        the seat's offer are drawn whatever their logits are, and the mask is for the token behind them."""
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
@@ -162,7 +162,9 @@ class DraftingRound(Protocol):
         seats that may not have more than `turn` tokens are arbitrary."""
 
     def append(self, logits: Tensor, turn: int) -> None:
-        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones."""
+        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
+
+        Penalties, bias and masks of the seats are applied to the logits first, in place."""
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
