@@ -129,9 +129,11 @@ def assemble(
     prepared = None
     if rounds is not None:
         longest = {name: guard.max_draft for name, guard in guards.items()}
+        hosts = [guards[name].max_draft for name in recipes if name in guards and name not in rounds.drafters]
+        offers = min(max(hosts, default=0), config.max_draft)
         report = recording or (lambda done, total: None)
         with stage("compile kernels and record graphs"):
-            prepared = rounds.prepare(longest, prompt_rows=config.max_step_tokens, report=report)
+            prepared = rounds.prepare(longest, offers=offers, prompt_rows=config.max_step_tokens, report=report)
     return Parts(
         engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise, prepared=prepared
     )

@@ -10,7 +10,8 @@ allows (H200):
     context   powers of four: programs of attention beyond a sequence's end stop at once
     filters   rounds that can filter take as long as others, so that only they are recorded at the start
 
-Lookups have no passes, and find fewer tokens than they may: their lengths are coarse, their rows powers of two.
+Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
+powers of two.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from dataclasses import dataclass, replace
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
-LOOKUPS = (4, 16)  # draft lengths of drafters that find fewer tokens than asked for; others are rounded up
+LOOKUPS = (4, 16)  # draft lengths of offers, and of drafters that find fewer tokens; others are rounded up
 TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
-ABILITIES = ("filters",)  # fields of a bucket that are larger for a round that can do more
+ABILITIES = ("filters", "edits", "offers")  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +32,30 @@ class Bucket:
     """Everything that fixes the shape of a round."""
 
     seats: int  # padded number of sequences
-    rows: int  # rows of the verification, summed over seats; at most seats × (1 + draft)
+    rows: int  # rows of the verification, summed over seats; at most seats × (1 + longest)
     draft: int  # passes of the drafter; 0: plain decoding
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
+    offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
+    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft of a seat."""
+        return max(self.draft, self.offers)
 
     def serves(self, wanted: Bucket) -> bool:
         """Return True if a round of this bucket can run a step of the bucket `wanted`."""
         large = self.seats >= wanted.seats and self.rows >= wanted.rows
         long = self.draft >= wanted.draft and self.context >= wanted.context
         able = all(getattr(self, name) >= getattr(wanted, name) for name in ABILITIES)
-        alike = self.drafter == wanted.drafter and bool(self.draft) == bool(wanted.draft)  # plain steps pay no pass
-        return alike and large and long and able
+        return self._alike(wanted) and large and long and able
+
+    def _alike(self, wanted: Bucket) -> bool:
+        """Return True unless a step would pay for drafts of a kind that it does not want."""
+        drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
+        return self.drafter == wanted.drafter and drafts
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,14 +98,14 @@ class Grid:
             return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
         return max(known for known in DRAFTS if known <= length)
 
-    def rows(self, seats: int, draft: int, wanted: int, *, finds_fewer: bool) -> int:
-        """Round the rows of a verification up, but not beyond what `seats` can draft."""
-        if not draft:
+    def rows(self, seats: int, longest: int, wanted: int, *, finds_fewer: bool) -> int:
+        """Round the rows of a verification up, but not beyond what `seats` can draft, each `longest` tokens."""
+        if not longest:
             return seats
         rows = seats + wanted
         power = max(TILES[0], 1 << (rows - 1).bit_length())
         rounded = power if finds_fewer or rows <= TILES[-1] else -(-rows // TILES[-1]) * TILES[-1]
-        return min(rounded, seats + min(seats * draft, max(self.max_drafted, wanted)))
+        return min(rounded, seats + min(seats * longest, max(self.max_drafted, wanted)))
 
     def context(self, context: int) -> int:
         """Round a context up to LEAST_CONTEXT times a power of four, or to the lanes' own length if that is near."""
@@ -102,60 +114,58 @@ class Grid:
             bound *= 4
         return bound if 2 * bound <= self.longest else self.longest
 
-    def start(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
-        """Yield the buckets that traffic will need, the most useful first.
+    def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0) -> Iterator[Bucket]:
+        """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts.
 
         The first ones serve any step of plain decoding, the next ones any step of each drafter; all later ones make
         some steps cheaper. What only some requests ask for is not among them: its first rounds run eagerly."""
-        plain = self._buckets(None, 0)
-        plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name, 0)]
-        drafting = [
-            bucket
+        plain = self._buckets(None)
+        plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name)]
+        whole = [
+            (bucket, drafts.finds_fewer)
             for name, drafts in drafters.items()
             for draft in self._lengths(drafts)
-            for bucket in self._drafting(name, draft, drafts, all_rows=drafts.finds_fewer)
+            for bucket in self._buckets(name, draft=draft)
         ]
-        fewer = [
-            bucket
-            for name, drafts in drafters.items()
-            for draft in self._lengths(drafts)
-            for bucket in self._drafting(name, draft, drafts, all_rows=True)
-            if not drafts.finds_fewer and bucket not in drafting
+        lengths = self._lengths(Drafts(offers, finds_fewer=True))
+        whole += [(bucket, True) for length in lengths for bucket in self._buckets(None, offers=length)]
+        drafting = [each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else [bucket])]
+        partial = [
+            each for bucket, fewer in whole if not fewer for each in self._all_rows(bucket, finds_fewer=False)[1:]
         ]
         largest, *others = self._contexts()
         for buckets, contexts in ((plain, [largest]), (drafting, [largest]), (plain, others), (drafting, others)):
             yield from (replace(bucket, context=context) for context in contexts for bucket in buckets)
-        yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in fewer)
+        yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in partial)
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products."""
         lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
         kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
         for drafter, draft in kinds:
-            buckets = self._buckets(drafter, draft)
+            buckets = self._buckets(drafter, draft=draft)
             yield from {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}.values()
 
-    def _drafting(self, drafter: str, draft: int, drafts: Drafts, *, all_rows: bool) -> list[Bucket]:
-        """List buckets of one draft length, each with the most rows, and with `all_rows` also with fewer."""
-        found: dict[Bucket, None] = {}
-        for bucket in self._buckets(drafter, draft):
-            most = bucket.rows - bucket.seats
-            for wanted in range(most, 0, -1) if all_rows else [most]:
-                rows = self.rows(bucket.seats, draft, wanted, finds_fewer=drafts.finds_fewer)
-                found[replace(bucket, rows=rows)] = None
-        return list(found)
+    def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
+        """List a bucket with the most rows, then with fewer and fewer of them."""
+        counts = {
+            self.rows(bucket.seats, bucket.longest, wanted, finds_fewer=finds_fewer)
+            for wanted in range(1, bucket.rows - bucket.seats + 1)
+        }
+        return [replace(bucket, rows=rows) for rows in sorted(counts, reverse=True)]
 
-    def _buckets(self, drafter: str | None, draft: int) -> list[Bucket]:
+    def _buckets(self, drafter: str | None, *, draft: int = 0, offers: int = 0) -> list[Bucket]:
         """List the buckets with the most rows, large batches first: they serve smaller ones."""
         counts = sorted({self.seats(count) for count in range(1, self.lanes + 1)}, reverse=True)
         return [
             Bucket(
                 seats=seats,
-                rows=seats + min(seats * draft, self.max_drafted),
+                rows=seats + min(seats * max(draft, offers), self.max_drafted),
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
                 filters=True,
+                offers=offers,
             )
             for seats in counts
         ]

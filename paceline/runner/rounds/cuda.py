@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,14 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid
-from paceline.runner.rounds.cuda_chunks import ChunkReader
+from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
+from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
@@ -37,20 +39,21 @@ START_SECONDS = 10.0  # time for recording graphs at the start; the others follo
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
 DECAY = 0.9  # weight of the past in running averages of times and drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
+OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     chunks: Sequence[Chunk]
-    seats: int
+    seats: Sequence[Seat]
     bucket: Bucket | None
-    prompts: Tensor | None  # outcomes of chunks that draw, in the host's memory
+    read: ReadChunks  # outcomes of chunks
     outcomes: Tensor | None  # outcomes of seats, in the host's memory
     stamps: Tensor | None
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
-    read: torch.cuda.Event | None = None  # all chunks are read
-    asked: int = 0  # drafted tokens that the seats allow
+    scores: SeatScores | None = None
+    all_read: torch.cuda.Event | None = None  # the chunks are read
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
 
 
@@ -86,8 +89,10 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._read = ChunkReader(target, self._state, self._upload)
+        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
+        self._edited: set[int] = set()  # lanes that edit logits
         # (draft length, drafter) → number of seats → seconds of a round
         self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
@@ -97,14 +102,16 @@ class CudaRounds:
         self,
         longest: Mapping[str, int],
         *,
+        offers: int = 0,
         prompt_rows: int,
         seconds: float = START_SECONDS,
         report: Callable[[int, int], None] = lambda done, total: None,
     ) -> Prepared | None:
         """Compile the kernels of rounds and prompts, and record the graphs that traffic will need, for about `seconds`.
 
-        `longest`: tokens of a draft, by drafter. `prompt_rows`: rows of a step, at most. `report` gets the number of
-        graphs recorded so far, and of those that the start is to have. None: rounds are never recorded."""
+        `longest`: tokens of a draft, by drafter; `offers`: of one that the host makes. `prompt_rows`: rows of a step,
+        at most. `report` gets the number of graphs recorded so far, and of those that the start is to have. None:
+        rounds are never recorded."""
         if self._recorder is None:
             return None
         began, free = time.perf_counter(), self._free_bytes()
@@ -123,7 +130,7 @@ class CudaRounds:
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
-        self._graphs.start(self._grid.start(known), seconds=seconds, report=report)
+        self._graphs.start(self._grid.start(known, offers=offers), seconds=seconds, report=report)
         prepared = Prepared(
             graphs=len(self._graphs),
             record_seconds=time.perf_counter() - compiled,
@@ -139,42 +146,51 @@ class CudaRounds:
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
+        self._scorer.write(lane, sampler)
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
+        (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         # May record a graph, which must not be timed.
         bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
-        self._apply_changes()
+        self._changes.apply(self._upload)
         began = self._mark()
-        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._grid.context(context))
-        read = self._mark() if chunks else None
+        edits = any(chunk.lane in self._edited for chunk in chunks)
+        read = self._read(chunks, self._drafters.get(drafter or ""), self._grid.context(context), edits=edits)
+        all_read = self._mark() if chunks else None
         outcomes, stamps = round(seats) if round else (None, None)
+        verified = round.verified if round else None
+        scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
         done = self._mark()
-        asked = sum(min(seat.max_draft, bucket.draft) for seat in seats) if bucket else 0
         typical = round is None or round.recorded or self._recorder is None
-        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, read, asked, typical)
+        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, all_read, typical)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
         if ticket.began is not None and ticket.done is not None:
             ticket.done.synchronize()
             times = Times(step=ticket.began.elapsed_time(ticket.done) / 1e3)
-        drawn = iter([] if ticket.prompts is None else [read_landed(row) for row in ticket.prompts.tolist()])
-        landed_chunks = [next(drawn) if chunk.draws else None for chunk in ticket.chunks]
+        landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
-        read = ticket.began.elapsed_time(ticket.read) / 1e3 if ticket.began and ticket.read else 0.0
         if ticket.bucket is not None and ticket.outcomes is not None:
-            landed = [read_landed(row) for row in ticket.outcomes[: ticket.seats].tolist()]
+            landed = [read_landed(row) for row in ticket.outcomes[: len(ticket.seats)].tolist()]
             self._learn(ticket, landed, times)
+            if ticket.scores is not None:
+                ticket.scores.attach(landed)
             if ticket.stamps is not None:
                 times = _parts(times.step, ticket.stamps.tolist())
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
-        return landed_chunks, landed, replace(times, read=read)
+        if ticket.began is not None and ticket.all_read is not None:
+            times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
+        return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         known = self._seconds[draft, drafter if draft else None]
@@ -194,32 +210,46 @@ class CudaRounds:
         for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
             for drafter in (None, *self.readers):
                 chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
-                self._read([chunk], self._drafters.get(drafter or ""), self._grid.context(rows))
-
-    def _apply_changes(self) -> None:
-        if self._changes:
-            places, values = self._changes.take()
-            self._state.memory[self._upload(places)] = self._upload(values)
+                self._read([chunk], self._drafters.get(drafter or ""), self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
+        by_host = [seat.max_draft for seat in seats if seat.offer is not None]
         finds_fewer = drafter is not None and self._drafters[drafter].finds_fewer
-        draft = self._grid.draft(max(seat.max_draft for seat in seats), finds_fewer=finds_fewer)
+        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
+        offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         count = self._grid.seats(len(seats))
-        wanted = sum(min(seat.max_draft, draft) for seat in seats)
-        if drafter is not None and finds_fewer:
-            wanted = int(wanted * min(1.0, FOUND_MARGIN * self._found[drafter])) + 1
+        wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
+        wanted += self._expected(OFFERED, sum(by_host))
+        edits = any(seat.lane in self._edited for seat in seats)
         return Bucket(
             seats=count,
-            rows=self._grid.rows(count, draft, wanted, finds_fewer=finds_fewer),
+            rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft else None,
             context=self._grid.context(context),
-            filters=any(seat.lane in self._filtered for seat in seats),
+            filters=edits or any(seat.lane in self._filtered for seat in seats),
+            offers=offers,
+            edits=edits,
         )
+
+    def _expected(self, drafter: str | None, allowed: int) -> int:
+        """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
+        if not allowed or drafter is None or (drafter != OFFERED and not self._drafters[drafter].finds_fewer):
+            return allowed
+        return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
 
     def _make(self, bucket: Bucket) -> CudaRound:
         by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
-        return CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance, self._recorder)
+        return CudaRound(
+            bucket,
+            self._state,
+            self._target,
+            by,
+            self.synthetic_acceptance,
+            max_draft=self.max_draft,
+            recorder=self._recorder,
+        )
 
     def _has_room(self) -> bool:
         return self._recorder is not None and self._free_bytes() > SPARE_BYTES
@@ -230,12 +260,20 @@ class CudaRounds:
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        if not ticket.chunks and times.step and ticket.typical:
-            seconds = self._seconds[bucket.draft, bucket.drafter]
-            seconds[ticket.seats] = times.step + DECAY * (seconds.get(ticket.seats, times.step) - times.step)
-        if bucket.drafter is not None and ticket.asked:
-            share = sum(len(one.drafted) for one in landed) / ticket.asked
-            self._found[bucket.drafter] = share + DECAY * (self._found[bucket.drafter] - share)
+        if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
+            seconds, count = self._seconds[bucket.draft, bucket.drafter], len(ticket.seats)
+            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
+        if not bucket.longest:
+            return
+        allowed, found = Counter[str](), Counter[str]()
+        for seat, one in zip(ticket.seats, landed, strict=True):
+            drafter = bucket.drafter or "" if seat.offer is None else OFFERED
+            allowed[drafter] += min(seat.max_draft, bucket.draft if seat.offer is None else bucket.offers)
+            found[drafter] += len(one.drafted)
+        for drafter, tokens in allowed.items():
+            if tokens:
+                share = found[drafter] / tokens
+                self._found[drafter] = share + DECAY * (self._found[drafter] - share)
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

@@ -147,3 +147,30 @@ def test_samples_are_few_and_of_all_sizes() -> None:
     for drafter in (None, "model", "ngram"):
         rows = [made.rows for made in samples if made.drafter == drafter]
         assert all(any(low < count <= high for count in rows) for low, high in ((0, 16), (16, 32), (32, 64)))
+
+
+def test_offers_have_few_buckets() -> None:
+    offering = replace(EIGHT, offers=8)
+    assert (EIGHT.longest, offering.longest, replace(offering, draft=12).longest) == (4, 8, 12)
+    assert offering.serves(replace(EIGHT, offers=4))
+    assert not offering.serves(EIGHT), "a step without offers pays for the longest"
+    assert not EIGHT.serves(offering)
+
+
+def test_offers_at_the_start() -> None:
+    """Only where the host has drafters."""
+    assert not any(made.offers for made in GRID.start(DRAFTERS))
+    start = list(GRID.start({}, offers=16))
+    offering = [made for made in start if made.offers]
+    assert {made.offers for made in offering} == {4, 16}
+    assert all((made.drafter, made.draft) == (None, 0) for made in start)
+    assert all(
+        made.rows == GRID.rows(made.seats, made.offers, made.rows - made.seats, finds_fewer=True) for made in offering
+    )
+
+
+def test_what_some_requests_ask_for_is_not_at_the_start() -> None:
+    assert not any(made.edits for made in GRID.start(DRAFTERS, offers=16))
+    edits = replace(EIGHT, filters=True, edits=True)
+    assert edits.serves(EIGHT)
+    assert not replace(EIGHT, filters=True).serves(edits)
