@@ -21,6 +21,7 @@ from paceline.kv.cache import KVCache
 from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
+from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.stages import stage
 from paceline.runner.rounds.graphs import Prepared
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 ATTENTION_SPEED = 0.8  # operations a second of attention over long prompts, relative to products (H200)
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU; less if that is over a quarter of the available memory
-GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs and the driver; 2 % of the GPU if that is more
+GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs, their scratch memory and the driver
+GRAPH_SHARE = 0.03  # part of the GPU left free for them if that is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def assemble(
         hosts = [guards[name].max_draft for name in recipes if name in guards and name not in rounds.drafters]
         offers = min(max(hosts, default=0), config.max_draft)
         report = recording or (lambda done, total: None)
-        with stage("compile kernels and record graphs"):
+        advice = "set kv_memory, or lower max_context or max_sequences"
+        with stage("compile kernels and record graphs"), memory_for("graphs and their scratch memory", advice):
             prepared = rounds.prepare(longest, offers=offers, prompt_rows=config.max_step_tokens, report=report)
     return Parts(
         engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise, prepared=prepared
@@ -229,7 +232,7 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
             made.profile(config.max_step_tokens, 2 * config.max_sequences)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.decoder.device)
-    return max(0, free - max(GRAPH_MEMORY, total // 50))
+    return max(0, free - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
 
 
 def _available() -> int:

@@ -47,7 +47,7 @@ def test_several_prompts_teach_one_pace() -> None:
     parts = [(0, 512), (9000, 700)]
     pace.learn(parts, sum(seconds_of(*part) for part in parts))
     other.learn([(0, 4096)], seconds_of(0, 4096))
-    assert pace._seconds == pytest.approx(other._seconds, rel=1e-3)
+    assert pace.rows(0.05, start=5000) == other.rows(0.05, start=5000)
 
 
 def test_a_slow_step_is_forgotten() -> None:
@@ -59,13 +59,21 @@ def test_a_slow_step_is_forgotten() -> None:
         count = pace.rows(0.05, start=0)
         pace.learn([(0, count)], 1e-5 * count)
     assert pace.rows(0.05, start=0) > 4000
+    pace.learn([(0, 4096)], 5.0)
+    assert pace.rows(0.05, start=0) > 2000, "one slow step among others counts little"
 
 
-def test_a_worse_pace_is_believed_slowly() -> None:
-    pace = ReadingPace()
-    for seconds, known in ((1.0, 1e-3), (3.0, 2e-3), (3.0, 2.5e-3), (1.0, 1e-3)):
-        pace.learn([(0, 1000)], seconds)
-        assert pace._seconds == pytest.approx(known)
+def test_the_cost_of_attention_is_learnt() -> None:
+    """A device whose attention is four times as slow as the model's operations suggest, and one where it is free."""
+    for even, slow in ((EVEN * 4, seconds_of), (EVEN, lambda start, count: 1e-5 * count)):
+        pace, start, budget = ReadingPace(even_context=even), 0, 0.02
+        took = []
+        while start < 30_000:
+            count = pace.rows(budget, start=start)
+            took.append(slow(start, count))
+            pace.learn([(start, count)], took[-1])
+            start += count
+        assert all(0.8 * budget < seconds < 1.08 * budget for seconds in took[3:]), took
 
 
 def test_the_context_at_which_attention_costs_as_much_as_products() -> None:

@@ -14,10 +14,10 @@ for it uses the target's own KV memory: verification overwrites every slot that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -130,7 +130,8 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
-        """Run the two largest passes, one over a prompt and one with the most logits, to allocate every buffer."""
+        """Run the largest passes, over prompts and with the most logits, to allocate every buffer. Smaller prompts
+        follow, of half as many rows again and again, to know for which sizes the library's products can be used."""
         with compiling():
             self._run_largest(rows, outs)
         self._run_largest(rows, outs)
@@ -140,7 +141,8 @@ class CudaDecoder:
         zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
-        for count in (rows, outs):
+        halves = itertools.takewhile(lambda count: count > FEW_ROWS, (rows >> i for i in itertools.count(1)))
+        for count in (rows, outs, *halves):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
@@ -384,7 +386,7 @@ class CudaForward:
             row_starts=batch.row_starts.to(device),
             page_table=batch.page_table.clamp(min=0).to(device),
             seats=len(starts) - 1,
-            max_rows=max(stop - start for start, stop in pairwise(starts)),
+            max_rows=max(stop - start for start, stop in itertools.pairwise(starts)),
             max_context=min(int(batch.positions.max()) + 1, batch.page_table.shape[1] * PAGE_SIZE),
             bases=batch.bases.to(device) if batch.tails is not None else None,
             tails=batch.tails.to(device) if batch.tails is not None else None,

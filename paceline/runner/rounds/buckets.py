@@ -139,12 +139,17 @@ class Grid:
         yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in partial)
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
-        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products."""
+        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
+        in the units of attention."""
         lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
         kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
         for drafter, draft in kinds:
             buckets = self._buckets(drafter, draft=draft)
-            yield from {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}.values()
+            tiles = {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}
+            shortest = self.context(1)
+            yield from dict.fromkeys(
+                replace(each, context=c) for each in tiles.values() for c in (self.longest, shortest)
+            )
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
         """List a bucket with the most rows, then with fewer and fewer of them."""

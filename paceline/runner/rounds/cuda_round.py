@@ -90,10 +90,8 @@ class CudaRound:
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self._out = torch.zeros((seats, 2 + 2 * (bucket.longest + 1)), dtype=torch.int32, device=device)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
-        pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
+        self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
@@ -261,6 +259,12 @@ class CudaRound:
     def _stamp(self, index: int) -> None:
         if self._stamps is not None and self._stamps.is_cuda:
             stamp(self._stamps, index, pdl=self._pdl)
+
+
+def _host_memory(like: Tensor) -> deque[Tensor]:
+    """Make memory of the host for each step in flight, in one piece: each that a device can reach takes long."""
+    pinned = like.device.type == "cuda"
+    return deque(torch.zeros((MAX_IN_FLIGHT, *like.shape), dtype=like.dtype, pin_memory=pinned).unbind())
 
 
 def on_cuda(model: Forward) -> CudaForward:

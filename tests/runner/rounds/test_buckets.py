@@ -135,7 +135,8 @@ def test_a_drafter_with_plain_rounds_of_its_own() -> None:
 
 def test_samples_are_few_and_of_all_sizes() -> None:
     samples = list(GRID.samples(DRAFTERS))
-    assert len(samples) < 40
+    assert len(samples) < 60
+    assert {made.context for made in samples} == {GRID.longest, LEAST_CONTEXT}
     assert {*samples} <= {*GRID.start(DRAFTERS)}
     assert {(made.drafter, made.draft) for made in samples} == {
         (None, 0),
