@@ -37,6 +37,9 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] = {}
         self._orders.append(functools.partial(super().write, lane, tokens, sampler))
 
+    def set_mask(self, lane: int, bits: np.ndarray) -> None:
+        self._orders.append(functools.partial(super().set_mask, lane, bits))
+
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         assert self.cache is not None
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
@@ -53,7 +56,7 @@ class WatchedRounds(PortableRounds):
         return self._orders[-1]
 
     def _launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int) -> Ticket:
-        self._apply_changes()
+        self._changes.apply(self._upload)
         for seat in seats:
             assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
         return super().launch(chunks, seats, drafter=drafter, context=context)

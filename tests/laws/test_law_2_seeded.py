@@ -70,13 +70,13 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_device_for_some_and_the_host_for_others(backend: str) -> None:
-    """Requests with penalties come and go among those that a device can do: steps alternate between the two."""
+def test_parameters_come_and_go_on_a_device(backend: str) -> None:
+    """Requests with penalties among plain ones: every step stays on the device."""
     rig = build(backend, {"noisy": RIGS["model"]["noisy"]}, on_device={"noisy": DEVICE_RIGS["noisy"]}, max_sequences=3)
     told = run(rig, under_law.requests("sampled", (Rule.COUPLED,)), every=7)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled"))
     assert rig.rounds is not None
-    assert 10 < rig.rounds.launches < rig.engine.stats.steps - 10
+    assert rig.rounds.launches == rig.engine.stats.steps > 20
     assert rig.engine.stats.accepted > 0
 
 

@@ -49,7 +49,7 @@ def plain_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
 
 
 def device_requests(law: str, *, count: int = 9) -> list[Request]:
-    """Nothing that a device cannot do by itself."""
+    """Requests for an engine whose steps run on a device."""
     return mixed_requests(DEVICE_PARAMS[law], speculations((Rule.COUPLED,)), count=count)
 
 

@@ -29,6 +29,7 @@ class Bucket:
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
+    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
 
     @property
@@ -38,7 +39,8 @@ class Bucket:
 
     def serves(self, wanted: Bucket) -> bool:
         """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
-        same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
+        sampling = self.filters >= wanted.filters and self.edits >= wanted.edits
+        same = self.drafter == wanted.drafter and sampling and self.draft >= wanted.draft
         same = same and (self.offers >= wanted.offers > 0 or self.offers == wanted.offers)
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context

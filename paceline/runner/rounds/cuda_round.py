@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
@@ -24,6 +25,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.scores import Verified
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -73,6 +75,7 @@ class CudaRound:
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
     def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
@@ -128,6 +131,10 @@ class CudaRound:
         logits = self._target.decoder.logits(rows, self._target.kv)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
+        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
+        self.verified = Verified(logits, self._out, self._starts, owners, raw)
+        if bucket.edits:
+            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, raw=raw, pdl=pdl)
         draw(
             logits,
             state,
@@ -147,6 +154,8 @@ class CudaRound:
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
+        if bucket.edits:
+            count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._stamp(3)
 
     def _draft(self) -> None:
@@ -174,6 +183,8 @@ class CudaRound:
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
     def append(self, logits: Tensor, turn: int) -> None:
+        if self._bucket.edits:
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
         draw(
             logits,
             self.state,
