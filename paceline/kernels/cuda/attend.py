@@ -203,7 +203,7 @@ class Attention:
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
         """Count the splits that a block of `rows` rows may see."""
         span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
-        return max(1, triton.cdiv(span, split))
+        return max(1, -(-span // split))
 
 
 def tile_for(head_dim: int) -> int:

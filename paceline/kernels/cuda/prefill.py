@@ -33,14 +33,15 @@ from paceline.kernels.cuda.kv import CudaKV
 SHARED = 226 * 1024  # bytes of shared memory for queries, keys and values
 MANY_ROWS = 64  # of a sequence: fewer leave most of a block empty
 WIDTH = 64  # columns of a copied box: 128 bytes, the widest swizzle of shared memory
-_BOX = gl.NVMMASharedLayout(8 * 16, 16, 2)  # swizzled by 128 bytes, elements of 16 bits
+BOX = gl.NVMMASharedLayout(128, 16, 2)  # the layout of a box: swizzled by 128 bytes, elements of 16 bits
 
 
 def fits(queries: Tensor, kv: CudaKV, *, group: int, tile: int, max_rows: int) -> bool:
-    """Return whether the kernel can compute this: bf16 on Hopper, heads of 64 or 128, up to 64 of them on a KV head."""
+    """Return whether the kernel can compute this: bf16 on Hopper, heads of 64 or 128, up to 64 of them on a KV head,
+    tiles of eight pages."""
     on_hopper = queries.is_cuda and torch.cuda.get_device_capability(queries.device) == (9, 0)
     plain = queries.dtype == kv.keys.dtype == torch.bfloat16
-    shaped = queries.shape[-1] in (64, 128) and tile in (64, 128) and group <= 64
+    shaped = queries.shape[-1] in (64, 128) and tile == 8 * PAGE_SIZE and group <= 64
     return on_hopper and plain and shaped and max_rows > MANY_ROWS
 
 
@@ -111,7 +112,7 @@ def prefill(
 
 def _boxes(memory: Tensor) -> TensorDescriptor:
     """Describe a layer's keys or values as rows of head_dim numbers, copied by boxes of a page times 64 columns."""
-    return TensorDescriptor.from_tensor(memory.view(-1, memory.shape[-1]), [PAGE_SIZE, WIDTH], _BOX)
+    return TensorDescriptor.from_tensor(memory.view(-1, memory.shape[-1]), [PAGE_SIZE, WIDTH], BOX)
 
 
 @triton.jit(do_not_specialize=["pages", "seats"])
@@ -195,10 +196,8 @@ def _block(plan, turn, count, window, KV_HEADS: gl.constexpr, TILE: gl.constexpr
 
 
 @gluon.jit
-def _page_rows(
-    table, tile, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.constexpr, PAGE: gl.constexpr, j: gl.constexpr
-):
-    """Return the row of the KV memory at which page `j` of a tile begins; one that does not exist past the end."""
+def _page_row(table, tile, j, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.constexpr, PAGE: gl.constexpr):
+    """Return the row of the KV memory at which page `j` of a tile begins; past the end, one `beyond` the memory."""
     page = tile * (TILE // PAGE) + j
     inside = page * PAGE < end
     known = gl.load(table + page, mask=inside, other=0)
@@ -221,17 +220,16 @@ def _load(
         for tile in range(first, past):
             stage = done % STAGES
             phase = (done // STAGES) & 1
-            r0 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 0)
-            r1 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 1)
-            r2 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 2)
-            r3 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 3)
-            at = (r0, r1, r2, r3)
-            if TILE == 128:
-                r4 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 4)
-                r5 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 5)
-                r6 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 6)
-                r7 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 7)
-                at = (r0, r1, r2, r3, r4, r5, r6, r7)
+            at = (
+                _page_row(table, tile, 0, end, head, beyond, KV_HEADS, TILE, PAGE),  # all loads before the first copy
+                _page_row(table, tile, 1, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 2, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 3, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 4, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 5, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 6, end, head, beyond, KV_HEADS, TILE, PAGE),
+                _page_row(table, tile, 7, end, head, beyond, KV_HEADS, TILE, PAGE),
+            )
             mbarrier.wait(k_free.index(stage), phase ^ 1)
             mbarrier.expect(k_ready.index(stage), TILE * HEAD_DIM * 2)
             for j in gl.static_range(TILE // PAGE):
@@ -375,7 +373,7 @@ def _prefill(
 ):
     WIDTH: gl.constexpr = k_boxes.block_shape[1]
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
-    BOX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    BOX: gl.constexpr = k_boxes.layout
     count = gl.load(plan)
     q_mem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, HEAD_DIM], BOX)
     k_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
