@@ -63,9 +63,6 @@ class Graphs(Generic[Round]):
     def __len__(self) -> int:
         return len(self._recorded)
 
-    def __contains__(self, round: Round) -> bool:
-        return any(round is made for made in self._recorded.values())
-
     def start(
         self,
         buckets: Iterable[Bucket],
