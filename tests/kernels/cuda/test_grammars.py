@@ -24,4 +24,4 @@ def test_drafts_and_neighbours_change_nothing() -> None:
     told = run(device("noisy", backend="cuda"), some)
     assert tokens_of(told) == tokens_of(run(device(backend="cuda"), plain(some)))
     assert told["0", 0].text in ("hello world", "hello there")
-    assert told["1", 0].text.startswith('{"name":"')
+    assert told["1", 0].text.startswith('{"name')
