@@ -185,9 +185,7 @@ class DeviceStepper:
 
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
-        params, drafter = sequence.request.sampling, sequence.drafter
-        if params.logprobs is not None or sequence.needs_prompt_rows:
-            return False
+        drafter = sequence.drafter
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):
             return True
@@ -279,11 +277,23 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
-        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
+        return Chunk(
+            sequence.lane,
+            work.start,
+            work.count,
+            draws=work.samples,
+            drafts=along,
+            scored=work.scored,
+            top=sequence.request.sampling.prompt_logprobs or 0,
+            states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
+        )
 
     def _settle(self, work: Work, landed: Landed | None) -> None:
-        """Set draft and verdict of a work from its outcome; None: the work drew no token."""
+        """Set draft, verdict, scores and states of a work from its outcome; None: only keys and values were wanted."""
         if landed is None:
+            return
+        work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
+        if not landed.tokens:
             return
         verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
         follower = work.sequence.in_flight.follower
@@ -301,4 +311,5 @@ class DeviceStepper:
 
 
 def _decodes(work: Work) -> bool:
-    return work.samples and work.count == 1
+    """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
+    return work.samples and work.count == 1 and work.sequence.pool is None

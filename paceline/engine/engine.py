@@ -230,20 +230,16 @@ class Engine:
         """Hand out the new tokens, and end the sequences that are complete."""
         for work in landing.works:
             sequence = work.sequence
-            if sequence.scores_prompt and landing.output is not None:
-                emission.score_prompt(work, landing.output)
-            if sequence.pool is not None and landing.output is not None:
-                emission.pool_prompt(work, landing.output)
+            if sequence.needs_prompt_rows:
+                emission.take_prompt(work)
             if work.verdict is None:
                 continue
             kept, text = emission.keep(sequence, work.tokens)
-            # Before `extend`: the rows of the pass belong to the tokens that the sequence had then.
-            logprobs = () if landing.output is None else emission.score(work, work.verdict, kept, landing.output)
             sequence.extend(kept)
             self._accounting.count_tokens(work, len(kept))
             if sequence.finish is None:
                 sequence.choose_drafter()
-            event = emission.event(work, work.verdict, kept, text, logprobs)
+            event = emission.event(work, work.verdict, kept, text)
             self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:

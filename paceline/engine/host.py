@@ -19,7 +19,8 @@ from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Times
-from paceline.types import Off, OffKind
+from paceline.sampling.sampler import logprobs_of
+from paceline.types import Off, OffKind, Verdict
 
 PASSING_TOKENS = 32  # new tokens that a drafter reads along with a draft without distorting the draft's measured cost
 
@@ -158,3 +159,27 @@ class HostStepper:
         verdicts = judge(works, output, self._forward.pick)
         for work in works:
             work.verdict = verdicts[work.sequence.key]
+            _score(work, work.verdict, output)
+        for work in plan.works:
+            if work.sequence.needs_prompt_rows:
+                _keep_prompt(work, output)
+
+
+def _score(work: Work, verdict: Verdict, output: Output) -> None:
+    """Set the log-probabilities of the new tokens, if the request asks for them."""
+    top = work.sequence.request.sampling.logprobs
+    if top is not None:
+        rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
+        tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
+        work.scores = logprobs_of(output.logits[rows], tokens, top)
+
+
+def _keep_prompt(work: Work, output: Output) -> None:
+    """Set the log-probabilities of prompt tokens, and the hidden states for a pool."""
+    sequence = work.sequence
+    if work.scored:
+        logits = output.logits[work.first_out : work.first_out + work.scored]
+        tokens = sequence.tokens[work.start + 1 : work.start + 1 + work.scored]
+        work.prompt_scores = logprobs_of(logits, tokens, sequence.request.sampling.prompt_logprobs or 0)
+    if sequence.pool is not None and output.states is not None:
+        work.states = output.states[work.first_row : work.first_row + work.count]

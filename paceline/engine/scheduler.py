@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
@@ -27,7 +28,7 @@ from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.types import Off, OffKind, Verdict
+from paceline.types import Logprob, Off, OffKind, Verdict
 
 
 @dataclass(slots=True)
@@ -50,6 +51,9 @@ class Work:
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
     tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
+    scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
+    prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
+    states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling
 
     @property
     def rows(self) -> int:
@@ -67,6 +71,12 @@ class Work:
         if not path or path[-1] == len(path) - 1:
             return range(first, drafted + len(path))
         return [*range(first, drafted), *(drafted + node for node in path)]
+
+    @property
+    def scored(self) -> int:
+        """Number of rows whose next token is one of the prompt that is scored."""
+        sequence = self.sequence
+        return max(0, min(self.count, sequence.prompt_length - 1 - self.start)) if sequence.scores_prompt else 0
 
     def go_plain(self, reason: Off) -> None:
         """Ask for no draft in this step, and say why."""

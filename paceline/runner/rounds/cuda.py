@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda import score
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import (
     Bucket,
@@ -29,10 +30,11 @@ from paceline.runner.rounds.buckets import (
     offer_length,
     seat_count,
 )
-from paceline.runner.rounds.cuda_chunks import ChunkReader
+from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
+from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
@@ -47,11 +49,12 @@ class Ticket:
     chunks: Sequence[Chunk]
     seats: Sequence[Seat]
     bucket: Bucket | None
-    prompts: Tensor | None  # outcomes of chunks that draw, in the host's memory
+    read: ReadChunks  # outcomes of chunks
     outcomes: Tensor | None  # outcomes of seats, in the host's memory
     stamps: Tensor | None
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
+    scores: SeatScores | None = None
 
 
 class CudaRounds:
@@ -81,7 +84,8 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._read = ChunkReader(target, self._state, self._upload)
+        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
         self._captured: dict[Bucket, CudaRound] = {}  # least recently used first
@@ -93,6 +97,7 @@ class CudaRounds:
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
+        self._scorer.write(lane, sampler)
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
         (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
 
@@ -111,23 +116,26 @@ class CudaRounds:
         if began:
             began.record()
         edits = any(chunk.lane in self._edited for chunk in chunks)
-        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._context(context), edits=edits)
+        read = self._read(chunks, self._drafters.get(drafter or ""), self._context(context), edits=edits)
         outcomes, stamps = round(seats) if round else (None, None)
+        verified = round.verified if round else None
+        scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
         if done:
             done.record()
-        return Ticket(chunks, seats, bucket, prompts, outcomes, stamps, began, done)
+        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
         if ticket.began is not None and ticket.done is not None:
             ticket.done.synchronize()
             times = Times(step=ticket.began.elapsed_time(ticket.done) / 1e3)
-        drawn = iter([] if ticket.prompts is None else [read_landed(row) for row in ticket.prompts.tolist()])
-        landed_chunks = [next(drawn) if chunk.draws else None for chunk in ticket.chunks]
+        landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
         if ticket.bucket is not None and ticket.outcomes is not None:
             landed = [read_landed(row) for row in ticket.outcomes[: len(ticket.seats)].tolist()]
             self._learn(ticket, landed, times)
+            if ticket.scores is not None:
+                ticket.scores.attach(landed)
             if ticket.stamps is not None:
                 times = _parts(times.step, ticket.stamps.tolist())
             elif not ticket.chunks:

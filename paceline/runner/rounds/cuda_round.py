@@ -25,6 +25,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.scores import Verified
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -74,6 +75,7 @@ class CudaRound:
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
     def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
@@ -129,8 +131,9 @@ class CudaRound:
         logits = self._target.decoder.logits(rows, self._target.kv)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
+        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
+        self.verified = Verified(logits, self._out, self._starts, owners, raw)
         if bucket.edits:
-            raw = raw_rows(bucket.rows, logits.shape[1], state.device)
             edit(logits, state, lanes=owners, positions=rows.positions, offset=1, raw=raw, pdl=pdl)
         draw(
             logits,

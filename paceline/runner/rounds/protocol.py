@@ -63,17 +63,22 @@ class Chunk:
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
     drafts: bool = False  # the drafter of the launch reads them
+    scored: int = 0  # first rows whose next token, which is known, is scored
+    top: int = 0  # alternatives to report for each scored token
+    states: int = 0  # last rows whose hidden states after the last norm are wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The outcome of a seat, or of a chunk that draws."""
+    """The outcome of a seat, or of a chunk that draws, is scored or is pooled; one that does not draw has no tokens."""
 
     path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
     tokens: tuple[int, ...]  # new tokens: the accepted drafted ones, then the target's own
     parents: tuple[int, ...] = ()  # index of the parent of each drafted token, see Draft; empty: a chain
     scores: tuple[Logprob, ...] = ()  # log-probabilities of the new tokens, if the sequence asks for them
+    prompt_scores: tuple[Logprob, ...] = ()  # log-probabilities of the tokens after a chunk's `scored` rows
+    states: Tensor | None = None  # [rows, hidden] of a chunk's last `states` rows, on the host
 
     @property
     def accepted(self) -> int:
@@ -126,7 +131,7 @@ class Rounds(Protocol):
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step. Each step is collected once, in the order of launches.
 
-        Returns outcomes of chunks (None where nothing was drawn), outcomes of seats, and times."""
+        Returns outcomes of chunks (None if only keys and values were wanted), outcomes of seats, and times."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
@@ -186,6 +191,9 @@ class DeviceDrafter(Protocol):
 
     def draft(self, round: DraftingRound) -> None:
         """Draft for all seats of a round, at most `limits` tokens each."""
+
+
+NOTHING = Landed((), (), ())  # the outcome of a chunk that draws nothing
 
 
 def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
