@@ -82,7 +82,9 @@ class Setup:
             if mix.count > min(self.batches):
                 raise InvalidRequest(f"mix {mix} needs {mix.count} requests at once, a batch has {min(self.batches)}")
             if mix.kind == "json" and (is_shape(self.target) or self.synthetic):
-                raise InvalidRequest("mix json needs a model with a tokenizer, and no --acceptance: its text has a form")
+                raise InvalidRequest(
+                    "mix json needs a model with a tokenizer, and no --acceptance: its text has a form"
+                )
 
     @property
     def synthetic(self) -> bool:

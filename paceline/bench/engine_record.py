@@ -1,7 +1,7 @@
 """Results of `bench engine`: medians, ratios of runs of the same round, and the distance to the bandwidth limit.
 
-A mix is compared with the same mode without it: its `ratio` says what these requests cost all of the batch. Figures that
-depend on a synthetic acceptance have it in their names: `synthetic_speculative`, `synthetic_ratio`.
+A mix is compared with the same mode without it: its `ratio` says what these requests cost all of the batch. Figures
+that depend on a synthetic acceptance have it in their names: `synthetic_speculative`, `synthetic_ratio`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from paceline.types import Grammar, Request, SamplingParams, Speculation
 RECORD: Mapping[str, Any] = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 24},
-        "city": {"type": "string", "maxLength": 24},
+        "name": {"type": "string"},
+        "city": {"type": "string"},
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 16}, "maxItems": 3},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
     },
     "required": ["name", "city", "age", "tags"],
     "additionalProperties": False,
@@ -34,7 +34,7 @@ def _json(params: SamplingParams) -> SamplingParams:
 KINDS: Mapping[str, Callable[[SamplingParams], SamplingParams]] = {
     "logprobs": lambda params: replace(params, logprobs=5),
     "penalty": lambda params: replace(params, repetition_penalty=1.1, frequency_penalty=0.1),
-    "bias": lambda params: replace(params, logit_bias={token: -1.0 for token in range(100, 116)}),
+    "bias": lambda params: replace(params, logit_bias=dict.fromkeys(range(16), -1.0)),
     "filters": lambda params: replace(params, temperature=0.8, top_p=0.95, top_k=50),
     "json": _json,
 }

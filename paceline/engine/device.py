@@ -162,6 +162,7 @@ class DeviceStepper:
                 works.append(part.work)
             elif not sequence.in_flight.steps:
                 ended.append(sequence)
+        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)

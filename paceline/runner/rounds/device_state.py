@@ -137,7 +137,9 @@ class Changes:
         """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
         t // 32."""
         self._state.make_tables(self._vocab_size)
-        self._set_row("masks", lane, np.append(bits.view(np.int32), np.int32(sure)))
+        row = np.empty(self._state.masks.shape[1], dtype=np.int32)
+        row[:-1], row[-1] = bits.view(np.int32), sure
+        self._set_row("masks", lane, row)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""
