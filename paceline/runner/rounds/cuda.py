@@ -104,8 +104,8 @@ class CudaRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
-    def set_mask(self, lane: int, bits: np.ndarray) -> None:
-        self._changes.set_mask(lane, bits)
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
@@ -168,8 +168,8 @@ class CudaRounds:
             drafter=drafter if draft else None,
             context=self._context(context),
             filters=edits or any(seat.lane in self._filtered for seat in seats),
-            edits=edits,
             offers=offers,
+            edits=edits,
         )
         return self._choice.choose(bucket, self._captured)
 
