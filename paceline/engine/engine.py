@@ -24,6 +24,7 @@ from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.device import DeviceStepper
 from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
+from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.probe import Probes
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
@@ -267,7 +268,8 @@ class Engine:
     def _make_stepper(
         self, forward: Forward, governor: Governor, config: EngineConfig, rounds: Rounds | None
     ) -> Stepper:
-        host = HostStepper(forward, lanes=self._lanes, drafters=self.drafters, governor=governor, clock=self._clock)
+        drafters = HostDrafters(self.drafters, lanes=self._lanes, governor=governor, taps=forward.taps)
+        host = HostStepper(forward, lanes=self._lanes, drafters=drafters, governor=governor, clock=self._clock)
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
@@ -276,7 +278,7 @@ class Engine:
         return DeviceStepper(
             rounds,
             host=host,
-            drafters=self.drafters,
+            drafters=drafters,
             pool=self._cache.pool,
             governor=governor,
             max_step_tokens=config.max_step_tokens,

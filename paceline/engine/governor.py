@@ -106,19 +106,16 @@ class Governor:
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
-        guard = self._drafters.get(drafter)
-        if self._rounds is None or drafter not in self._rounds.drafters:
-            return self._drafters[drafter].max_draft
-        return self._rounds.max_draft if guard is None else min(guard.max_draft, self._rounds.max_draft)
+        own = [] if drafter not in self._drafters else [self._drafters[drafter].max_draft]
+        return min(own if self._rounds is None else [*own, self._rounds.max_draft])
 
     def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
             return {}
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences if sequence.drafter is not None)
-        if not drafters.keys() <= {*self._rounds.drafters}:
-            return {}
-        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in drafters}
+        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
+        inside = [drafter for drafter in drafters if drafter in self._rounds.drafters]
+        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in inside if drafter is not None}
         return {drafter: table for drafter, table in tables.items() if table}
 
     def _table(self, drafter: str, *, batch: int) -> list[float]:

@@ -15,8 +15,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
-from tests.odd_drafters import Silent
-from tests.rig import DEVICE_RIGS, RIGS, Rig, always, build
+from tests.rig import DEVICE_RIGS, RIGS, Rig, build
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds
@@ -196,13 +195,13 @@ def test_no_parameter_disturbs_the_others(kind: str) -> None:
 
 def test_what_keeps_a_step_on_the_host() -> None:
     def launches(speculation: Speculation, **changes: Any) -> int:
-        drafters = {"good": RIGS["model"]["good"], "mine": always(Silent())}
+        drafters = {"good": RIGS["model"]["good"], "reader": RIGS["medusa"]["medusa"]}
         rig = build("toy", drafters, on_device=GOOD)
         run(rig, [replace(ask(**changes), speculation=speculation)])
         return rounds_of(rig).launches
 
     assert launches(Speculation()) > 0
-    assert launches(Speculation(drafter="mine")) == 0
+    assert launches(Speculation(drafter="reader")) == 0  # it wants hidden states
     assert launches(Speculation(rule=Rule.REJECTION), temperature=1.0) == 0
     assert launches(Speculation(rule=Rule.REJECTION)) > 0
     assert launches(replace(OFF, rule=Rule.REJECTION), temperature=1.0) > 0

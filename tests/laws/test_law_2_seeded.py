@@ -50,6 +50,15 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     assert rig.engine.stats.accepted > 0
 
 
+@pytest.mark.parametrize("name", under_law.BESIDE_A_DEVICE)
+def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
+    made, requests = under_law.beside_a_device(name, "sampled")
+    rig = build("toy", {name: made}, on_device={})
+    assert tokens_of(run(rig, requests)) == tokens_of(under_law.plain_device_answers("toy", "sampled"))
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.drafted > 0
+
+
 @pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)
 def test_each_drafter_on_a_device(name: str, backend: str) -> None:
     rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})

@@ -15,8 +15,19 @@ from torch import Tensor
 from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, read_landed
+from paceline.runner.rounds.protocol import (
+    NOTHING,
+    Chunk,
+    DeviceDrafter,
+    Landed,
+    Seat,
+    Ticket,
+    Times,
+    read_landed,
+    write_offer,
+)
 from paceline.runner.rounds.scores import Report, Scorer, Verified
 from paceline.runner.rounds.upload import Upload, download
 from paceline.runner.vocabulary import fit_logits, fit_tokens
@@ -131,12 +142,24 @@ class PortableRounds:
 
     def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
-        limits = [seat.max_draft for seat in seats]
-        if drafter is None or not any(limits):
-            return [0] * len(seats)
-        by, round = self._drafters[drafter], _PortableRound(self, seats)
-        by.draft(round)
-        return [int(count) for count in round.found] if by.finds_fewer else limits
+        limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
+        if drafter is not None and any(limits):
+            by, round = self._drafters[drafter], _PortableRound(self, seats, limits)
+            by.draft(round)
+            drafted = round.found.tolist() if by.finds_fewer else limits
+        return self._take_offers(seats, drafted)
+
+    def _take_offers(self, seats: Sequence[Seat], drafted: list[int]) -> list[int]:
+        """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""
+        if all(seat.offer is None for seat in seats):
+            return drafted
+        table = np.zeros((len(seats), HEADER + 2 * self.max_draft + 1), dtype=np.int32)
+        for row, seat in zip(table, seats, strict=True):
+            if seat.offer is not None:
+                write_offer(row, seat.offer, most=seat.max_draft)
+        counts, lanes = self._ints([1 + count for count in drafted]), self._ints([seat.lane for seat in seats])
+        offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
+        return [count - 1 for count in counts.tolist()]
 
     def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return raw logits [rows, vocab] after the last committed and every drafted token of each seat, and the
@@ -247,10 +270,10 @@ class PortableRounds:
 class _PortableRound:
     """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
 
-    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat]) -> None:
+    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int]) -> None:
         self.state = rounds._state
         self._rounds = rounds
-        self._limits = [seat.max_draft for seat in seats]
+        self._limits = limits
         self.longest = max(self._limits)
         self.lanes = rounds._ints([seat.lane for seat in seats])
         self.found = rounds._ints([0] * len(seats))

@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.kernels.base import Forward
+from paceline.kernels.offer_reference import HEADER
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
@@ -193,6 +194,14 @@ class DeviceDrafter(Protocol):
 
 
 NOTHING = Landed((), (), ())  # the outcome of a chunk that draws nothing
+
+
+def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
+    """Write an offer to a row of the table of `offer_reference.offer`, for a draft of at most `most` tokens.
+
+    Offered tokens for which the row has no room are left out."""
+    count = min(len(offer.tokens), len(row) - HEADER)
+    row[: HEADER + count] = most, offer.start, count, *offer.tokens[:count]
 
 
 def read_landed(row: Sequence[int]) -> Landed:

@@ -21,7 +21,7 @@ from paceline.runner.rounds import cuda as cuda_rounds
 from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Rounds, Seat, Times
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Offer, Rounds, Seat, Times
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.kernels.cuda.conftest import ON_GPU
@@ -110,6 +110,33 @@ def test_a_device_drafter_from_outside(drafter: str, device: torch.device) -> No
     both(made, [], [Seat(2, 2), Seat(0, 1)], drafter)
 
 
+@pytest.mark.parametrize("drafter", [None, "model", "ngram"])
+def test_offers_beside_a_drafter(drafter: str | None, device: torch.device) -> None:
+    """One offer that fits and is half right, one for which a step in flight has said something else."""
+    made = pair(device, drafter)
+    texts = [[5, 6, 7, 8, 5, 6], [1, 2, 3, 1], [9, 8, 9, 8]]
+    for rounds in made:
+        for lane, text in enumerate(texts):
+            enter(rounds, lane, text, temperature=0)
+    behind = [Chunk(lane, 0, len(text) - 1, draws=False, drafts=True) for lane, text in enumerate(texts)]
+    both(made, behind, [], drafter)
+    truth = [landed.tokens[0] for landed in both(made, [], [Seat(lane, 0) for lane in range(3)], None)[1]]
+    offers = [Offer(6, (truth[0], 3, 4, 5)), Offer(4, (truth[1] + 1, 3, 4))]
+    seats = [Seat(0, 2, offers[0]), Seat(1, 2, offers[1]), Seat(2, 1 if drafter else 0)]
+    _, landed = both(made, [], seats, drafter)
+    assert [each.drafted for each in landed[:2]] == [(3, 4), ()]
+    assert len(landed[2].drafted) == (drafter == "model")
+    bucket = [*made[0]._captured][-1]
+    assert (bucket.offers, bucket.draft, bucket.drafter) == (4, bool(drafter), drafter)
+    seconds = {key for key, known in made[0]._seconds.items() if known}
+    assert not seconds - {(0, None)}, "a round with offers was taken for one without"
+    assert made[0]._found[cuda_rounds.OFFERED] < 1.0
+    lengths = [int(length) for length in made[1]._state.lengths[:3]]
+    again = Offer(lengths[1], (7,) * 9)
+    _, landed = both(made, [], [Seat(1, 8, again), Seat(0, 0)], None)
+    assert landed[0].drafted == (7,) * 8
+
+
 def test_models_of_another_backend_are_refused(device: torch.device) -> None:
     model = TorchForward(PLAIN, weights(), num_pages=PAGES)
     with pytest.raises(TypeError, match="run models that are CudaForwards, not TorchForward"):
@@ -136,14 +163,16 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
         bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, seats=8 + lane)
-        ticket = Ticket([], 1, bucket, ReadChunks(), None, None, None, None)
+        ticket = Ticket([], seats[draft], bucket, ReadChunks(), None, None, None, None)
         rounds._learn(ticket, [Landed((), (), (1,))], Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 3, "third") is None
     assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    rounds._learn(Ticket([], 1, bucket, ReadChunks(), None, None, None, None), [Landed((), (), (1,))], Times(step=4.0))
+    rounds._learn(
+        Ticket([], seats[3], bucket, ReadChunks(), None, None, None, None), [Landed((), (), (1,))], Times(step=4.0)
+    )
     assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
 
 
@@ -203,7 +232,7 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
     before = rounds._bucket(seats, "ngram", 30)
     for _ in range(9):
         bucket = rounds._bucket(seats, "ngram", 30)
-        ticket = Ticket([], 4, bucket, ReadChunks(), None, None, None, None, asked=14)
+        ticket = Ticket([], seats, bucket, ReadChunks(), None, None, None, None)
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._bucket(seats, "ngram", 30) == before
