@@ -37,13 +37,13 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] = {}
         self._orders.append(functools.partial(super().write, lane, tokens, sampler))
 
-    def set_mask(self, lane: int, bits: np.ndarray) -> None:
-        self._orders.append(functools.partial(super().set_mask, lane, bits))
-
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         assert self.cache is not None
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
         self._orders.append(functools.partial(super().set_pages, lane, first, pages))
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._orders.append(functools.partial(super().set_mask, lane, bits, sure=sure))
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}

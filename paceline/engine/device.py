@@ -28,7 +28,9 @@ from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
 from paceline.engine.host_drafters import HostDrafters
+from paceline.engine.masks import Masks
 from paceline.engine.offers import Offers
+from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
@@ -93,6 +95,8 @@ class DeviceStepper:
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._launched: deque[Launched] = deque()
+        self._masks = Masks(rounds)
+        self._overlap = Overlap()
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
 
@@ -101,10 +105,14 @@ class DeviceStepper:
         return len(self._launched) + self._host.in_flight
 
     def depth(self, running: Seq[Sequence]) -> int:
-        return DEPTH if all(map(self._can_run, running)) else 0
+        if not all(map(self._can_run, running)):
+            return 0
+        waiting = sum(sequence.sampler.grammar is not None for sequence in running)
+        return DEPTH if self._overlap.pays(waiting / max(len(running), 1)) else 0
 
     def start(self, sequence: Sequence) -> None:
         self._host.start(sequence)
+        self._masks.start(sequence)
         span, reader = sequence.span, next((name for name in sequence.drafters if name in self._readers), None)
         assert span is not None
         if reader is not None:
@@ -113,16 +121,25 @@ class DeviceStepper:
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
+        self._masks.stop(sequence)
         self._offers.forget(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         return self._host.knows(sequence, page)
 
+    def ready(self, sequence: Sequence) -> bool:
+        """True unless a grammar must see a token in flight first, or its mask is not there yet."""
+        if sequence.sampler.grammar is None:
+            return True
+        return not sequence.in_flight.least and self._masks.has(sequence)
+
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
-            return
-        if all(self._can_run(work.sequence) for work in plan.works):
+            if not self.in_flight:
+                self._masks.wait()
+        elif all(self._can_run(work.sequence) for work in plan.works):
             self._launch(plan.works)
+            self._overlap.launched(self._clock())
         else:
             assert not self._launched, "a step on the host is launched while the device still runs one"
             self._host.launch(plan)
@@ -134,7 +151,9 @@ class DeviceStepper:
             return self._host.land()
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        waited, self._step_seconds = self._clock() - began, times.step
+        ended_at, self._step_seconds = self._clock(), times.step
+        waited = ended_at - began
+        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
         for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
             part.land()
@@ -155,6 +174,9 @@ class DeviceStepper:
             self._host.observe(landing)
         else:
             self._drafters.observe(landing.works)
+        self._masks.ask(work.sequence for work in landing.works)
+        if all(work.sequence.finish is not None for work in landing.works):
+            self._overlap.idle()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
@@ -164,9 +186,7 @@ class DeviceStepper:
 
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
-        params, drafter = sequence.request.sampling, sequence.drafter
-        if params.grammar is not None:
-            return False
+        drafter = sequence.drafter
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):
             return True
@@ -177,8 +197,9 @@ class DeviceStepper:
             self._write(work.sequence)
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
+        forced = self._masks.write(works)
         drafter = self._choose_drafter(seats, reading)
-        offers = self._make_offers(seats)
+        offers = forced | self._make_offers(seats)
         extra = self._catch_up(seats) if drafter in self._readers else []
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
@@ -208,7 +229,8 @@ class DeviceStepper:
     def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
         """Pick the device's drafter of this step, round-robin; sequences of its other drafters decode plainly. If none
         drafts, pick one that has prompt tokens to read."""
-        inside = [work for work in seats if work.max_draft and work.drafter in self._rounds.drafters]
+        wanting = [work for work in seats if work.max_draft and not work.forced]
+        inside = [work for work in wanting if work.drafter in self._rounds.drafters]
         wanted = list(dict.fromkeys(work.drafter for work in inside))
         if not wanted:
             readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._readers]
@@ -222,7 +244,8 @@ class DeviceStepper:
 
     def _make_offers(self, seats: Seq[Work]) -> dict[int, Offer]:
         """Ask the drafters on the host for works that have no drafter on the device."""
-        works = [work for work in seats if work.max_draft and work.drafter not in self._rounds.drafters]
+        wanting = [work for work in seats if work.max_draft and not work.forced]
+        works = [work for work in wanting if work.drafter not in self._rounds.drafters]
         return self._offers.make(works, free=self._step_seconds if self._launched else 0.0) if works else {}
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
@@ -230,7 +253,7 @@ class DeviceStepper:
         whose missing positions do not fit into the step decodes plainly."""
         chunks, room = [], self._max_step_tokens
         for work in seats:
-            if not work.max_draft or work.drafter not in self._readers:
+            if not work.max_draft or work.forced or work.drafter not in self._readers:
                 continue
             sequence, state = work.sequence, work.sequence.in_flight
             unread = state.unread(len(sequence.tokens))
@@ -269,12 +292,13 @@ class DeviceStepper:
         work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
         if not landed.tokens:
             return
+        verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
         follower = work.sequence.in_flight.follower
-        if work.max_draft and work.drafter in self._readers and follower is not None:
+        if work.max_draft and not work.forced and work.drafter in self._readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-            follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
+            follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
-        work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
+        work.verdict = verdict
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
@@ -284,10 +308,12 @@ class DeviceStepper:
 
 
 def _seat(work: Work, offer: Offer | None) -> Seat:
-    speculation, greedy = work.sequence.request.speculation, work.sequence.sampler.greedy
+    speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
-    if greedy and (rule.lossless or rule.wants_probs):
-        rule = Rule.COUPLED  # a greedy drafter has no distributions, and lossless rules agree
+    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
+    # rule is exact; it leaves the distribution unchanged, too.
+    if (sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs):
+        rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
     return Seat(work.sequence.lane, work.max_draft, offer, rule=rule, threshold=threshold)
 

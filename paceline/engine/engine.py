@@ -79,7 +79,14 @@ class Engine:
         )
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self._stepper = self._make_stepper(forward, governor, config, rounds)
-        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=governor, knows=self._stepper.knows)
+        self._scheduler = Scheduler(
+            config,
+            lanes=lanes,
+            cache=cache,
+            governor=governor,
+            knows=self._stepper.knows,
+            ready=self._stepper.ready,
+        )
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._events: list[TokenEvent] = []  # not yet handed out
@@ -170,8 +177,11 @@ class Engine:
         self._land(plan.depth)
 
     def _expire(self, now: float) -> None:
+        """End sequences whose deadline is over, and those that the stepper found complete or stuck since their step."""
         for sequence in self._sequences():
-            if sequence.deadline is not None and now > sequence.deadline:
+            if sequence.finish is not None:
+                self._events.append(self._end(sequence, sequence.finish))
+            elif sequence.deadline is not None and now > sequence.deadline:
                 self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _admit(self) -> None:

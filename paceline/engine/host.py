@@ -54,6 +54,9 @@ class HostStepper:
     def depth(self, running: Seq[Sequence]) -> int:
         return 0
 
+    def ready(self, sequence: Sequence) -> bool:
+        return True
+
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
             return

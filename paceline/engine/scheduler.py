@@ -43,6 +43,7 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
+    sure: int = 0  # first tokens of the draft that are the only ones to come: a device accepts them unseen
     drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass
@@ -103,8 +104,10 @@ class Scheduler:
         cache: KVCache,
         governor: Governor,
         knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
+        ready: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
-        """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again."""
+        """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again.
+        `ready` returns whether a sequence can take part in the next step; if not, it is left out."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
@@ -113,6 +116,7 @@ class Scheduler:
         self._cache = cache
         self._governor = governor
         self._knows = knows
+        self._ready = ready
         self._turn = 0  # index of the step's first decoding sequence, if there are fewer rows than sequences
 
     def admit(self) -> list[Sequence]:
@@ -201,11 +205,11 @@ class Scheduler:
         return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
 
     def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the running sequences that decode, and those with more tokens to compute than the last one."""
+        """Return the ready sequences that decode, and those with more tokens to compute than the last one."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            todo = 0 if sequence.is_ending else sequence.todo
+            todo = 0 if sequence.is_ending or not self._ready(sequence) else sequence.todo
             if todo == 1:
                 decoding.append(sequence)
             elif todo > 1:

@@ -32,7 +32,7 @@ class Edits(IntFlag):
     PENALISES = 1  # repetition, presence, frequency
     WAITS = 2  # no stop token before `stops_from`
     BIASES = 4  # `bias` is added
-    MASKS = 8  # the token after the last committed one must be in `masks`
+    MASKS = 8  # the token behind the last committed one and the sure ones must be in `masks`
 
 
 class EditedLanes(DeviceLanes, Protocol):
@@ -45,7 +45,9 @@ class EditedLanes(DeviceLanes, Protocol):
     stops_from: Tensor  # int32 [lanes + 1]; first position whose token may be a stop token
     marks: Tensor  # int32 [lanes + 1, vocab]
     bias: Tensor  # float32 [lanes + 1, vocab]
-    masks: Tensor  # int32 [lanes + 1, words]; token t is bit t % 32 of word t // 32
+    masks: (
+        Tensor  # int32 [lanes + 1, words]; token t is bit t % 32 of word t // 32, the last word: number of sure tokens
+    )
 
 
 def edit(
@@ -66,7 +68,8 @@ def edit(
     Without `ancestors` the draft is a chain: all tokens between the lane's length and that position. Edited rows are
     first copied to `raw` float32 [rows, vocab], if it is given.
 
-    A mask holds for the token after the last committed one, and decides alone whether it may be a stop token."""
+    The first tokens of a draft may be sure: a grammar allows no others, so that rows of these positions can only draw
+    them. A mask holds for the token behind them, and decides alone whether it may be a stop token."""
     lane, vocab = lanes.long(), logits.shape[1]
     edits = state.edits[lane, None]  # [rows, 1]
     if raw is not None:
@@ -77,10 +80,14 @@ def edit(
     marks = _marks_with(state.marks[lane], before)[:, :vocab]
     values = _penalise(logits, marks, state, lane)
     values = torch.where(edits & Edits.PENALISES != 0, values, logits)
-    masked = (edits & Edits.MASKS != 0) & (at == length)[:, None]
-    early = (edits & Edits.WAITS != 0) & (at < state.stops_from[lane])[:, None] & ~masked
+    masks = state.masks[lane]
+    masking, ahead = edits & Edits.MASKS != 0, (at - length - masks[:, -1])[:, None]  # 0: the row of the mask
+    sure, masked = masking & (ahead < 0), masking & (ahead == 0)
+    early = (edits & Edits.WAITS != 0) & (at < state.stops_from[lane])[:, None] & ~masked & ~sure
     values = values.masked_fill(early & (marks < 0), -torch.inf)
-    values = values.masked_fill(masked & ~_allowed(state.masks[lane], vocab), -torch.inf)
+    values = values.masked_fill(masked & ~_allowed(masks, vocab), -torch.inf)
+    drafted = state.tokens[lane, at.clamp(max=state.tokens.shape[1] - 1).long()]
+    values = values.masked_fill(sure & (torch.arange(vocab, device=lanes.device) != drafted[:, None]), -torch.inf)
     values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane, :vocab], values)
     logits.copy_(torch.where(edits != 0, values, logits))
 

@@ -34,6 +34,7 @@ def offer(state: DeviceLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, 
     equal = ((tokens == state.tokens[lane, at]) | (index >= known)).all(1, keepdim=True)
     fits = equal & (known >= 0) & (known <= offered) & (offered > 0)
     count = torch.where(fits, torch.minimum(torch.minimum(most, offered - known), width - length).clamp(min=0), 0)
-    drafted = (index >= known) & (index < known + count) & (lane != state.dummy)
+    # Tokens beyond the draft are written, too: a row that could only draw a sure token looks there for it.
+    drafted = fits & (index >= known) & (index < offered) & (start + index < width) & (lane != state.dummy)
     state.tokens[lane.expand_as(at)[drafted], at[drafted]] = tokens[drafted]
     counts.copy_(torch.where(offered > 0, 1 + count, counts[:, None].long())[:, 0])

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.sampling.filters import filter_floor
-from paceline.sampling.grammar import GrammarState
+from paceline.sampling.grammar import GrammarState, has_token, only_token, pack
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -91,6 +92,7 @@ class Sampler:
         self.filters = bool(params.filters and not params.greedy)
         self.output_tokens = 0
         self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
+        self._vocab_size = vocab_size
         self.stops = sorted({*eos_ids, *params.stop_ids})  # tokens forbidden before min_tokens
         self.additive = _additive(params, vocab_size)  # [vocab] or None
         self._counts: Tensor | None = None  # output tokens, for presence and frequency
@@ -145,6 +147,33 @@ class Sampler:
         if self.params.filters:
             logits, scale = self.shape(logits), 1.0
         return pick(logits, torch.full((len(logits),), scale), keys)
+
+    def mask(self, path: Sequence[int] = ()) -> np.ndarray | None:
+        """Tokens that min_tokens and the grammar leave after `path`: uint32 [vocab / 32], for a sampler with a grammar.
+        None: the grammar cannot be followed there."""
+        assert self.grammar is not None, "a mask without a grammar"
+        mask = self.grammar.mask(path)
+        if mask is None or self.output_tokens + len(path) >= self.params.min_tokens:
+            return mask
+        rest: np.ndarray = mask & ~self._stop_bits
+        return rest if rest.any() else mask
+
+    def count_masked(self, tokens: Sequence[int], *, known: int) -> int:
+        """Count the tokens, drawn one after the other, that masks would not change. The first `known` had their masks.
+
+        A token drawn without its mask is the masked one if the mask has it: the best of all is the best of a part that
+        contains it. Filters see more tokens without the mask, so that behind them only a mask of one token is sure."""
+        count = min(known, len(tokens))
+        while count < len(tokens):
+            mask = self.mask(tokens[:count])
+            if mask is None or not has_token(mask, tokens[count]) or (self.filters and only_token(mask) is None):
+                break
+            count += 1
+        return count
+
+    @cached_property
+    def _stop_bits(self) -> np.ndarray:
+        return pack(self.stops, self._vocab_size)
 
     def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
         """Mask stop tokens before min_tokens, and tokens that the grammar forbids. Where the grammar leaves only stops,

@@ -142,8 +142,12 @@ def _edit(
             tl.store(raw + row * raw_stride + token, value, mask=inside)
         length = tl.load(lengths + lane)
         at = tl.load(positions + row if PLACED else lengths + lane) + offset
-        masked = ((wanted & _MASKS) != 0) & (at == length)
-        early = ((wanted & _WAITS) != 0) & (at < tl.load(stops_from + lane)) & (not masked)
+        masking = (wanted & _MASKS) != 0
+        ahead = at - length  # of the row of the mask, if there is one
+        if masking:
+            ahead -= tl.load(masks + (lane + 1) * masks_stride - 1)
+        free = (not masking) | (ahead > 0)
+        early = ((wanted & _WAITS) != 0) & (at < tl.load(stops_from + lane)) & free
         penalised = (wanted & _PENALISES) != 0
         if penalised | early:
             mark = tl.load(marks + lane * table_stride + token, mask=inside, other=0)
@@ -158,9 +162,12 @@ def _edit(
                     value, mark, tl.load(repetition + lane), tl.load(presence + lane), tl.load(frequency + lane)
                 )
             value = tl.where(early & (mark < 0), _LOWEST, value)
-        if masked:
+        if masking & (ahead == 0):
             word = tl.load(masks + lane * masks_stride + token // 32, mask=inside, other=0)
             value = tl.where(((word >> (token % 32)) & 1) != 0, value, _LOWEST)
+        if masking & (ahead < 0):
+            sure = tl.load(lane_tokens + lane * tokens_stride + tl.minimum(at, width - 1))
+            value = tl.where(token == sure, value, _LOWEST)
         if (wanted & _BIASES) != 0:
             value = value + tl.load(bias + lane * table_stride + token, mask=inside, other=0.0)
         tl.store(logits + row * stride + token, value, mask=inside)

@@ -71,5 +71,7 @@ def _offer(
         fits = (tl.sum(different.to(tl.int32), axis=0) == 0) & (known >= 0) & (known <= offered)
         count = tl.maximum(tl.minimum(tl.minimum(most, offered - known), width - length), 0)
         count = tl.where(fits, count, 0)
-        tl.store(place, token, mask=(index >= known) & (index < known + count) & (lane != dummy))
+        # Beyond the draft, too: a row that can only draw a sure token looks there for it.
+        inside = (index >= known) & (index < offered) & (start + index < width)
+        tl.store(place, token, mask=fits & inside & (lane != dummy))
         tl.store(counts + seat, 1 + count)

@@ -31,8 +31,8 @@ class Bucket:
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
-    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
+    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
     rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
     judged: int = 0  # padded number of seats with such rules
 

@@ -12,7 +12,7 @@ the host's changes until the next launch.
 
     marks    [lanes + 1, vocab]   tokens of the sequence, and its stop tokens: see kernels/edit_reference.py
     bias     [lanes + 1, vocab]   logit_bias and allowed_tokens
-    masks    [lanes + 1, words]   tokens that a grammar allows next, one bit each
+    masks    [lanes + 1, words]   tokens that a grammar allows next, one bit each; then the number of sure tokens before
 
 exist only once a sequence edits logits. The host writes them by whole rows.
 """
@@ -69,7 +69,7 @@ class DeviceState:
             count = len(self.lengths)
             self.marks = torch.zeros((count, vocab_size), dtype=torch.int32, device=self.device)
             self.bias = torch.zeros((count, vocab_size), device=self.device)
-            self.masks = torch.zeros((count, -(-vocab_size // 32)), dtype=torch.int32, device=self.device)
+            self.masks = torch.zeros((count, -(-vocab_size // 32) + 1), dtype=torch.int32, device=self.device)
 
 
 class Changes:
@@ -133,10 +133,11 @@ class Changes:
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
 
-    def set_mask(self, lane: int, bits: np.ndarray) -> None:
-        """Set the tokens that the lane may draw next: uint32 [words], token t is bit t % 32 of word t // 32."""
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
+        t // 32."""
         self._state.make_tables(self._vocab_size)
-        self._set_row("masks", lane, bits.view(np.int32))
+        self._set_row("masks", lane, np.append(bits.view(np.int32), np.int32(sure)))
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""

@@ -8,9 +8,9 @@ returns the outcome.
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-Three things always hold. Steps take effect in the order of their launches, `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's part of the
-page table, or to the scratch page.
+Three things always hold. Steps take effect in the order of their launches; `write`, `set_pages` and `set_mask` before
+the launches that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's
+part of the page table, or to the scratch page.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Seat:
     lane: int
     max_draft: int  # drafted tokens, at most; 0: plain
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
-    masked: bool = False  # the token after the last committed one must be in the lane's mask
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
     rule: Rule = Rule.COUPLED  # judges the draft; at temperature 0 lossless rules are the coupled one
     threshold: float = 0.0  # of rules that take one
@@ -116,11 +115,12 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
-    def set_mask(self, lane: int, bits: np.ndarray) -> None:
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
         """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
 
         It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
-        It decides alone whether that token may be a stop token, whatever `min_tokens` says."""
+        It decides alone whether that token may be a stop token, whatever `min_tokens` says. The first `sure` tokens of
+        the seat's offer are drawn whatever their logits are, and the mask is for the token behind them."""
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.

@@ -117,14 +117,15 @@ def test_rows_of_a_draft_pass(device: torch.device) -> None:
         assert torch.equal(mine[:, 80:], wide[:, 80:])
 
 
-def test_a_mask_holds_for_the_next_token_alone(device: torch.device) -> None:
+@pytest.mark.parametrize("sure", [0, 2])
+def test_a_mask_holds_for_one_token_behind_sure_ones(sure: int, device: torch.device) -> None:
     """And decides about stop tokens, too."""
     vocab = 97
     state, _, _ = started(device, vocab)
     changes, random = Changes(state, vocab_size=vocab), np.random.default_rng(5)
     bits = random.integers(0, 2**32, (2, 4), dtype=np.uint32)
     for lane, mask in zip((5, 7), bits, strict=True):
-        changes.set_mask(lane, mask)
+        changes.set_mask(lane, mask, sure=sure)
         state.edits[lane] |= Edits.MASKS
     changes.apply(Upload(device))
     lanes, positions = chain_rows(state, device)
@@ -135,7 +136,9 @@ def test_a_mask_holds_for_the_next_token_alone(device: torch.device) -> None:
     assert torch.equal(mine, other)
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
     for lane, mask in zip((5, 7), allowed, strict=True):
-        first = lane * (1 + DRAFT)
+        root, first = lane * (1 + DRAFT), lane * (1 + DRAFT) + sure
+        for row in range(root, first):
+            assert mine[row].isfinite().nonzero().tolist() == [[int(state.tokens[lane, positions[row] + 1])]]
         assert (mine[first].cpu().isfinite().numpy() == mask).all()
         assert int(mine[first + 1].isfinite().sum()) >= vocab - 4
 

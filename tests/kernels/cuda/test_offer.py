@@ -52,7 +52,9 @@ def test_one_seat(most: int, start: int, tokens: Sequence[int], draft: Sequence[
     offers = torch.zeros((1, HEADER + 5), dtype=torch.int32, device=device)
     offers[0, : HEADER + len(tokens)] = torch.tensor([most, start, len(tokens), *tokens], device=device)
     assert check(state, torch.zeros(1, dtype=torch.int32, device=device), offers) == [1 + len(draft)]
-    assert state.tokens[0].tolist() == [*TEXT, *draft, *[0] * (14 - len(draft))]
+    written = tokens[len(TEXT) - start :] if draft else ()  # more than the draft, where it is limited
+    assert state.tokens[0].tolist() == [*TEXT, *written, *[0] * (14 - len(written))]
+    assert tuple(written[: len(draft)]) == draft
     assert int(state.lengths[0]) == len(TEXT)
 
 
