@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
 from paceline.engine.host_drafters import HostDrafters
@@ -190,11 +191,7 @@ class DeviceStepper:
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):
             return True
-        rule = sequence.request.speculation.rule
-        # The coupled rule leaves the distribution unchanged, too, and is the only one that can do without masks.
-        masked = sequence.sampler.grammar is not None
-        coupled = rule is Rule.COUPLED or (rule.lossless and (sequence.sampler.greedy or masked))
-        return coupled and (drafter in self._rounds.drafters or (guard is not None and not guard.taps))
+        return drafter in self._rounds.drafters or (guard is not None and not guard.taps)
 
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
@@ -212,7 +209,7 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [Seat(work.sequence.lane, work.max_draft, offers.get(work.sequence.key)) for work in seats],
+            [_seat(work, offers.get(work.sequence.key)) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -309,6 +306,17 @@ class DeviceStepper:
         drafted = sum(len(work.draft) for work in works if work.drafter == drafter)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
+
+
+def _seat(work: Work, offer: Offer | None) -> Seat:
+    speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
+    rule = in_use(speculation.rule)
+    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
+    # rule is exact; it leaves the distribution unchanged, too.
+    if (sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs):
+        rule = Rule.COUPLED
+    threshold = speculation.threshold or rule.threshold or 0.0
+    return Seat(work.sequence.lane, work.max_draft, offer, rule=rule, threshold=threshold)
 
 
 def _decodes(work: Work) -> bool:

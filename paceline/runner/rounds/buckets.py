@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from paceline.rules import BUILT_IN, Rule
+
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
 OFFERS = (4, 8, 16)  # longest drafts of the host that have graphs; shorter ones run in these
@@ -31,17 +33,25 @@ class Bucket:
     filters: bool  # True: a lane asks for top-k, top-p or min-p
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
     edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+    rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
+    judged: int = 0  # padded number of seats with such rules
 
     @property
     def longest(self) -> int:
         """Tokens of the longest draft of a seat."""
         return max(self.draft, self.offers)
 
+    @property
+    def eager(self) -> bool:
+        """True: a rule of another package judges drafts on the host, so that the round cannot be captured."""
+        return any(rule not in BUILT_IN for rule in self.rules)
+
     def serves(self, wanted: Bucket) -> bool:
         """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
         sampling = self.filters >= wanted.filters and self.edits >= wanted.edits
+        judging = self.rules == wanted.rules and self.judged >= wanted.judged
         same = self.drafter == wanted.drafter and sampling and self.draft >= wanted.draft
-        same = same and (self.offers >= wanted.offers > 0 or self.offers == wanted.offers)
+        same = same and judging and (self.offers >= wanted.offers > 0 or self.offers == wanted.offers)
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
         return same and large and cheap
@@ -80,6 +90,11 @@ def seat_count(count: int) -> int:
     """Round a number of sequences up to that of a bucket: all numbers up to 8, then four per power of two."""
     step = max(1, (1 << (count - 1).bit_length()) // 8) if count > 8 else 1
     return -(-count // step) * step
+
+
+def judged_count(count: int) -> int:
+    """Round a number of seats with rules of their own up to a power of two."""
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 def draft_rows(wanted: int, *, most: int) -> int:

@@ -27,6 +27,7 @@ from paceline.runner.rounds.buckets import (
     context_bound,
     draft_length,
     draft_rows,
+    judged_count,
     offer_length,
     seat_count,
 )
@@ -34,6 +35,7 @@ from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
+from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
@@ -76,6 +78,7 @@ class CudaRounds:
         self.readers: Collection[str] = readers.keys()
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
+        self.judge: Judge | None = None
         self._target = target
         self._graphs = graphs
         self._max_context = max_context
@@ -161,15 +164,18 @@ class CudaRounds:
         wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
         wanted += self._expected(OFFERED, sum(by_host))
         edits = any(seat.lane in self._edited for seat in seats)
+        own = judged(seats)
         bucket = Bucket(
             seats=count,
             rows=count + draft_rows(wanted, most=count * max(draft, offers)),
             draft=draft,
             drafter=drafter if draft else None,
             context=self._context(context),
-            filters=edits or any(seat.lane in self._filtered for seat in seats),
-            offers=offers,
+            filters=edits or bool(own) or any(seat.lane in self._filtered for seat in seats),
             edits=edits,
+            offers=offers,
+            rules=tuple(sorted({seats[index].rule for index in own})),
+            judged=judged_count(len(own)),
         )
         return self._choice.choose(bucket, self._captured)
 
@@ -191,8 +197,16 @@ class CudaRounds:
         if len(self._captured) >= MAX_GRAPHS:
             self._drop_oldest()
         by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
-        made = CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance, max_draft=self.max_draft)
-        if self._graphs:
+        made = CudaRound(
+            bucket,
+            self._state,
+            self._target,
+            by,
+            self.synthetic_acceptance,
+            max_draft=self.max_draft,
+            judge=self.judge,
+        )
+        if self._graphs and not bucket.eager:
             made.capture(self._pool)
         return made
 
