@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
-OFFERS = (4, 8, 16)  # longest drafts of the host that have graphs; shorter ones run in these
+OFFERS = (4, 16)  # longest drafts of the host that have graphs; shorter ones run in these
 CHEAP_ROWS = 64  # rows up to which one more is nearly free: the time of a product is that of reading its matrix
 PATIENCE = 32  # steps that run in a larger captured shape before the wanted shape is captured
 
@@ -82,9 +82,11 @@ def seat_count(count: int) -> int:
     return -(-count // step) * step
 
 
-def draft_rows(wanted: int, *, most: int) -> int:
-    """Round a number of drafted tokens up in steps that keep the buckets few, to `most` at most."""
-    step = max(4, (1 << max(wanted - 1, 0).bit_length()) // 4)
+def draft_rows(wanted: int, *, most: int, offers: bool = False) -> int:
+    """Round a number of drafted tokens up in steps that keep the buckets few, to `most` at most; to a power of two if
+    the host offers some, because then the number changes with every step."""
+    power = 1 << max(wanted - 1, 0).bit_length()
+    step = max(4, power if offers else power // 4)
     return min(-(-wanted // step) * step, most)
 
 

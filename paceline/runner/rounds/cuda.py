@@ -163,7 +163,7 @@ class CudaRounds:
         edits = any(seat.lane in self._edited for seat in seats)
         bucket = Bucket(
             seats=count,
-            rows=count + draft_rows(wanted, most=count * max(draft, offers)),
+            rows=count + draft_rows(wanted, most=count * max(draft, offers), offers=offers > 0),
             draft=draft,
             drafter=drafter if draft else None,
             context=self._context(context),

@@ -85,8 +85,9 @@ def test_seats_rows_and_drafts() -> None:
 
 
 def test_offers_have_few_buckets() -> None:
-    assert [offer_length(length, most=20) for length in (0, 1, 4, 5, 9, 16, 17, 20)] == [0, 4, 4, 8, 16, 16, 20, 20]
+    assert [offer_length(length, most=20) for length in (0, 1, 4, 5, 9, 16, 17, 20)] == [0, 4, 4, 16, 16, 16, 20, 20]
     assert offer_length(3, most=2) == 2
+    assert {draft_rows(wanted, most=200, offers=True) for wanted in range(1, 257)} == {4, 8, 16, 32, 64, 128, 200}
     offering = replace(EIGHT, offers=8)
     assert (EIGHT.longest, offering.longest, replace(offering, draft=12).longest) == (4, 8, 12)
     assert offering.serves(replace(EIGHT, offers=4))
