@@ -53,7 +53,7 @@ class Part:
     def launch(self) -> None:
         work = self.work
         work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.drafted_from >= 0
+            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
         )
 
     def land(self) -> None:
