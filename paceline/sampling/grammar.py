@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "GrammarState", "Grammars"]
 
 MAX_CACHED_GRAMMARS = 64  # compiled grammars that are kept
+MAX_CACHED_SPELLINGS = 10_000  # forced texts whose tokens are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
@@ -77,6 +78,7 @@ class Grammars:
         self._ends_are_tokens = bool(ends)
         self._end_words = len({token >> 5 for token in ends})
         self._executor: LLExecutor | None = None
+        self._spelt: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -160,7 +162,14 @@ class Grammars:
 
     def spell(self, text: bytes) -> list[int]:
         """Find token ids that spell exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens
-        that fit. llguidance allows no other spelling of forced text."""
+        that fit. llguidance allows no other spelling of forced text, and asks for the same ones again and again."""
+        if len(self._spelt) >= MAX_CACHED_SPELLINGS:
+            self._spelt.clear()
+        if text not in self._spelt:
+            self._spelt[text] = self._spell(text)
+        return self._spelt[text]
+
+    def _spell(self, text: bytes) -> list[int]:
         ids = list(self._encode(text.decode(errors="replace")))
         if max(ids, default=0) < self.vocab_size and b"".join(self._tokens[i] for i in ids) == text:
             return ids
