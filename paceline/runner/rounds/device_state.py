@@ -141,7 +141,8 @@ class Changes:
         t // 32."""
         self._state.make_tables(self._vocab_size)
         if self._masks is None:
-            self._masks = TableUpload(*self._state.masks.shape, self._state.device)
+            lanes, width = self._state.masks.shape
+            self._masks = TableUpload(lanes, width, self._state.device)
         row = self._masks.row(lane)
         row[:-1], row[-1] = bits.view(np.int32), sure
 

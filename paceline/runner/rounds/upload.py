@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 MAX_IN_FLIGHT = 4  # uploads of a table whose memory on the host is not used again yet
 
 
@@ -27,7 +26,8 @@ class TableUpload:
     def row(self, lane: int) -> np.ndarray:
         """Return the row of a lane to write to."""
         self._changed.add(lane)
-        return self._rows[lane]
+        row: np.ndarray = self._rows[lane]
+        return row
 
     def apply(self, table: Tensor) -> None:
         """Copy what has changed to the table, and the rows in between, without waiting."""
