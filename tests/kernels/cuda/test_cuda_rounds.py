@@ -374,6 +374,6 @@ def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.dev
     seats = [Seat(0, 2, rule=rules[0]), Seat(1, 1), Seat(2, 2, rule=rules[1], threshold=0.2), Seat(3, 1, rule=rules[0])]
     for _ in range(2 if ON_GPU else 1):
         _, landed = both(made, [], seats, "self")
-    (bucket,) = made[0]._captured
+    (bucket,) = {**made[0]._graphs._eager, **made[0]._graphs._recorded}
     assert (bucket.rules, bucket.judged, bucket.filters, bucket.eager) == (tuple(sorted(rules)), 4, True, False)
     assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]
