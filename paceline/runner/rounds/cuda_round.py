@@ -24,6 +24,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
@@ -60,6 +61,7 @@ class CudaRound:
         synthetic_acceptance: float,
         *,
         max_draft: int,
+        judge: Judge | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self._bucket = bucket
@@ -94,6 +96,9 @@ class CudaRound:
         self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
+        self._judge = judge
+        self._rules = self._make_rules(target.vocab_size)
+        self._floors = torch.zeros(rows, device=device) if self._rules else None
 
     @property
     def recorded(self) -> bool:
@@ -139,11 +144,15 @@ class CudaRound:
             else:
                 write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
         self._sent.copy_(self._asks[0], non_blocking=True)
+        if self._rules is not None:
+            self._rules.ask(seats)
         self._last = list(seats)
 
     def _run(self) -> None:
         bucket, state, pdl = self._bucket, self.state, self._pdl
         self._stamp(0)
+        if self._rules is not None:
+            self._rules.begin()
         self._draft()
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer:
@@ -166,6 +175,7 @@ class CudaRound:
             offset=1,
             out=targets,
             filters=bucket.filters,
+            floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )
         accept(
@@ -174,12 +184,31 @@ class CudaRound:
             targets=targets,
             out=self._out,
             row_starts=self._starts,
+            verdicts=self._verdicts(logits, rows.tokens, targets),
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._stamp(3)
+
+    def _make_rules(self, vocab: int) -> RoundRules | None:
+        bucket = self._bucket
+        if not bucket.rules:
+            return None
+        rules = RoundRules(
+            bucket.rules, bucket.judged, seats=bucket.seats, longest=bucket.longest, vocab=vocab, state=self.state
+        )
+        rules.attend(self._asked[0])
+        return rules
+
+    def _verdicts(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """Let the rules of the seats judge their drafts; None: the coupled rule judges all of them."""
+        if self._rules is None or self._judge is None or self._floors is None:
+            return None
+        return self._rules.judge(
+            self._judge, logits, self._floors, tokens=tokens, targets=targets, row_starts=self._starts
+        )
 
     def _draft(self) -> None:
         if self._drafter is not None:
@@ -208,6 +237,7 @@ class CudaRound:
     def append(self, logits: Tensor, turn: int) -> None:
         if self._bucket.edits:
             edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
+        floors = None if self._floors is None else self._floors[: len(logits)]
         draw(
             logits,
             self.state,
@@ -216,8 +246,12 @@ class CudaRound:
             out=self._drawn,
             push=True,
             filters=self._bucket.filters,
+            free=None if self._rules is None else self._rules.free,
+            floors=floors,
             pdl=self._pdl,
         )
+        if self._rules is not None and floors is not None:
+            self._rules.keep(logits, floors, turn)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         lookup(
