@@ -46,9 +46,7 @@ class EditedLanes(DeviceLanes, Protocol):
     stops_from: Tensor  # int32 [lanes + 1]; first position whose token may be a stop token
     marks: Tensor  # int32 [lanes + 1, vocab]
     bias: Tensor  # float32 [lanes + 1, vocab]
-    masks: (
-        Tensor  # int32 [lanes + 1, words]; token t is bit t % 32 of word t // 32, the last word: number of sure tokens
-    )
+    masks: Tensor  # int32 [lanes + 1, words]; token t is bit t % 32 of word t // 32; last word: number of sure tokens
 
 
 def edit(
