@@ -52,7 +52,7 @@ class Part:
     def launch(self) -> None:
         work = self.work
         work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.drafted_from >= 0
+            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
         )
 
     def land(self) -> None:
@@ -162,6 +162,7 @@ class DeviceStepper:
                 works.append(part.work)
             elif not sequence.in_flight.steps:
                 ended.append(sequence)
+        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -176,6 +177,9 @@ class DeviceStepper:
         self._masks.ask(work.sequence for work in landing.works)
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
+
+    def improve(self) -> bool:
+        return not self._launched and self._rounds.improve()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
@@ -319,4 +323,4 @@ def _seat(work: Work, offer: Offer | None) -> Seat:
 
 def _decodes(work: Work) -> bool:
     """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.samples and work.count == 1 and work.sequence.pool is None
+    return work.decodes and work.sequence.pool is None

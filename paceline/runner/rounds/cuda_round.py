@@ -7,8 +7,7 @@ replayed. Without a graph it runs the same launches one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +30,25 @@ from paceline.runner.rounds.scores import Verified
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
+class Recorder:
+    """Records launches as graphs that share one pool of memory, which is safe as long as they run one by one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+    def __call__(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        return graph
+
+
 class CudaRound:
     """The launches of one bucket, with all memory that they use between passes. Implements DraftingRound."""
 
@@ -44,6 +62,7 @@ class CudaRound:
         *,
         max_draft: int,
         judge: Judge | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._bucket = bucket
         self.state = state
@@ -52,6 +71,7 @@ class CudaRound:
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
         self._pdl = target.decoder.pdl
+        self._recorder = recorder
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
@@ -82,13 +102,18 @@ class CudaRound:
         self._rules = self._make_rules(target.vocab_size)
         self._floors = torch.zeros(rows, device=device) if self._rules else None
 
-    def capture(self, pool: Any) -> None:
-        """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
+    def run_once(self) -> None:
+        """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
         self._run()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._run()
+
+    def record(self) -> None:
+        """Record the launches, to be replayed from now on. The round has run before."""
+        assert self._recorder is not None, "rounds without graphs are not recorded"
+        self._graph = self._recorder(self._run)
 
     def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
         """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
