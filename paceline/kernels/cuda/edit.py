@@ -236,7 +236,7 @@ def _penalise(value, mark, repetition, presence, frequency):
     return value - (frequency * counts + presence * (counts > 0).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outcomes_stride"])
 def _count(
     marks,
     stride,

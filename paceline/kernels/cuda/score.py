@@ -226,7 +226,7 @@ def _finish(
                 left = tl.where(left == first, _NO_KEY, left)
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["stride", "steps", "paths_stride"])
 def _pairs(
     outcomes,
     stride,

@@ -123,7 +123,7 @@ class Scorer:
         if not tops:
             return None
         steps, device = verified.steps, self._state.device
-        rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)
+        rows, tokens = (torch.empty((len(tops), steps), dtype=torch.int32, device=device) for _ in range(2))
         self._operations.score_pairs(
             verified.outcomes,
             seats=self._upload.ints([*tops]),
