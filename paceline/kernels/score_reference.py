@@ -47,14 +47,23 @@ def score(
 
 
 def score_pairs(
-    outcomes: Tensor, *, seats: Tensor, row_starts: Tensor, rows: Tensor, tokens: Tensor, pdl: bool = False
+    outcomes: Tensor,
+    *,
+    seats: Tensor,
+    row_starts: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    paths: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """List the row and the token of each new token of some seats: `rows` and `tokens` int32 [seats, k + 1].
 
     `outcomes` is what `accept` reports for a longest draft of k, `row_starts` has the first row of each seat, and
-    `seats` int32 the indices of the wanted ones. Rows of tokens that do not exist are -1."""
+    `seats` int32 the indices of the wanted ones. Rows of tokens that do not exist are -1. For trees `paths` int32
+    [seats, k] has the accepted nodes of all seats; without them the accepted nodes are the first ones."""
     chosen = seats.long()
     step = torch.arange(rows.shape[1], device=rows.device)
     new = step <= outcomes[chosen, :1]
-    rows.copy_(torch.where(new, row_starts[chosen, None] + step, -1))
+    place = step.expand(rows.shape) if paths is None else torch.nn.functional.pad(paths[chosen] + 1, (1, 0))
+    rows.copy_(torch.where(new, row_starts[chosen, None] + place, -1))
     tokens.copy_(torch.where(new, outcomes[chosen, 2 : 2 + rows.shape[1]], 0))

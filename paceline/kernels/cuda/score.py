@@ -72,7 +72,14 @@ def score(
 
 
 def score_pairs(
-    outcomes: Tensor, *, seats: Tensor, row_starts: Tensor, rows: Tensor, tokens: Tensor, pdl: bool = False
+    outcomes: Tensor,
+    *,
+    seats: Tensor,
+    row_starts: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    paths: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """List the row and the token of each new token of some seats; see `score_reference`."""
     steps = rows.shape[1]
@@ -84,6 +91,9 @@ def score_pairs(
         rows,
         tokens,
         steps,
+        seats if paths is None else paths,
+        0 if paths is None else paths.stride(0),
+        TREES=paths is not None,
         STEPS=triton.next_power_of_2(steps),
         PDL=pdl,
         launch_pdl=pdl,
@@ -216,7 +226,7 @@ def _finish(
                 left = tl.where(left == first, _NO_KEY, left)
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["stride", "steps", "paths_stride"])
 def _pairs(
     outcomes,
     stride,
@@ -225,6 +235,9 @@ def _pairs(
     rows,
     tokens,
     steps,
+    paths,
+    paths_stride,
+    TREES: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -236,7 +249,11 @@ def _pairs(
     step = tl.arange(0, STEPS)
     new = step <= tl.load(outcomes + seat * stride)
     token = tl.load(outcomes + seat * stride + 2 + step, mask=new, other=0)
-    row = tl.where(new, tl.load(row_starts + seat) + step, -1)
+    behind = step
+    if TREES:
+        node = tl.load(paths + seat * paths_stride + step - 1, mask=(step > 0) & new, other=-1)
+        behind = node + 1
+    row = tl.where(new, tl.load(row_starts + seat) + behind, -1)
     tl.store(rows + place * steps + step, row, mask=step < steps)
     tl.store(tokens + place * steps + step, token, mask=step < steps)
 

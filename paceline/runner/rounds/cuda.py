@@ -29,6 +29,7 @@ from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores
@@ -129,6 +130,7 @@ class CudaRounds:
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows)
+            compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()

@@ -69,7 +69,12 @@ class DeviceState:
             count = len(self.lengths)
             self.marks = torch.zeros((count, vocab_size), dtype=torch.int32, device=self.device)
             self.bias = torch.zeros((count, vocab_size), device=self.device)
-            self.masks = torch.zeros((count, -(-vocab_size // 32) + 1), dtype=torch.int32, device=self.device)
+            self.masks = torch.zeros((count, mask_words(vocab_size)), dtype=torch.int32, device=self.device)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return the width of a lane's mask: a bit for each token, and a word for the number of sure tokens."""
+    return -(-vocab_size // 32) + 1
 
 
 class Changes:

@@ -38,7 +38,15 @@ class ScoreOperations(Protocol):
     ) -> None: ...
 
     def score_pairs(
-        self, outcomes: Tensor, *, seats: Tensor, row_starts: Tensor, rows: Tensor, tokens: Tensor, pdl: bool = ...
+        self,
+        outcomes: Tensor,
+        *,
+        seats: Tensor,
+        row_starts: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        paths: Tensor | None = ...,
+        pdl: bool = ...,
     ) -> None: ...
 
 
@@ -51,6 +59,12 @@ class Verified:
     row_starts: Tensor  # int32 [seats, or one more] first row of each seat
     lanes: Tensor  # int32 [rows] lane of each row
     raw: Tensor | None = None  # float32 [rows, vocab] the raw logits of rows whose lane edits them; None: no lane does
+    paths: Tensor | None = None  # int32 [seats, k] accepted nodes of trees; None: drafts are chains
+
+    @property
+    def steps(self) -> int:
+        """Most new tokens of a seat."""
+        return self.outcomes.shape[1] // 2 - 1 if self.paths is None else 1 + self.paths.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +122,15 @@ class Scorer:
         tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
         if not tops:
             return None
-        steps, device = verified.outcomes.shape[1] // 2 - 1, self._state.device
-        rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)
+        steps, device = verified.steps, self._state.device
+        rows, tokens = (torch.empty((len(tops), steps), dtype=torch.int32, device=device) for _ in range(2))
         self._operations.score_pairs(
             verified.outcomes,
             seats=self._upload.ints([*tops]),
             row_starts=verified.row_starts,
             rows=rows,
             tokens=tokens,
+            paths=verified.paths,
             pdl=self._pdl,
         )
         edited = (

@@ -21,6 +21,7 @@ from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.rounds import cuda_chunks
 from paceline.runner.rounds.cuda import OFFERED, CudaRounds, Ticket, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
+from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.portable import PortableRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Offer, Rounds, Seat, Times
 from paceline.sampling.sampler import Sampler
@@ -374,6 +375,15 @@ def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.dev
     seats = [Seat(0, 2, rule=rules[0]), Seat(1, 1), Seat(2, 2, rule=rules[1], threshold=0.2), Seat(3, 1, rule=rules[0])]
     for _ in range(2 if ON_GPU else 1):
         _, landed = both(made, [], seats, "self")
-    (bucket,) = {**made[0]._graphs._eager, **made[0]._graphs._recorded}
+    (bucket,) = (*made[0]._graphs._eager, *made[0]._graphs._recorded)
     assert (bucket.rules, bucket.judged, bucket.filters, bucket.eager) == (tuple(sorted(rules)), 4, True, False)
     assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]
+
+
+def test_kernels_of_parameters_need_no_tables(device: torch.device) -> None:
+    """They are compiled at the start, when nobody may ever ask for them."""
+    rounds, _ = pair(device)
+    before = rounds._state.memory.clone()
+    compile_parameters(rounds._state, vocab=PLAIN.vocab_size, pdl=ON_GPU)
+    assert rounds._state.marks.shape[1] == 0
+    assert torch.equal(rounds._state.memory, before)

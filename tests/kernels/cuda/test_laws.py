@@ -10,7 +10,7 @@ import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.types import Request
-from tests.laws import under_law
+from tests.laws import test_random_parameters, under_law
 from tests.rig import DEVICE_RIGS, RIGS, SELF, DeviceRig, build
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import ON_GPU, Model
@@ -90,3 +90,17 @@ def test_same_text_under_pressure(options: Mapping[str, int], law: str) -> None:
 def test_steps_on_the_host_give_the_same_text(law: str) -> None:
     """Without a device's steps: passes one by one, sampling on the host."""
     assert tokens_of(run(build("cuda"), plain(requests(law)))) == tokens_of(plain_answers(law))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes too long for it")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_parameters_in_one_batch(seed: int) -> None:
+    """Tokens and log-probabilities of 32 sequences are those of a plain run, bit by bit."""
+    asked = test_random_parameters.requests(seed)
+    options = {"max_sequences": 32, "max_draft_batch": 32, "max_step_tokens": 200, "num_pages": 400}
+    told = run(build("cuda", on_device={}, **options), plain(asked))
+    spoken = run(build("cuda", on_device={name: DRAFTERS[name] for name in ("noisy", "ngram")}, **options), asked)
+    assert tokens_of(spoken) == tokens_of(told)
+    for key, each in spoken.items():
+        assert each.logprobs == told[key].logprobs
+        assert each.prompt_logprobs == told[key].prompt_logprobs

@@ -98,3 +98,15 @@ def test_new_tokens_of_seats(device: torch.device) -> None:
         pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, pdl=ON_GPU)
         results.append((rows.tolist(), tokens.tolist()))
     assert results[0] == results[1] == ([[4, -1, -1, -1], [0, 1, 2, -1]], [[21, 0, 0, 0], [11, 12, 13, 0]])
+
+
+def test_new_tokens_of_trees(device: torch.device) -> None:
+    """Rows follow the accepted nodes."""
+    outcomes = ints([2, 3, 11, 12, 13, 0, 11, 15, 12, 40, 0, 0, 21, 0, 0, 0, 0, 0, 0, 30], device).view(2, 10)
+    starts, seats, paths = ints([0, 4, 5], device), ints([1, 0], device), ints([0, 2, 0, 0, 0, 0], device).view(2, 3)
+    results = []
+    for pairs in (score.score_pairs, score_reference.score_pairs):
+        rows, tokens = (torch.full((2, 4), -7, dtype=torch.int32, device=device) for _ in range(2))
+        pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, paths=paths, pdl=ON_GPU)
+        results.append((rows.tolist(), tokens.tolist()))
+    assert results[0] == results[1] == ([[4, -1, -1, -1], [0, 1, 3, -1]], [[21, 0, 0, 0], [11, 12, 13, 0]])
