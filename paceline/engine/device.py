@@ -1,10 +1,10 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it. Such a sequence has no sampling parameter that
-needs the host between two tokens. With a drafter it also has the coupled rule, or any lossless rule at temperature 0,
-where all of them agree. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of
-the device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
-step in flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
+A step runs on the device if the device can run every sequence of it. A sequence with a drafter needs the coupled rule
+for that, or any lossless rule at temperature 0, where all of them agree; and its drafter must not read hidden states on
+the host. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of the device
+drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the step in
+flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
 
