@@ -292,7 +292,7 @@ class GrammarState:
         path: Path = ()
         while len(path) < limit:
             mask = self._look(path)
-            if mask is None or not self.goes_on(mask):
+            if mask is None or (path and not self.goes_on(mask)):  # without a path it goes on, or it had ended
                 break
             only = only_token(mask)
             more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
@@ -348,6 +348,8 @@ class GrammarState:
 
     def _walk(self, path: Path) -> bool:
         """Move the matcher to the end of `path`. False: the path does not fit, and it stopped where it last did."""
+        if path == self._path:
+            return True
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
