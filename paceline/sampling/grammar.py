@@ -27,6 +27,7 @@ from torch import Tensor
 
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.sampling.grammar_source import source
+from paceline.sampling.words import has_token, only_token, pack
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -386,26 +387,6 @@ def look_together(asked: Iterable[tuple[GrammarState, Path]]) -> None:
                 state._seconds = seconds
                 if not state._matcher.is_error():
                     state._masks[path] = mask
-
-
-def pack(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
-    """Make the mask of some tokens: uint32 [vocab / 32]."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
-    bits[np.fromiter(tokens, dtype=np.int64)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def has_token(mask: np.ndarray, token: int) -> bool:
-    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
-
-
-def only_token(mask: np.ndarray) -> int | None:
-    """Return the token of a mask with exactly one; None: it has none or several."""
-    if np.count_nonzero(mask) != 1:
-        return None
-    place = int(np.flatnonzero(mask)[0])
-    word = int(mask[place])
-    return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

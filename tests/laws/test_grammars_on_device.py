@@ -19,7 +19,8 @@ import pytest
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine.overlap import Overlap
 from paceline.errors import InvalidRequest
-from paceline.sampling.grammar import Grammars, pack
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.words import pack
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import (
     CALLS,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.sampling import grammar as grammar_module
-from paceline.sampling.grammar import Grammar, GrammarState, has_token, look_together, only_token, pack
+from paceline.sampling.grammar import Grammar, GrammarState, look_together
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import has_token, only_token, pack
 from paceline.types import Finish, SamplingParams
 from tests.sampling.test_grammar import EOS, SIZE, grammars, ids
 from tests.text.vocabularies import PERSON
