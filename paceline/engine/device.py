@@ -96,6 +96,7 @@ class DeviceStepper:
         self._launched: deque[Launched] = deque()
         self._masks = Masks(rounds)
         self._overlap = Overlap()
+        self._places = 0  # decoding sequences with grammars that the next plan may still take
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
 
@@ -107,7 +108,9 @@ class DeviceStepper:
         if not all(map(self._can_run, running)):
             return 0
         waiting = sum(sequence.sampler.grammar is not None for sequence in running)
-        return DEPTH if self._overlap.pays(waiting / max(len(running), 1)) else 0
+        overlaps = self._overlap.pays(waiting, len(running))
+        self._places = (waiting + 1) // 2 if overlaps else waiting
+        return DEPTH if overlaps else 0
 
     def start(self, sequence: Sequence) -> None:
         self._host.start(sequence)
@@ -127,10 +130,13 @@ class DeviceStepper:
         return self._host.knows(sequence, page)
 
     def ready(self, sequence: Sequence) -> bool:
-        """True unless a grammar must see a token in flight first, or its mask is not there yet."""
+        """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
+        sequences with grammars."""
         if sequence.sampler.grammar is None:
             return True
-        return not sequence.in_flight.least and self._masks.has(sequence)
+        ready = not sequence.in_flight.least and self._masks.has(sequence) and self._places > 0
+        self._places -= ready and sequence.todo == 1
+        return ready
 
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
@@ -138,7 +144,7 @@ class DeviceStepper:
                 self._masks.wait()
         elif all(self._can_run(work.sequence) for work in plan.works):
             self._launch(plan.works)
-            self._overlap.launched(self._clock())
+            self._overlap.launched(self._clock(), len(plan.works))
         else:
             assert not self._launched, "a step on the host is launched while the device still runs one"
             self._host.launch(plan)

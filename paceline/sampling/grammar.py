@@ -27,6 +27,7 @@ from torch import Tensor
 
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.sampling.grammar_source import source
+from paceline.sampling.words import has_token, only_token, pack
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class GrammarState:
         path: Path = ()
         while len(path) < limit:
             mask = self._look(path)
-            if mask is None or not self.goes_on(mask):
+            if mask is None or (path and not self.goes_on(mask)):  # without a path it goes on, or it had ended
                 break
             only = only_token(mask)
             more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
@@ -348,6 +349,8 @@ class GrammarState:
 
     def _walk(self, path: Path) -> bool:
         """Move the matcher to the end of `path`. False: the path does not fit, and it stopped where it last did."""
+        if path == self._path:
+            return True
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
@@ -384,26 +387,6 @@ def look_together(asked: Iterable[tuple[GrammarState, Path]]) -> None:
                 state._seconds = seconds
                 if not state._matcher.is_error():
                     state._masks[path] = mask
-
-
-def pack(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
-    """Make the mask of some tokens: uint32 [vocab / 32]."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
-    bits[np.fromiter(tokens, dtype=np.int64)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def has_token(mask: np.ndarray, token: int) -> bool:
-    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
-
-
-def only_token(mask: np.ndarray) -> int | None:
-    """Return the token of a mask with exactly one; None: it has none or several."""
-    if np.count_nonzero(mask) != 1:
-        return None
-    place = int(np.flatnonzero(mask)[0])
-    word = int(mask[place])
-    return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

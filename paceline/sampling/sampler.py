@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.filters import filter_floor
-from paceline.sampling.grammar import GrammarState, has_token, only_token, pack
+from paceline.sampling.grammar import GrammarState
+from paceline.sampling.words import has_token, only_token, pack
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]

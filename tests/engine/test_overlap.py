@@ -11,36 +11,46 @@ def after(step: float, host: float) -> Overlap:
     overlap = Overlap()
     for i in range(40):
         overlap.landed(10.0 * i, step)
-        overlap.launched(10.0 * i + host)
+        overlap.launched(10.0 * i + host, 10)
     return overlap
 
 
 def test_without_waiting_sequences_it_always_pays() -> None:
-    assert Overlap().pays(0)
-    assert after(1.0, 1e-9).pays(0)
+    assert Overlap().pays(0, 10)
+    assert Overlap().pays(0, 0)
+    assert after(1.0, 1e-9).pays(0, 10)
 
 
 def test_half_of_the_sequences_until_times_are_known() -> None:
-    assert Overlap().pays(0.5)
-    assert not Overlap().pays(0.51)
+    assert Overlap().pays(5, 10)
+    assert not Overlap().pays(6, 10)
 
 
-@pytest.mark.parametrize(("step", "host", "most"), [(4.0, 0.5, 2 / 9), (0.8, 0.5, 10 / 13), (1.0, 2.0, 1.0)])
-def test_it_pays_while_less_is_lost_than_the_host_s_time(step: float, host: float, most: float) -> None:
+@pytest.mark.parametrize(("step", "host", "most"), [(4.0, 0.5, 2), (0.8, 0.5, 7), (1.0, 2.0, 10)])
+def test_it_pays_while_less_is_lost_than_the_host_s_time(step: float, host: float, most: int) -> None:
     overlap = after(step, host)
-    assert overlap.pays(most - 0.01)
-    assert overlap.pays(most + 0.01) is (most == 1.0)
+    assert [overlap.pays(waiting, 10) for waiting in range(11)] == [waiting <= most for waiting in range(11)]
+
+
+def test_the_host_s_time_belongs_to_sequences() -> None:
+    """Else the choice itself, which halves the steps, would change what it is made by."""
+    overlap = after(1.0, 1.5)
+    assert overlap.pays(10, 10)
+    for i in range(40):
+        overlap.landed(10.0 * i, 1.0)
+        overlap.launched(10.0 * i + 0.75, 5)
+    assert overlap.pays(10, 10)
 
 
 def test_idle_time_is_not_the_host_s() -> None:
     overlap = after(4.0, 0.5)
     overlap.landed(1000.0, 4.0)
     overlap.idle()
-    overlap.launched(9000.0)
-    assert not overlap.pays(0.25)
+    overlap.launched(9000.0, 10)
+    assert not overlap.pays(3, 10)
 
 
 def test_a_step_of_unknown_time_changes_nothing() -> None:
     overlap = after(4.0, 0.5)
     overlap.landed(1000.0, 0.0)
-    assert not overlap.pays(0.25)
+    assert not overlap.pays(3, 10)

@@ -19,7 +19,8 @@ import pytest
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine.overlap import Overlap
 from paceline.errors import InvalidRequest
-from paceline.sampling.grammar import Grammars, pack
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.words import pack
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import (
     CALLS,
@@ -117,7 +118,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("inline")
 def test_only_the_sequence_with_a_grammar_waits_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes part in every second step, the others in every one."""
-    monkeypatch.setattr(Overlap, "pays", lambda self, waiting: waiting < 0.5)
+    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: 2 * waiting < sequences)
     rig = device()
     going = Run(rig)
     going.submit(plain(asked((SamplingParams(temperature=0, ignore_eos=True),) * 5)))
@@ -131,8 +132,19 @@ def test_only_the_sequence_with_a_grammar_waits_for_its_token(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("inline")
+def test_with_overlap_half_of_the_grammars_take_part_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: True)
+    rig = device()
+    bound, free = SamplingParams(temperature=0, grammar=LONG), SamplingParams(temperature=0, ignore_eos=True)
+    told = run(rig, plain(asked((bound, bound, bound, bound, bound, free))))
+    assert {each.finish for each in told.values()} == {Finish.LENGTH}
+    sizes = [len(seats) for seats in rig.rounds.seats[10:60]]
+    assert {*sizes} <= {3, 4}  # two or three of five, and the other one
+
+
+@pytest.mark.usefixtures("inline")
 def test_without_overlap_all_take_part_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overlap, "pays", lambda self, waiting: waiting < 0.5)
+    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: 2 * waiting < sequences)
     rig = device()
     bound, free = SamplingParams(temperature=0, grammar=LONG), SamplingParams(temperature=0, ignore_eos=True)
     told = run(rig, plain(asked((bound, bound, bound, bound, free, free))))

@@ -1,0 +1,27 @@
+"""Sets of tokens as words of 32 tokens each, uint32 [vocab / 32], the lowest bit first: masks of a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def pack(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
+    """Make the mask of some tokens: uint32 [vocab / 32]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[np.fromiter(tokens, dtype=np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def has_token(mask: np.ndarray, token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def only_token(mask: np.ndarray) -> int | None:
+    """Return the token of a mask with exactly one; None: it has none or several."""
+    if np.count_nonzero(mask) != 1:
+        return None
+    place = int(np.flatnonzero(mask)[0])
+    word = int(mask[place])
+    return None if word & (word - 1) else 32 * place + word.bit_length() - 1
