@@ -97,13 +97,13 @@ class Products:
             return to
 
         wanted = run(self.by_tiles, start.clone())
-        ways = self._candidates(x, matrix, out, residual)
+        ways = self._candidates(x, out)
         same = [way for way in ways if torch.equal(run(way, start.clone()), wanted)]
         return min(same, key=lambda way: _seconds(partial(run, way, start), x.device)) if same else self.by_tiles
 
-    def _candidates(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool) -> list[Way]:
-        whole = matrix.parts == 1 and out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0
-        blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x) and (block.adds or not residual)]
+    def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
+        whole = out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0
+        blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
         return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
 
     def by_library(
@@ -129,13 +129,14 @@ class Products:
         residual: Tensor | None = None,
         activation: int = 0,
     ) -> None:
-        """Compute a product of one part with blocks of `many`."""
+        """Compute a product with blocks of `many`."""
         multiply(
             x,
             matrix.q,
             matrix.bias,
             residual,
             out,
+            parts=matrix.parts,
             block=block,
             activation=activation,
             descriptors=self._descriptors,

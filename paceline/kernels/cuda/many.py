@@ -1,8 +1,8 @@
 """Products of many rows: programs that stay on their multiprocessor and take one block [rows, outputs] after another.
 
 Blocks are loaded by tensor descriptors (TMA), and taken in an order in which neighbours share rows or outputs, so that
-the second-level cache serves most loads. A gate is applied before the block is stored. The bits are those of `linear`
-with one part. `finish` ends a product that the library has computed.
+the second-level cache serves most loads. A gate is applied before the block is stored. Parts are added in registers, so
+that they take no memory. The bits are those of `linear`. `finish` ends a product that the library has computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.cuda.tiles import PROCESSORS
+from paceline.kernels.cuda.tiles import PROCESSORS, UNIT
 
 GROUP = 16  # blocks of rows that are taken together
 FINISHED = 2048  # sums per program of `finish`
@@ -30,15 +30,13 @@ class Block:
     inputs: int  # inputs of a step along K
     stages: int  # stages of the pipeline of loads
     warps: int
-    adds: bool = True  # whether its shared memory has room for a residual
 
 
 # Each is the fastest for some matrix and number of rows (H200, docs/experiments.md, "Own blocks beyond 64 rows").
 BLOCKS = (
-    Block(rows=64, outputs=64, inputs=128, stages=5, warps=4),
     Block(rows=64, outputs=256, inputs=64, stages=4, warps=4),
     Block(rows=128, outputs=128, inputs=64, stages=5, warps=4),
-    Block(rows=128, outputs=256, inputs=64, stages=3, warps=8, adds=False),
+    Block(rows=128, outputs=256, inputs=64, stages=3, warps=8),
 )
 
 
@@ -62,6 +60,7 @@ def multiply(
     residual: Tensor | None,
     out: Tensor,
     *,
+    parts: int,
     block: Block,
     activation: int,
     descriptors: Descriptors,
@@ -79,6 +78,8 @@ def multiply(
         rows,
         outputs,
         x.shape[1],
+        triton.cdiv(x.shape[1], parts * UNIT) * UNIT,
+        PARTS=parts,
         BLOCK_R=block.rows,
         BLOCK_N=block.outputs,
         BLOCK_K=block.inputs,
@@ -143,6 +144,8 @@ def _many(
     rows,
     outputs,
     inputs,
+    share,  # inputs of a part
+    PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -157,15 +160,23 @@ def _many(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     high, wide = tl.cdiv(rows, BLOCK_R), tl.cdiv(outputs, BLOCK_N)
-    for block in tl.range(tl.program_id(0), high * wide, tl.num_programs(0), flatten=True):
+    FLAT: tl.constexpr = PARTS == 1 and not RESIDUAL  # loads of the next block begin early, and take more memory
+    for block in tl.range(tl.program_id(0), high * wide, tl.num_programs(0), flatten=FLAT):
         first = block // (GROUP * wide) * GROUP
         taken = tl.minimum(high - first, GROUP)
         inside = block % (GROUP * wide)
         r0 = (first + inside % taken) * BLOCK_R
         n0 = inside // taken * BLOCK_N
         acc = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-        for k0 in tl.range(0, inputs, BLOCK_K, num_stages=STAGES):
-            acc = tl.dot(x.load([r0, k0]), w.load([n0, k0]).T, acc, input_precision="ieee")
+        if PARTS == 1:
+            for k0 in tl.range(0, inputs, BLOCK_K, num_stages=STAGES):
+                acc = tl.dot(x.load([r0, k0]), w.load([n0, k0]).T, acc, input_precision="ieee")
+        else:
+            for part in tl.range(PARTS):
+                one = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+                for k0 in tl.range(part * share, tl.minimum(part * share + share, inputs), BLOCK_K, num_stages=STAGES):
+                    one = tl.dot(x.load([r0, k0]), w.load([n0, k0]).T, one, input_precision="ieee")
+                acc += one
         n = n0 + tl.arange(0, BLOCK_N)
         if BIAS:
             acc += tl.load(bias + n, mask=n < outputs, other=0.0)[None, :]

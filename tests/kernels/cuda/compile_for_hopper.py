@@ -1,8 +1,8 @@
 """Compile kernels for Hopper, without a GPU, and print the bytes of shared memory that each needs, as JSON.
 
 test_compile.py runs it in a process of its own, in which Triton's interpreter is off. Matrices of each format are
-compiled gated, which is the larger kernel, and blocks of many rows plain; with the word `all` both are compiled both
-ways.
+compiled gated, which is the larger kernel, and blocks of many rows in two parts; with the word `all` all kernels are
+compiled.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
     return int(compiled.metadata.shared)
 
 
-def blocks(block: Block, *, gated: bool) -> int:
-    """Compile a product of many rows."""
+def blocks(block: Block, *, parts: int, gated: bool = False) -> int:
+    """Compile a product of many rows; one with a residual has parts."""
     constants: dict[str, Any] = {
+        "PARTS": parts,
         "BLOCK_R": block.rows,
         "BLOCK_N": block.outputs,
         "BLOCK_K": block.inputs,
         "GROUP": GROUP,
         "ACTIVATION": SILU if gated else 0,
-        "RESIDUAL": block.adds and not gated,
+        "RESIDUAL": parts > 1,
         "BIAS": False,
         "STAGES": block.stages,
         "PDL": True,
@@ -77,7 +78,7 @@ def blocks(block: Block, *, gated: bool) -> int:
         "residual": "*bf16",
         "bias": "*fp32",
     }
-    whole = [i for i, name in enumerate(_many.arg_names) if name in ("residual", "bias", "outputs", "inputs")]
+    whole = [i for i, name in enumerate(_many.arg_names) if name in ("residual", "bias", "outputs", "inputs", "share")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
     source = ASTSource(fn=_many, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": block.warps, "launch_pdl": True})
@@ -126,7 +127,8 @@ if __name__ == "__main__":
             found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 4096, gated=gated, even=False)
     found["float, 1 row"] = shared(FLOAT, 1, 4096, gated=False, even=True)
     for block in BLOCKS:
-        found[f"{block}"] = blocks(block, gated=False)
+        found[f"{block}, two parts"] = blocks(block, parts=2)
         if "all" in sys.argv:
-            found[f"{block}, gated"] = blocks(block, gated=True)
+            found[f"{block}"] = blocks(block, parts=1)
+            found[f"{block}, gated"] = blocks(block, parts=1, gated=True)
     print(json.dumps(found))
