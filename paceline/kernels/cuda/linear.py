@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
@@ -81,11 +82,14 @@ class Products:
         if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
-        if key not in self._ways:
-            capturing = torch.cuda.is_current_stream_capturing()
-            assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
-            self._ways[key] = self._fastest(x, matrix, out, residual, activation)
-        return self._ways[key]
+        if key in self._ways:
+            return self._ways[key]
+        capturing = torch.cuda.is_current_stream_capturing()
+        assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
+        fastest = self._fastest(x, matrix, out, residual, activation)
+        if not only_compiling():
+            self._ways[key] = fastest
+        return fastest
 
     def _fastest(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
         """Try all ways on random numbers; the library's algorithm, and its bits, depend on the number of rows."""
@@ -96,10 +100,11 @@ class Products:
             way(source, matrix, to, residual=to if residual else None, activation=activation)
             return to
 
-        wanted = run(self.by_tiles, start.clone())
-        ways = self._candidates(x, out)
-        same = [way for way in ways if torch.equal(run(way, start.clone()), wanted)]
-        return min(same, key=lambda way: _seconds(partial(run, way, start), x.device)) if same else self.by_tiles
+        wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out)
+        same = [way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling()]
+        if only_compiling() or not same:
+            return same[0] if same else self.by_tiles
+        return min(same, key=lambda way: _seconds(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
         whole = out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0

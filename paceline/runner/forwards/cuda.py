@@ -150,7 +150,7 @@ class CudaDecoder:
 
     def fill(self, rows: DeviceBatch, kv: CudaKV) -> None:
         """Compute keys and values of the rows, without logits."""
-        self._hidden(rows, kv)
+        self.hidden(rows, kv)
 
     def logits(
         self,
@@ -164,16 +164,19 @@ class CudaDecoder:
         """Compute logits float32 [outs, vocab], in memory that the next pass with as many outs reuses.
 
         Without `logit_rows` the outs are the last of each `every` rows. States at the `taps` are appended to `kept`."""
-        hidden = self._hidden(rows, kv, taps=taps, kept=kept)
-        hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
+        hidden = self.hidden(rows, kv, taps=taps, kept=kept)
+        return self.project(hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows])
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Compute logits float32 [rows, vocab] of hidden states, in memory that the next call with as many reuses."""
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
         return out
 
-    def _hidden(
+    def hidden(
         self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None
     ) -> Tensor:
-        """Compute the hidden states [rows, hidden] after the final norm."""
+        """Compute the hidden states [rows, hidden] after the final norm, in memory that the next pass reuses."""
         config, count = self.config, len(rows.tokens)
         x = self._buffer("x", count, config.hidden_size)
         y = self._buffer("y", count, config.hidden_size)

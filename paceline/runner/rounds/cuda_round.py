@@ -15,13 +15,17 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.lookup import lookup
+from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.offer_reference import HEADER
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.scores import Verified
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -36,6 +40,8 @@ class CudaRound:
         target: CudaForward,
         drafter: DeviceDrafter | None,
         synthetic_acceptance: float,
+        *,
+        max_draft: int,
     ) -> None:
         self._bucket = bucket
         self.state = state
@@ -47,7 +53,12 @@ class CudaRound:
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
-        self._asked = torch.zeros((2, seats), dtype=torch.int32, device=device)  # lanes, rows wanted
+        # What the host sends for a step: [2, seats] lanes and rows wanted, then its offers, a row for each seat.
+        # An offer has room for what a step in flight may commit (max_draft + 1 tokens), and for the draft after it.
+        width = HEADER + max_draft + 1 + bucket.offers if bucket.offers else 0
+        self._sent = torch.zeros(seats * (2 + width), dtype=torch.int32, device=device)
+        self._asked = self._sent[: 2 * seats].view(2, seats)
+        self._offers = self._sent[2 * seats :].view(seats, width)
         self._asked[0] = state.dummy
         self._asked[1] = 1 + bucket.draft
         self._counts, self._drawn, self._limits = (
@@ -57,13 +68,14 @@ class CudaRound:
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._out = torch.zeros((seats, 2 + 2 * (bucket.draft + 1)), dtype=torch.int32, device=device)
-        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
+        self._out = torch.zeros((seats, 2 + 2 * (bucket.longest + 1)), dtype=torch.int32, device=device)
+        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
         pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
     def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
@@ -92,12 +104,18 @@ class CudaRound:
 
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
-        asked = self._asks[0]
-        lanes, wanted = asked.numpy()
+        sent, count = self._asks[0].numpy(), self._bucket.seats
+        lanes, wanted = sent[:count], sent[count : 2 * count]
         lanes[:], wanted[:] = self.state.dummy, 1
+        offers = sent[2 * count :].reshape(self._offers.shape)
+        offers[:, :HEADER] = 0
         for i, seat in enumerate(seats):
-            lanes[i], wanted[i] = seat.lane, 1 + min(seat.max_draft, self._bucket.draft)
-        self._asked.copy_(asked, non_blocking=True)
+            lanes[i] = seat.lane
+            if seat.offer is None:
+                wanted[i] = 1 + min(seat.max_draft, self._bucket.draft)
+            else:
+                write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
+        self._sent.copy_(self._asks[0], non_blocking=True)
         self._last = list(seats)
 
     def _run(self) -> None:
@@ -107,10 +125,16 @@ class CudaRound:
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer:
             self._counts.copy_(self._asked[1])
-        rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
+        if bucket.offers:
+            offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
+        rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.longest)
         logits = self._target.decoder.logits(rows, self._target.kv)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
+        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
+        self.verified = Verified(logits, self._out, self._starts, owners, raw)
+        if bucket.edits:
+            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, raw=raw, pdl=pdl)
         draw(
             logits,
             state,
@@ -130,6 +154,8 @@ class CudaRound:
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
+        if bucket.edits:
+            count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._stamp(3)
 
     def _draft(self) -> None:
@@ -157,6 +183,8 @@ class CudaRound:
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
     def append(self, logits: Tensor, turn: int) -> None:
+        if self._bucket.edits:
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
         draw(
             logits,
             self.state,

@@ -6,17 +6,33 @@ import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, read_landed
+from paceline.runner.rounds.protocol import (
+    NOTHING,
+    Chunk,
+    DeviceDrafter,
+    Landed,
+    Seat,
+    Ticket,
+    Times,
+    read_landed,
+    write_offer,
+)
+from paceline.runner.rounds.scores import Report, Scorer, Verified
+from paceline.runner.rounds.upload import Upload, download
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import Sampler
+from paceline.types import Logprob
 
 
 class PortableRounds:
@@ -45,24 +61,30 @@ class PortableRounds:
             lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
+        self._upload = Upload(self._state.device)
+        self._scorer = Scorer(self._state, self._upload, score_reference)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
+        self._scorer.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
-        self._apply_changes()
+        self._changes.apply(self._upload)
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
         read = self._read(chunks)
         clock.append(time.perf_counter())
         drafted = self._draft(seats, drafter)
         clock.append(time.perf_counter())
-        targets = self._verify(seats, drafted)
+        logits, targets = self._verify(seats, drafted)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, targets)
+        landed = self._accept(seats, drafted, logits, targets)
         clock.append(time.perf_counter())
         parts = [after - before for before, after in itertools.pairwise(clock)]
         return read, landed, Times(clock[-1] - clock[0], *parts[1:])
@@ -74,25 +96,43 @@ class PortableRounds:
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
 
-    def _apply_changes(self) -> None:
-        if self._changes:
-            places, values = (torch.from_numpy(each).to(self._state.device) for each in self._changes.take())
-            self._state.memory[places] = values
-
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
-        """Run the target over prompt chunks, and draw the first token after each prompt that ends here."""
+        """Run the target over prompt chunks, draw the first token after each prompt that ends here, score prompts."""
         reading = [chunk for chunk in chunks if chunk.target]
         if not reading:
             return [None] * len(chunks)
-        ends = itertools.accumulate(chunk.count for chunk in reading)
-        outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
-        logits = self._run(self._forward, self._chunk_rows(reading, outs)).logits
-        lanes = self._ints([chunk.lane for chunk in reading if chunk.draws])
-        targets = self._ints([0] * len(lanes))
-        if len(lanes):
-            ops.draw(logits, self._state, lanes=lanes, out=targets)
-        landed = iter(self._settle(lanes, targets, roots=self._ints(range(len(lanes))), longest=0))
-        return [next(landed) if chunk.draws else None for chunk in chunks]
+        begins = [0, *itertools.accumulate(chunk.count for chunk in reading)]
+        outs = [_outs(chunk, begin) for chunk, begin in zip(reading, begins, strict=False)]
+        output = self._run(self._forward, self._chunk_rows(reading, [*itertools.chain(*outs)]))
+        parts = torch.split(output.logits, [len(each) for each in outs])
+        drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
+        drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing])
+        landed: list[Landed | None] = []
+        for chunk, begin, logits in zip(reading, begins, parts, strict=False):
+            own = drawn.pop(0) if chunk.draws else None
+            if chunk.scored or chunk.states:
+                states = None if output.states is None else output.states[begin : begin + chunk.count]
+                own = replace(
+                    own or NOTHING,
+                    prompt_scores=self._score_prompt(chunk, logits),
+                    states=download(states[-chunk.states :]) if chunk.states and states is not None else None,
+                )
+            landed.append(own)
+        left = iter(landed)
+        return [next(left) if chunk.target else None for chunk in chunks]
+
+    def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor]) -> list[Landed]:
+        """Draw the first token of each lane from its logits [vocab]."""
+        if not lanes:
+            return []
+        seats, rows, targets = self._ints(lanes), torch.stack([*logits]), self._ints([0] * len(lanes))
+        self._draw(rows, lanes=seats, out=targets)
+        return self._settle(seats, rows, targets, roots=self._ints(range(len(lanes))), longest=0)
+
+    def _score_prompt(self, chunk: Chunk, logits: Tensor) -> tuple[Logprob, ...]:
+        tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
+        report = Report(self._scorer.score_rows(logits[: chunk.scored], tokens, chunk.top).cpu())
+        return report.read(0, tokens.tolist(), chunk.top)
 
     def _read_along(self, chunks: Sequence[Chunk], drafter: str | None) -> None:
         """Run the drafter's own model over the chunks that it reads."""
@@ -102,39 +142,60 @@ class PortableRounds:
 
     def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
-        limits = [seat.max_draft for seat in seats]
-        if drafter is None or not any(limits):
-            return [0] * len(seats)
-        by, round = self._drafters[drafter], _PortableRound(self, seats)
-        by.draft(round)
-        return [int(count) for count in round.found] if by.finds_fewer else limits
+        limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
+        if drafter is not None and any(limits):
+            by, round = self._drafters[drafter], _PortableRound(self, seats, limits)
+            by.draft(round)
+            drafted = round.found.tolist() if by.finds_fewer else limits
+        return self._take_offers(seats, drafted)
 
-    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> Tensor:
-        """Draw the target's tokens [rows] after the last committed and every drafted token of each seat."""
+    def _take_offers(self, seats: Sequence[Seat], drafted: list[int]) -> list[int]:
+        """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""
+        if all(seat.offer is None for seat in seats):
+            return drafted
+        table = np.zeros((len(seats), HEADER + 2 * self.max_draft + 1), dtype=np.int32)
+        for row, seat in zip(table, seats, strict=True):
+            if seat.offer is not None:
+                write_offer(row, seat.offer, most=seat.max_draft)
+        counts, lanes = self._ints([1 + count for count in drafted]), self._ints([seat.lane for seat in seats])
+        offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
+        return [count - 1 for count in counts.tolist()]
+
+    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return raw logits [rows, vocab] after the last committed and every drafted token of each seat, and the
+        target's tokens [rows] drawn there."""
         if not seats:
-            return self._ints([])
+            return torch.empty((0, self._forward.vocab_size)), self._ints([])
         lanes = self._ints([seat.lane for seat in seats])
         batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
         targets = torch.empty_like(owners)
         logits = self._run(self._forward, batch).logits
-        ops.draw(logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
-        return targets
+        self._draw(logits, lanes=owners, positions=batch.positions, offset=1, out=targets)
+        return logits, targets
 
-    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor) -> list[Landed]:
+    def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> None:
+        """Draw a token from a copy of logits with the edits of each row's lane; see `round_reference.draw`."""
+        if self._state.marks.shape[1]:
+            logits = logits.clone()
+            edit_reference.edit(logits, self._state, lanes=lanes, positions=options.get("positions"), offset=offset)
+        ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
+
+    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], logits: Tensor, targets: Tensor) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
         lanes = self._ints([seat.lane for seat in seats])
-        return self._settle(lanes, targets, row_starts=row_starts, longest=max(drafted, default=0))
+        return self._settle(lanes, logits, targets, row_starts=row_starts, longest=max(drafted, default=0))
 
     def _settle(
         self,
         seats: Tensor,
+        logits: Tensor,
         targets: Tensor,
         *,
         longest: int,
         row_starts: Tensor | None = None,
         roots: Tensor | None = None,
     ) -> list[Landed]:
-        """Accept, advance the lengths, and return the outcomes."""
+        """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]."""
         if not len(seats):
             return []
         out = torch.zeros((len(seats), 2 + 2 * (longest + 1)), dtype=torch.int32, device=self._state.device)
@@ -147,7 +208,15 @@ class PortableRounds:
             roots=roots,
             synthetic_acceptance=self.synthetic_acceptance,
         )
-        return [read_landed(row) for row in out.tolist()]
+        if self._state.marks.shape[1]:
+            edit_reference.count(self._state, seats=seats, outcomes=out)
+        landed = [read_landed(row) for row in out.tolist()]
+        starts = roots if row_starts is None else row_starts
+        assert starts is not None
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats))
+        if scores is not None:
+            scores.attach(landed)
+        return landed
 
     def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
         """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
@@ -183,6 +252,7 @@ class PortableRounds:
             bases=bases,
             page_table=self._page_table(seats, bases),
             logit_rows=self._ints(outs),
+            states=any(chunk.states for chunk in chunks),
         )
 
     def _page_table(self, seats: Tensor, bases: Tensor) -> Tensor:
@@ -200,10 +270,10 @@ class PortableRounds:
 class _PortableRound:
     """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
 
-    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat]) -> None:
+    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int]) -> None:
         self.state = rounds._state
         self._rounds = rounds
-        self._limits = [seat.max_draft for seat in seats]
+        self._limits = limits
         self.longest = max(self._limits)
         self.lanes = rounds._ints([seat.lane for seat in seats])
         self.found = rounds._ints([0] * len(seats))
@@ -223,7 +293,7 @@ class _PortableRound:
     def append(self, logits: Tensor, turn: int) -> None:
         wanting = self._wanting(turn)
         lanes = self.lanes[wanting]
-        ops.draw(logits[wanting], self.state, lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
+        self._rounds._draw(logits[wanting], lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         ops.lookup(
@@ -238,3 +308,8 @@ class _PortableRound:
     def _wanting(self, turn: int) -> list[int]:
         """Seats that may have more than `turn` drafted tokens."""
         return [seat for seat, limit in enumerate(self._limits) if limit > turn]
+
+
+def _outs(chunk: Chunk, begin: int) -> list[int]:
+    """List the rows of a chunk from row `begin` on whose logits are wanted: the scored ones, and one to draw from."""
+    return [*range(begin, begin + chunk.scored), *([begin + chunk.count - 1] if chunk.draws else [])]
