@@ -6,7 +6,8 @@
     GROUPED  q uint8 [n, k],                  w = q · scale[n, k / 32] + minimum[n, k / 32]
     NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[n, k / 32] + minimum[n, k / 32]
 
-NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. `parts`
+NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. A gated
+matrix has the outputs of gate and up in turns (gate 0, up 0, gate 1, …), so that a tile of outputs has both. `parts`
 is the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
 """
 
@@ -46,17 +47,20 @@ def pack(
     weights: Sequence[Tensor | Quantised | Float8],
     *,
     parts: int,
+    gated: bool = False,
     biases: Sequence[Tensor] = (),
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> CudaMatrix:
-    """Pack the rows of all `weights` into one matrix; weights of different formats become `dtype`."""
+    """Pack the rows of all `weights` into one matrix, one after another, or in turns for the gate and up of a `gated`
+    one. Weights of different formats become `dtype`."""
+    join = _in_turns if gated else torch.cat
     if len({type(weight) for weight in weights}) > 1:
         weights = [weight if isinstance(weight, Tensor) else dequantise(weight) for weight in weights]
-    bias = torch.cat([bias.float().to(device) for bias in biases]) if biases else None
+    bias = join([bias.float().to(device) for bias in biases]) if biases else None
     inputs = values_of(weights[0]).shape[1]
     outputs = sum(len(values_of(weight)) for weight in weights)
-    q, scale, minimum, format = _join(weights, dtype=dtype, device=device)
+    q, scale, minimum, format = _join(weights, join, dtype=dtype, device=device)
     return CudaMatrix(
         q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, minimum=minimum, bias=bias
     )
@@ -77,30 +81,38 @@ def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
     )
 
 
+Join = Callable[[list[Tensor]], Tensor]
 Joined = tuple[Tensor, Tensor | None, Tensor | None, int]  # q, scale, minimum, format
 
 
-def _join(weights: Sequence[Tensor | Quantised | Float8], *, dtype: torch.dtype, device: torch.device | str) -> Joined:
+def _in_turns(pair: list[Tensor]) -> Tensor:
+    """Join gate and up, or their scales or biases, in turns."""
+    return torch.stack(pair, dim=1).flatten(0, 1)
+
+
+def _join(
+    weights: Sequence[Tensor | Quantised | Float8], join: Join, *, dtype: torch.dtype, device: torch.device | str
+) -> Joined:
     floats = [weight for weight in weights if isinstance(weight, Tensor)]
     if floats:
-        return torch.cat([weight.to(device=device, dtype=dtype) for weight in floats]), None, None, FLOAT
+        return join([weight.to(device=device, dtype=dtype) for weight in floats]), None, None, FLOAT
     eights = [weight for weight in weights if isinstance(weight, Float8)]
     if eights:
-        q = torch.cat([weight.q.to(device).view(torch.uint8) for weight in eights])
-        return q, torch.cat([weight.scale.to(device).flatten() for weight in eights]), None, FLOAT8
-    return _join_quantised([weight for weight in weights if isinstance(weight, Quantised)], device)
+        q = join([weight.q.to(device).view(torch.uint8) for weight in eights])
+        return q, join([weight.scale.to(device).flatten() for weight in eights]), None, FLOAT8
+    return _join_quantised([weight for weight in weights if isinstance(weight, Quantised)], join, device)
 
 
-def _join_quantised(weights: Sequence[Quantised], device: torch.device | str) -> Joined:
-    q = torch.cat([weight.q.to(device) for weight in weights])
+def _join_quantised(weights: Sequence[Quantised], join: Join, device: torch.device | str) -> Joined:
+    q = join([weight.q.to(device) for weight in weights])
     if not any(weight.grouped for weight in weights) and all(weight.symmetric for weight in weights):
-        scale = torch.cat([weight.scale.to(device).flatten() for weight in weights])
+        scale = join([weight.scale.to(device).flatten() for weight in weights])
         return (q.to(torch.int16) - 128).to(torch.int8), scale, None, CHANNEL
     groups = q.shape[1] // GROUP
     # Scales of groups are representable in fp16; the one scale of a channel need not be.
     dtype = torch.float16 if all(weight.grouped for weight in weights) else torch.float32
-    scale = torch.cat([weight.scale.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
-    minimum = torch.cat([weight.minimum.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
+    scale = join([weight.scale.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
+    minimum = join([weight.minimum.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
     if all(weight.bits == 4 for weight in weights) and q.shape[1] % (2 * GROUP) == 0:
         halves = q.view(len(q), -1, 2, GROUP)
         return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, minimum, NIBBLES

@@ -1,4 +1,4 @@
-"""Products of a few rows with a large matrix, near the speed at which the matrix can be read from memory.
+"""Products of rows with a large matrix; of a few rows near the speed at which the matrix can be read from memory.
 
 Every element of a product is the sum, in order, of `parts` sums over consecutive ranges of K; the tensor cores
 accumulate each in float32 in steps of 16. On Hopper this fixes the bits: they are equal for every tile shape, for both
@@ -8,32 +8,35 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
 The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
-second factor. Beyond 64 rows cuBLAS, "the library", is faster (docs/experiments.md, "The library's products beyond 64
-rows"). It is used if it gives the same bits, which is checked with random numbers for each matrix shape and number of
-rows.
+second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
+of a shape and number of rows tries all of them on random numbers, and keeps the fastest of those that give the same
+bits as the tiles here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
-from paceline.kernels.cuda.tiles import FEW_ROWS, OUTPUTS, UNIT, Tiles
+from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
+from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
+UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
+TRIES = 3  # timed runs of a way
+SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
+Way = Callable[..., None]
 
 
 def _power_below(count: int) -> int:
@@ -49,77 +52,101 @@ class Products:
         size = max((matrix.parts * matrix.outputs for matrix in matrices if matrix.parts > 1), default=1)
         self.partial = torch.empty(FEW_ROWS * size, dtype=torch.float32, device=device)
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
-        self._descriptors: dict[tuple[int, ...], Any] = {}
-        self._agrees: dict[tuple[object, ...], bool] = {}  # by shape: whether the library gives the same bits
+        self._ways: dict[tuple[object, ...], Way] = {}  # by operation, shape and rows
+        self._descriptors = Descriptors()
         self._scratch: dict[int, Tensor] = {}
 
     def __call__(
         self,
         x: Tensor,  # [rows, inputs]
         matrix: CudaMatrix,
-        out: Tensor,  # [rows, outputs]
+        out: Tensor,  # [rows, outputs], or [rows, outputs / 2] with an activation
         *,
         residual: Tensor | None = None,  # [rows, outputs]; may be `out` itself
         activation: int = 0,
-        tiles: Tiles | None = None,
     ) -> None:
-        """Compute out = x · matrix. With an `activation` the matrix is gate above up; out is activation(gate) · up."""
-        dtype = self._library_dtype(matrix, x, out, residual=residual, activation=activation)
-        if tiles is None and len(x) > FEW_ROWS and self._library_agrees(x, matrix, dtype):
-            self._by_library(x, matrix, out, dtype, residual=residual, activation=activation)
-        else:
-            self._by_tiles(x, matrix, out, residual=residual, activation=activation, tiles=tiles)
+        """Compute out = x · matrix. With an `activation` the matrix is gated, and out is activation(gate) · up."""
+        way = self._way(x, matrix, out, residual is not None, activation)
+        way(x, matrix, out, residual=residual, activation=activation)
 
-    def sums(self, x: Tensor, matrix: CudaMatrix) -> Tensor | None:
-        """Compute the parts of a product, float32 [parts, rows, outputs], by the library, for `finish_norm` or
-        `finish`; None: the library is not used."""
-        if len(x) <= FEW_ROWS or not self._library_agrees(x, matrix, torch.float32):
+    def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor) -> Tensor | None:
+        """Compute the parts of a product, float32 [parts, rows, outputs], by the library, for `finish_norm`; None: the
+        library is not the way to add this product to a residual `like`, or has nothing to finish."""
+        if matrix.parts == 1 and matrix.bias is None:
+            return None
+        if self._way(x, matrix, like, True, 0) != self.by_library:
             return None
         return self._library_sums(x, matrix, torch.float32)
 
-    @staticmethod
-    def _library_dtype(
-        matrix: CudaMatrix, x: Tensor, out: Tensor, *, residual: Tensor | None, activation: int
-    ) -> torch.dtype:
-        """Choose the library's result type: float32 for sums to be finished, x's for a gate, else that of `out`."""
-        if matrix.parts > 1 or matrix.bias is not None or residual is not None:
-            return torch.float32
-        return x.dtype if activation else out.dtype
+    def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
+        if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
+            return self.by_tiles
+        key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
+        if key in self._ways:
+            return self._ways[key]
+        capturing = torch.cuda.is_current_stream_capturing()
+        assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
+        fastest = self._fastest(x, matrix, out, residual, activation)
+        if not only_compiling():
+            self._ways[key] = fastest
+        return fastest
 
-    def _library_agrees(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> bool:
-        """Whether the library gives the same bits; its algorithm depends on the number of rows and the result type."""
-        if matrix.format != FLOAT or not matrix.q.is_cuda:
-            return False
-        key = (len(x), matrix.outputs, matrix.inputs, matrix.parts, dtype)
-        if key not in self._agrees:
-            if torch.cuda.is_current_stream_capturing():
-                return False
-            generator = torch.Generator(x.device).manual_seed(len(x))
-            random = torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype)
-            bare = replace(matrix, bias=None)
-            mine, other = (torch.empty((len(x), matrix.outputs), dtype=dtype, device=x.device) for _ in range(2))
-            self._by_tiles(random, bare, mine)
-            self._by_library(random, bare, other, dtype)
-            if only_compiling():
-                return True
-            self._agrees[key] = torch.equal(mine, other)
-        return self._agrees[key]
+    def _fastest(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
+        """Try all ways on random numbers; the library's algorithm, and its bits, depend on the number of rows."""
+        generator = torch.Generator(x.device).manual_seed(len(x))
+        source, start = (torch.empty_like(like).normal_(generator=generator) for like in (x, out))
 
-    def _by_library(
+        def run(way: Way, to: Tensor) -> Tensor:
+            way(source, matrix, to, residual=to if residual else None, activation=activation)
+            return to
+
+        wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out)
+        same = [way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling()]
+        if only_compiling() or not same:
+            return same[0] if same else self.by_tiles
+        return min(same, key=lambda way: _seconds(partial(run, way, start), x.device))
+
+    def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
+        whole = out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0
+        blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
+        return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
+
+    def by_library(
+        self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
+    ) -> None:
+        """Compute a product with cuBLAS; parts, a bias or a gate take a launch of their own."""
+        bare = matrix.parts == 1 and matrix.bias is None
+        if activation or not bare:
+            sums = self._library_sums(x, matrix, x.dtype if bare else torch.float32)
+            finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+        elif residual is not None:
+            torch.addmm(residual, x, matrix.q.T, out=out)
+        else:
+            torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+
+    def by_blocks(
         self,
         x: Tensor,
         matrix: CudaMatrix,
         out: Tensor,
-        dtype: torch.dtype,
         *,
+        block: Block,
         residual: Tensor | None = None,
         activation: int = 0,
     ) -> None:
-        if matrix.parts == 1 and matrix.bias is None and residual is None and not activation:
-            torch.mm(x, matrix.q.T, out_dtype=dtype, out=out)
-        else:
-            sums = self._library_sums(x, matrix, dtype)
-            finish(sums, matrix.bias, residual, out, activation=activation, pdl=self.pdl)
+        """Compute a product with blocks of `many`."""
+        multiply(
+            x,
+            matrix.q,
+            matrix.bias,
+            residual,
+            out,
+            parts=matrix.parts,
+            block=block,
+            activation=activation,
+            descriptors=self._descriptors,
+            pdl=self.pdl,
+        )
 
     def _library_sums(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs
@@ -142,7 +169,7 @@ class Products:
             self._scratch[size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
         return self._scratch[size][:bytes].view(dtype).view(shape)
 
-    def _by_tiles(
+    def by_tiles(
         self,
         x: Tensor,
         matrix: CudaMatrix,
@@ -152,25 +179,20 @@ class Products:
         activation: int = 0,
         tiles: Tiles | None = None,
     ) -> None:
+        """Compute a product with own tiles; other `tiles` than the best give the same bits."""
         rows, inputs = x.shape
-        gated = activation != 0
-        outputs = matrix.outputs // 2 if gated else matrix.outputs
         tiles = tiles or Tiles.of(
             rows,
-            gated=gated,
-            programs=triton.cdiv(outputs, OUTPUTS) * matrix.parts,
+            outputs=matrix.outputs,
+            parts=matrix.parts,
+            gated=activation != 0,
             format=matrix.format,
             size=x.element_size(),
         )
         spread = matrix.parts > 1 and rows <= FEW_ROWS  # True: each part has programs of its own
-        grid = (triton.cdiv(outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows), matrix.parts if spread else 1)
-        weight, source = matrix.q, x
-        if tiles.descriptors:
-            weight = self._descriptor(matrix.q, tiles.outputs, tiles.inputs)
-            source = self._descriptor(x, tiles.rows, tiles.inputs)
-        _linear[grid](
-            source,
-            weight,
+        programs = triton.cdiv(matrix.outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows)
+        _linear[(programs, matrix.parts if spread else 1)](
+            x,
             matrix.q,
             out,
             out if residual is None else residual,
@@ -180,7 +202,7 @@ class Products:
             self.partial,
             self.counters,
             rows,
-            outputs,
+            matrix.outputs,
             inputs,
             triton.cdiv(inputs, matrix.parts * UNIT) * UNIT,
             x.stride(0),
@@ -189,12 +211,11 @@ class Products:
             BLOCK_K=tiles.inputs,
             PARTS=matrix.parts,
             SPREAD=spread,
-            EVEN=inputs % UNIT == 0 and outputs % tiles.outputs == 0,
+            EVEN=inputs % UNIT == 0 and matrix.outputs % tiles.outputs == 0,
             ACTIVATION=activation,
             RESIDUAL=residual is not None,
             BIAS=matrix.bias is not None,
             FORMAT=matrix.format,
-            DESCRIPTORS=tiles.descriptors,
             STAGES=tiles.stages,
             AHEAD=_power_below(min(AHEAD, inputs // matrix.parts)) if self.pdl and rows <= FEW_ROWS else 0,
             PDL=self.pdl,
@@ -202,41 +223,21 @@ class Products:
             **({"launch_pdl": True} if self.pdl else {}),
         )
 
-    def _descriptor(self, tensor: Tensor, rows: int, columns: int) -> Any:
-        key = (tensor.data_ptr(), len(tensor), tensor.shape[1], rows, columns)
-        if key not in self._descriptors:
-            self._descriptors[key] = TensorDescriptor.from_tensor(tensor, [rows, columns])
-        return self._descriptors[key]
 
-
-def finish(
-    sums: Tensor,  # [parts, rows, outputs]
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    *,
-    activation: int = 0,
-    pdl: bool = False,
-) -> None:
-    """Finish a product: add its parts in order and the bias, then add the residual or apply the gate."""
-    parts, rows, width = sums.shape
-    outputs = width // 2 if activation else width
-    _finish[(rows, triton.cdiv(outputs, 1024))](
-        sums,
-        out if bias is None else bias,
-        out if residual is None else residual,
-        out,
-        rows * width,
-        outputs,
-        PARTS=parts,
-        BLOCK=1024,
-        BIAS=bias is not None,
-        RESIDUAL=residual is not None,
-        ACTIVATION=activation,
-        PDL=pdl,
-        num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
-    )
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Measure the best time of a run on the device, with cold caches."""
+    swept = torch.empty(SWEPT, dtype=torch.uint8, device=device)
+    found = []
+    for _ in range(TRIES):
+        for _ in range(4):  # long enough for the host to launch what follows
+            swept.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        found.append(float(start.elapsed_time(end)) / 1e3)
+    return min(found)
 
 
 @triton.jit
@@ -272,55 +273,6 @@ def _scaled(q, scale, minimum, known, dtype: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
-    """Compute activation(gate) · up; gate and up are first rounded to the activations' type."""
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    if ACTIVATION == 1:
-        return gate * tl.sigmoid(gate) * up
-    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-    return gate * tl.sigmoid(2 * inner) * up  # (1 + tanh(a)) / 2 is sigmoid(2a)
-
-
-@triton.jit
-def _finish(
-    sums,
-    bias,
-    residual,
-    out,
-    size,  # elements of a part: rows × outputs
-    outputs,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    known = n < outputs
-    width = 2 * outputs if ACTIVATION > 0 else outputs
-    at = row * width + n
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(PARTS):
-        total += tl.load(sums + part * size + at, mask=known, other=0.0).to(tl.float32)
-    if BIAS:
-        total += tl.load(bias + n, mask=known, other=0.0)
-    if ACTIVATION > 0:
-        up = tl.load(sums + at + outputs, mask=known, other=0.0).to(tl.float32)
-        if BIAS:
-            up += tl.load(bias + outputs + n, mask=known, other=0.0)
-        total = _gated(total, up, out.dtype.element_ty, ACTIVATION)
-    at = row * outputs + n
-    if RESIDUAL:
-        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=known)
-
-
-@triton.jit
 def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
     """Prefetch AHEAD inputs of these rows of the weights [rows, inputs], 2 bytes each, into the second-level cache."""
     lines = tl.arange(0, AHEAD // 64)
@@ -332,9 +284,8 @@ def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear(
-    x,  # [rows, inputs], or its descriptor
-    w,  # [outputs, inputs], or its descriptor
-    w_memory,
+    x,  # [rows, inputs]
+    w,  # [outputs, inputs]
     out,
     residual,
     bias,
@@ -357,7 +308,6 @@ def _linear(
     RESIDUAL: tl.constexpr,
     BIAS: tl.constexpr,
     FORMAT: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
@@ -372,18 +322,14 @@ def _linear(
     known_n = n < outputs
     known_r = r < rows
     if AHEAD >= 64 and FORMAT == 0:
-        _fetch(w_memory, n, tl.program_id(1) * share, inputs, known_n, AHEAD)
-        if ACTIVATION > 0:
-            _fetch(w_memory, n + outputs, tl.program_id(1) * share, inputs, known_n, AHEAD)
+        _fetch(w, n, tl.program_id(1) * share, inputs, known_n, AHEAD)
     if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
-    total_up = total
     for turn in range(1 if SPREAD else PARTS):
         first = (tl.program_id(1) if SPREAD else turn) * share
         last = tl.minimum(first + share, inputs)
         acc = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
-        acc_up = acc
         for k0 in tl.range(first, last, BLOCK_K, num_stages=STAGES):
             if FORMAT == 3:  # NIBBLES
                 j = k0 // 2 + tl.arange(0, BLOCK_K // 2)
@@ -393,52 +339,24 @@ def _linear(
                     xt = tl.load(
                         x + r[None, :] * x_stride + k[:, None], mask=known_r[None, :] & (k < inputs)[:, None], other=0.0
                     )
-                    acc = tl.dot(
-                        _nibbles(w, scale, minimum, n, j, inputs, known, high, 32, xt.dtype),
-                        xt,
-                        acc,
-                        input_precision="ieee",
-                    )
-                    if ACTIVATION > 0:
-                        acc_up = tl.dot(
-                            _nibbles(w, scale, minimum, n + outputs, j, inputs, known, high, 32, xt.dtype),
-                            xt,
-                            acc_up,
-                            input_precision="ieee",
-                        )
-            elif DESCRIPTORS:
-                xt = x.load([block * BLOCK_R, k0])
-                acc = tl.dot(w.load([tile * BLOCK_N, k0]), tl.trans(xt), acc)
-                if ACTIVATION > 0:
-                    acc_up = tl.dot(w.load([outputs + tile * BLOCK_N, k0]), tl.trans(xt), acc_up)
+                    wt = _nibbles(w, scale, minimum, n, j, inputs, known, high, 32, xt.dtype)
+                    acc = tl.dot(wt, xt, acc, input_precision="ieee")
             else:
                 k = k0 + tl.arange(0, BLOCK_K)
-                if EVEN:
-                    xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=known_r[:, None], other=0.0)
-                    known = (n >= 0)[:, None] & (k >= 0)[None, :]
-                else:
-                    known = known_n[:, None] & (k < last)[None, :]
-                    xt = tl.load(
-                        x + r[:, None] * x_stride + k[None, :], mask=known_r[:, None] & (k < last)[None, :], other=0.0
-                    )
+                inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
+                xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=inside, other=0.0)
                 if EVEN and FORMAT == 0:
                     wt = tl.load(w + n[:, None] * inputs + k[None, :])
                 else:
+                    known = known_n[:, None] & (k < last)[None, :]
                     wt = _weights(w, scale, minimum, n, k, inputs, known, FORMAT, 32, xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
-                if ACTIVATION > 0:
-                    if EVEN and FORMAT == 0:
-                        wu = tl.load(w + (n + outputs)[:, None] * inputs + k[None, :])
-                    else:
-                        wu = _weights(w, scale, minimum, n + outputs, k, inputs, known, FORMAT, 32, xt.dtype)
-                    acc_up = tl.dot(wu, tl.trans(xt), acc_up, input_precision="ieee")
         total += acc
-        total_up += acc_up
-    total, total_up = tl.trans(total), tl.trans(total_up)  # [rows, outputs]
-    at = r[:, None] * outputs + n[None, :]
-    known = known_r[:, None] & known_n[None, :]
+    total = tl.trans(total)  # [rows, outputs]
     finishes = True
     if SPREAD:
+        at = r[:, None] * outputs + n[None, :]
+        known = known_r[:, None] & known_n[None, :]
         size = rows.to(tl.int64) * outputs
         tl.store(partial + tl.program_id(1) * size + at, total, mask=known)
         tl.debug_barrier()
@@ -451,14 +369,20 @@ def _linear(
     if finishes:
         if FORMAT == 1 or FORMAT == 4:  # CHANNEL, FLOAT8
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]
-            if ACTIVATION > 0:
-                total_up *= tl.load(scale + outputs + n, mask=known_n, other=0.0)[None, :]
         if BIAS:
             total += tl.load(bias + n, mask=known_n, other=0.0)[None, :]
-            if ACTIVATION > 0:
-                total_up += tl.load(bias + outputs + n, mask=known_n, other=0.0)[None, :]
-        if ACTIVATION > 0:
-            total = _gated(total, total_up, out.dtype.element_ty, ACTIVATION)
-        if RESIDUAL:
-            total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=known)
+        _end(total, out, residual, r, tile, rows, outputs, ACTIVATION, RESIDUAL)
+
+
+@triton.jit
+def _end(total, out, residual, r, tile, rows, outputs, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr):
+    """Apply the gate or add the residual, and store a tile of the product."""
+    if ACTIVATION > 0:
+        total = gated(total, out.dtype.element_ty, ACTIVATION)
+        outputs = outputs // 2
+    n = tile.to(tl.int64) * total.shape[1] + tl.arange(0, total.shape[1])
+    at = r[:, None] * outputs + n[None, :]
+    known = (r < rows)[:, None] & (n < outputs)[None, :]
+    if RESIDUAL:
+        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

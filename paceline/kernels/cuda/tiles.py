@@ -48,20 +48,19 @@ class Tiles:
     stages: int  # stages of the pipeline of loads
     outputs: int = OUTPUTS
     warps: int = 4
-    descriptors: bool = False  # True: load tiles by tensor descriptors (TMA)
 
     @classmethod
-    def of(cls, rows: int, *, gated: bool, programs: int, format: int, size: int) -> Tiles:
-        """Choose tiles for a product of `programs` tiles (OUTPUTS × all rows) with activations of `size` bytes."""
+    def of(cls, rows: int, *, outputs: int, parts: int, gated: bool, format: int, size: int) -> Tiles:
+        """Choose tiles for a matrix of `outputs` rows in `parts`, and activations of `size` bytes."""
+        each = 2 * OUTPUTS if gated else OUTPUTS
         if format in (CHANNEL, FLOAT8):
             return cls(rows=_power(rows), inputs=128, stages=4)
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
-        if rows > FEW_ROWS:
-            return cls(rows=128, inputs=64, stages=4, outputs=128, warps=8, descriptors=True)
+        programs = triton.cdiv(outputs, each) * parts
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
-        return cls(rows=_power(rows), inputs=inputs, stages=stages)
+        return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)
 
 
 def _power(rows: int) -> int:

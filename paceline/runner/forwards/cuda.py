@@ -3,7 +3,7 @@
 For up to 64 rows a layer is seven launches: norm, q·k·v, attention with rotation and KV store, o + residual, norm,
 gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, if there is a tree, or if a
 sequence has more rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the
-same bits; the gate, and a bias or the parts of q·k·v, then take a launch of their own.
+same bits; the gate or a bias then takes a launch of its own.
 
 All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a
 row by itself in a fixed order, so that a row's bits never depend on the other rows of a batch.
@@ -275,7 +275,7 @@ class CudaDecoder:
         weight `following`."""
         eps = self.config.norm_eps
         if post is None:
-            sums = self.products.sums(source, matrix)
+            sums = self.products.sums(source, matrix, x)
             if sums is not None:
                 finish_norm(sums, matrix.bias, x, following, y, eps=eps, pdl=self.pdl)
                 return
@@ -337,7 +337,7 @@ class CudaDecoder:
         taken = [weights.pop(name) for name in names]
         shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
         parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated)
-        return pack(taken, parts=parts, biases=biases, dtype=self.dtype, device=self.device)
+        return pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
 
     def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:
         vector = weights.pop(name)

@@ -1,7 +1,8 @@
 """Compile kernels for Hopper, without a GPU, and print the bytes of shared memory that each needs, as JSON.
 
 test_compile.py runs it in a process of its own, in which Triton's interpreter is off. Matrices of each format are
-compiled gated, which is the larger kernel; with the word `all` also plain.
+compiled gated, which is the larger kernel, and blocks of many rows in two parts; with the word `all` all kernels are
+compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, _linear
+from paceline.kernels.cuda.many import BLOCKS, GROUP, Block, _many
 from paceline.kernels.cuda.prefill import BOX, _prefill
 from paceline.kernels.cuda.tiles import Tiles
 
@@ -26,8 +28,8 @@ FORMATS = {"float": FLOAT, "channel": CHANNEL, "grouped": GROUPED, "nibbles": NI
 WEIGHTS = {FLOAT: "*bf16", CHANNEL: "*i8", GROUPED: "*u8", NIBBLES: "*u8", FLOAT8: "*u8"}
 
 
-def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) -> int:
-    tiles = Tiles.of(rows, gated=gated, programs=programs, format=format, size=2)
+def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> int:
+    tiles = Tiles.of(rows, outputs=outputs, parts=1, gated=gated, format=format, size=2)
     constants: dict[str, Any] = {
         "BLOCK_N": tiles.outputs,
         "BLOCK_R": tiles.rows,
@@ -39,24 +41,49 @@ def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) ->
         "RESIDUAL": False,
         "BIAS": False,
         "FORMAT": format,
-        "DESCRIPTORS": tiles.descriptors,
         "STAGES": tiles.stages,
         "AHEAD": 256,
         "PDL": True,
     }
-    x = f"tensordesc<bf16[{tiles.rows}, {tiles.inputs}]>" if tiles.descriptors else "*bf16"
-    w = f"tensordesc<bf16[{tiles.outputs}, {tiles.inputs}]>" if tiles.descriptors else WEIGHTS[format]
-    kinds = {"x": x, "w": w, "w_memory": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
-    floats = ("bias", "partial")
+    kinds = {"x": "*bf16", "w": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
+    kinds |= dict.fromkeys(("bias", "partial"), "*fp32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _linear.arg_names}
     scales = dict.fromkeys(("scale", "minimum"), "*fp16" if format in (GROUPED, NIBBLES) else "*fp32")
-    signature |= dict.fromkeys(floats, "*fp32") | scales | kinds
+    signature |= scales | kinds
     whole = [i for i, name in enumerate(_linear.arg_names) if name not in (*constants, "rows")]
-    attributes = {
-        (i,): [["tt.divisibility", 16]] for i in whole if not str(signature[_linear.arg_names[i]]).startswith("t")
-    }
+    attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
     source = ASTSource(fn=_linear, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "launch_pdl": True})
+    return int(compiled.metadata.shared)
+
+
+def blocks(block: Block, *, parts: int, gated: bool = False) -> int:
+    """Compile a product of many rows; one with a residual has parts."""
+    constants: dict[str, Any] = {
+        "PARTS": parts,
+        "BLOCK_R": block.rows,
+        "BLOCK_N": block.outputs,
+        "BLOCK_K": block.inputs,
+        "GROUP": GROUP,
+        "ACTIVATION": SILU if gated else 0,
+        "RESIDUAL": parts > 1,
+        "BIAS": False,
+        "STAGES": block.stages,
+        "PDL": True,
+    }
+    width = block.outputs // 2 if gated else block.outputs
+    signature = {name: "constexpr" if name in constants else "i32" for name in _many.arg_names}
+    signature |= {
+        "x": f"tensordesc<bf16[{block.rows}, {block.inputs}]>",
+        "w": f"tensordesc<bf16[{block.outputs}, {block.inputs}]>",
+        "out": f"tensordesc<bf16[{block.rows}, {width}]>",
+        "residual": "*bf16",
+        "bias": "*fp32",
+    }
+    whole = [i for i, name in enumerate(_many.arg_names) if name in ("residual", "bias", "outputs", "inputs", "share")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
+    source = ASTSource(fn=_many, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": block.warps, "launch_pdl": True})
     return int(compiled.metadata.shared)
 
 
@@ -123,7 +150,11 @@ if __name__ == "__main__":
     }
     for name, format in FORMATS.items():
         for gated in (False, True) if "all" in sys.argv else (True,):
-            found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 128, gated=gated, even=False)
-    found["float, 1 row"] = shared(FLOAT, 1, 128, gated=False, even=True)
-    found["float, 320 rows, gated"] = shared(FLOAT, 320, 128, gated=True, even=True)
+            found[f"{name}, 64 rows{', gated' if gated else ''}"] = shared(format, 64, 4096, gated=gated, even=False)
+    found["float, 1 row"] = shared(FLOAT, 1, 4096, gated=False, even=True)
+    for block in BLOCKS:
+        found[f"{block}, two parts"] = blocks(block, parts=2)
+        if "all" in sys.argv:
+            found[f"{block}"] = blocks(block, parts=1)
+            found[f"{block}, gated"] = blocks(block, parts=1, gated=True)
     print(json.dumps(found))

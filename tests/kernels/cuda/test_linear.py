@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
-from paceline.kernels.cuda.linear import GELU, SILU, Products, finish
+from paceline.kernels.cuda.linear import GELU, SILU, Products
+from paceline.kernels.cuda.many import BLOCKS, Block, finish
 from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
@@ -54,13 +55,22 @@ def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.
 
 @pytest.mark.parametrize("activation", [SILU, GELU])
 @pytest.mark.parametrize("rows", [2, 20])
-def test_gate(activation: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("format", ["floats", "int8", "int4"])
+def test_gate(activation: int, rows: int, format: str, device: torch.device, dtype: torch.dtype) -> None:
     x = random(rows, 320, device, dtype)
-    gate, up = random(96, 320, device, dtype, seed=1) / 16, random(96, 320, device, dtype, seed=2) / 16
-    matrix = pack([gate, up], parts=1, dtype=dtype, device=device)
+    pair = [random(96, 320, device, dtype, seed=seed) / 16 for seed in (1, 2)]
+    bias = [random(1, 96, device, torch.float32, seed=seed)[0] for seed in (3, 4)]
+    make = {
+        "floats": lambda w: w,
+        "int8": lambda w: quantise(w.float(), bits=8),
+        "int4": lambda w: quantise(w.float(), bits=4, group=32),
+    }[format]
+    made = [make(w) for w in pair]
+    matrix = pack(made, parts=1, gated=True, biases=bias, dtype=dtype, device=device)
     out = torch.full((rows, 96), torch.nan, device=device, dtype=dtype)
     products(matrix, device)(x, matrix, out, activation=activation)
-    g, u = x.float() @ gate.float().T, x.float() @ up.float().T
+    gate, up = ((q if isinstance(q, Tensor) else dequantise(q)).float().to(device) for q in made)
+    g, u = x.float() @ gate.T + bias[0], x.float() @ up.T + bias[1]
     wanted = (functional.silu(g) if activation == SILU else functional.gelu(g, approximate="tanh")) * u
     assert close(out, wanted, dtype)
 
@@ -114,8 +124,24 @@ def test_what_follows_the_sums(parts: int, activation: int, device: torch.device
     finish(sums, bias, residual, out, activation=activation, pdl=ON_GPU)
     total = sums.sum(0) + bias
     if activation:
-        total = functional.silu(total[:, :65].to(dtype).float()) * total[:, 65:].to(dtype).float()
+        total = functional.silu(total[:, ::2].to(dtype).float()) * total[:, 1::2].to(dtype).float()
     assert close(out, total + residual.float(), dtype)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("operation", ["plain", "bias", "residual", "gate", "parts"])
+def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: torch.device, dtype: torch.dtype) -> None:
+    rows, outputs, inputs = (700, 1040, 520) if ON_GPU else (70, 272, 264)
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    biases = [random(1, outputs, device, torch.float32, seed=2)[0]] if operation == "bias" else []
+    matrix = pack([w], parts=2 if operation == "parts" else 1, biases=biases, dtype=dtype, device=device)
+    product, activation = products(matrix, device), SILU if operation == "gate" else 0
+    width = outputs // 2 if activation else outputs
+    residual = random(rows, width, device, dtype, seed=3) if operation in ("residual", "parts") else None
+    mine, other = (torch.full((rows, width), torch.nan, device=device, dtype=dtype) for _ in range(2))
+    product.by_tiles(x, matrix, mine, residual=residual, activation=activation)
+    product.by_blocks(x, matrix, other, block=block, residual=residual, activation=activation)
+    assert torch.equal(mine, other)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
@@ -125,21 +151,18 @@ def test_the_library_gives_the_same_bits(rows: int, outputs: int, inputs: int, p
     device, dtype = torch.device("cuda"), torch.bfloat16
     x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
     matrix = pack([w], parts=parts, dtype=dtype, device=device)
-    product, residual = products(matrix, device), random(rows, outputs, device, dtype, seed=2)
+    product = products(matrix, device)
     mine, other = (torch.full((rows, outputs), torch.nan, device=device, dtype=dtype) for _ in range(2))
-    product._by_tiles(x, matrix, mine, residual=residual)
-    product._by_library(x, matrix, other, torch.float32, residual=residual)
+    product.by_tiles(x, matrix, mine)
+    product.by_library(x, matrix, other)
     assert torch.equal(mine, other)
-    assert product._library_agrees(x, matrix, torch.float32)
-    if parts == 1:
-        assert product._library_agrees(x, matrix, dtype)
+    assert product._way(x, matrix, mine, False, 0) != product.by_tiles
 
 
-def test_tiles_follow_the_rows() -> None:
-    few, many = (Tiles.of(rows, gated=False, programs=128, format=FLOAT, size=2) for rows in (1, 200))
+def test_few_rows_have_small_tiles() -> None:
+    few, more = (Tiles.of(rows, outputs=4096, parts=2, gated=False, format=FLOAT, size=2) for rows in (1, 40))
     assert few.rows == 16
-    assert many.rows > few.rows
-    assert many.descriptors
+    assert more.rows == 64
 
 
 @pytest.mark.parametrize(
