@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +20,15 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.cuda.states import hold, take
+from paceline.kernels.round_reference import Doubt
+from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.protocol import HeadForward
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat, taps_of, threshold_of
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -35,8 +42,10 @@ class CudaRound:
         state: DeviceState,
         target: CudaForward,
         drafter: DeviceDrafter | None,
+        held: HeldStates | None,
         synthetic_acceptance: float,
     ) -> None:
+        """`held`: the hidden states of a drafter with taps."""
         self._bucket = bucket
         self.state = state
         self.longest = bucket.draft
@@ -47,23 +56,42 @@ class CudaRound:
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
-        self._asked = torch.zeros((2, seats), dtype=torch.int32, device=device)  # lanes, rows wanted
+        # Lanes, rows wanted, drafted tokens wanted, and the bits of the drafts' thresholds.
+        self._asked = torch.zeros((4, seats), dtype=torch.int32, device=device)
         self._asked[0] = state.dummy
         self._asked[1] = 1 + bucket.draft
-        self._counts, self._drawn, self._limits = (
-            torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(3)
-        )
-        self._same_counts = {rows: torch.full_like(self._limits, rows) for rows in (1, 2)}  # rows of a draft pass
+        self._asked[2] = bucket.draft
+        self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
+        self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self._out = torch.zeros((seats, 2 + 2 * (bucket.draft + 1)), dtype=torch.int32, device=device)
+        self._held, self._taken, self._kept = held, None, None
+        if held is not None:
+            self._hold_states(held)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
         pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks = deque(torch.zeros((4, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+
+    def _hold_states(self, held: HeldStates) -> None:
+        """Allocate memory for the hidden states of the verified rows, and for the rows of a head's first pass."""
+        bucket, device, kind = self._bucket, self.state.device, held.states.dtype
+        self._kept = torch.zeros((bucket.rows, held.width), dtype=kind, device=device)
+        if bucket.draft:
+            taken = Taken.empty(
+                seats=bucket.seats,
+                rows=bucket.rows,
+                turns=bucket.draft - 1,
+                width=held.width,
+                dtype=kind,
+                device=device,
+            )
+            self._taken = replace(taken, found=self._counts)
+            self._singles = torch.arange(bucket.seats + 1, dtype=torch.int32, device=device)  # one row for each seat
 
     def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
@@ -93,10 +121,13 @@ class CudaRound:
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         asked = self._asks[0]
-        lanes, wanted = asked.numpy()
-        lanes[:], wanted[:] = self.state.dummy, 1
+        lanes, wanted, limits, thresholds = asked.numpy()
+        lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
         for i, seat in enumerate(seats):
-            lanes[i], wanted[i] = seat.lane, 1 + min(seat.max_draft, self._bucket.draft)
+            limit = min(seat.max_draft, self._bucket.draft)
+            lanes[i], wanted[i], limits[i] = seat.lane, 1 + limit, limit
+        if self._drafter is not None:
+            thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]
         self._asked.copy_(asked, non_blocking=True)
         self._last = list(seats)
 
@@ -105,10 +136,11 @@ class CudaRound:
         self._stamp(0)
         self._draft()
         self._stamp(1)
-        if self._drafter is None or not self._drafter.finds_fewer:
+        if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
             self._counts.copy_(self._asked[1])
         rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
-        logits = self._target.decoder.logits(rows, self._target.kv)
+        taps = () if self._drafter is None else taps_of(self._drafter)
+        logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         draw(
@@ -130,10 +162,26 @@ class CudaRound:
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
+        self._hold()
         self._stamp(3)
 
+    def _hold(self) -> None:
+        """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
+        if self._held is None or self._kept is None:
+            return
+        hold(
+            self._held,
+            self.state,
+            seats=self._asked[0],
+            starts=self._starts,
+            outcomes=self._out,
+            features=self._kept,
+            read=self._asked[2] if self._bucket.draft else None,
+            pdl=self._pdl,
+        )
+
     def _draft(self) -> None:
-        if self._drafter is not None:
+        if self._drafter is not None and self._bucket.draft:
             self._drafter.draft(self)
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification
@@ -149,14 +197,37 @@ class CudaRound:
         return self._counts
 
     def limits(self) -> Tensor:
-        return torch.sub(self._asked[1], 1, out=self._limits)
+        return self._asked[2]
 
     def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
         forward = on_cuda(model)
         laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
-    def append(self, logits: Tensor, turn: int) -> None:
+    def guess(self, head: HeadForward, turn: int) -> Tensor:
+        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
+        assert self._held is not None and self._taken is not None, "a drafter that runs a head has taps"
+        taken = self._taken
+        if turn == 0:
+            take(self._held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, self._held.capacity)
+            return head.first(rows, taken.features)
+        later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
+        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
+
+    def last_states(self) -> Tensor:
+        assert self._held is not None and self._taken is not None, "a drafter that reads hidden states has taps"
+        states, there = last(self._held, self.state, seats=self.lanes)
+        self._taken.confidence.copy_(torch.where(there, 1.0, -1.0))
+        self._counts.zero_()
+        return states
+
+    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
+        doubt = None
+        if doubting:
+            assert self._taken is not None, "only a drafter with taps can doubt its drafts"
+            thresholds = self._asked[3].view(torch.float32)
+            doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
         draw(
             logits,
             self.state,
@@ -164,6 +235,8 @@ class CudaRound:
             offset=turn,
             out=self._drawn,
             push=True,
+            ids=ids,
+            doubt=doubt,
             filters=self._bucket.filters,
             pdl=self._pdl,
         )
@@ -193,11 +266,14 @@ class CudaRound:
             row_starts=self._starts,
             pdl=self._pdl,
         )
+        return self._batch(tokens, positions, slots, self._starts, longest)
+
+    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
         return DeviceBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            row_starts=self._starts,
+            row_starts=starts,
             page_table=self.state.pages,
             lanes=self._asked[0],
             seats=self._bucket.seats,
