@@ -1,21 +1,19 @@
 """An EAGLE-3 head as a sequence of kernel launches on a CUDA device; `runner.heads.torch` defines its passes.
 
 The first pass of a draft has the rows that the head has yet to read, and begins with a product over their hidden
-states. Every further pass has one row for each seat and continues from the last row of that seat. A pass is ten launches:
-pair, q·k·v, attention with rotation and KV store, o + residual, norm, gate·up, down + residual, norm, output layer.
-Only the last row of a seat goes through the output layer.
+states. Every further pass has one row for each seat and continues from the last row of that seat. A pass is nine
+launches: pair, q·k·v, attention with rotation and KV store, o + residual, norm, gate·up, down + residual, norm, output
+layer. Only the last row of a seat goes through the output layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.base import Batch, Output
 from paceline.kernels.cuda.formats import CudaMatrix
-from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.pair import norm_at, pair
 from paceline.kernels.quant import Weight
 from paceline.models.heads import EagleHead
@@ -24,7 +22,7 @@ from paceline.runner.forwards.cuda import CudaDecoder, CudaLayer, DeviceBatch, n
 
 
 class CudaHead(CudaDecoder):
-    """A head with its weights packed for the CUDA kernels. Rounds call it; it has no pass over batches of the host.
+    """Implements Head for rounds on a CUDA device: a head with its weights packed for the kernels.
 
     `head.weights` is emptied while it is packed."""
 
@@ -42,12 +40,6 @@ class CudaHead(CudaDecoder):
     def new_kv(self, num_pages: int) -> None:
         """Allocate memory for keys and values."""
         self.kv = new_kv(self.config, num_pages=num_pages, dtype=self.dtype, device=self.device)
-
-    def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
-        raise NotImplementedError("rounds on a device run this head, without batches of the host")
-
-    def pick(self, logits: Tensor, inverse_temperatures: Tensor, keys: Tensor) -> Tensor:
-        raise NotImplementedError("rounds on a device draw tokens themselves")
 
     def read(self, rows: DeviceBatch, features: Tensor) -> None:
         """Compute keys and values of rows with these hidden states [rows, 3 · target's hidden]."""

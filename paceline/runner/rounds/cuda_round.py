@@ -25,7 +25,7 @@ from paceline.kernels.round_reference import Doubt
 from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat, taps_of, threshold_of
@@ -67,7 +67,9 @@ class CudaRound:
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self._out = torch.zeros((seats, 2 + 2 * (bucket.draft + 1)), dtype=torch.int32, device=device)
-        self._held, self._taken, self._kept = held, None, None
+        self._held = held
+        self._taken: Taken | None = None  # rows of a head's first pass
+        self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
         if held is not None:
             self._hold_states(held)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
@@ -204,19 +206,21 @@ class CudaRound:
         laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
-    def guess(self, head: HeadForward, turn: int) -> Tensor:
+    def guess(self, head: Head, turn: int) -> Tensor:
         assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
-        assert self._held is not None and self._taken is not None, "a drafter that runs a head has taps"
-        taken = self._taken
+        held, taken = self._held, self._taken
+        if held is None or taken is None:
+            raise TypeError("a drafter that runs a head names its taps")
         if turn == 0:
-            take(self._held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
-            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, self._held.capacity)
+            take(held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, held.capacity)
             return head.first(rows, taken.features)
         later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
         return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
 
     def last_states(self) -> Tensor:
-        assert self._held is not None and self._taken is not None, "a drafter that reads hidden states has taps"
+        if self._held is None or self._taken is None:
+            raise TypeError("a drafter that reads hidden states names its taps")
         states, there = last(self._held, self.state, seats=self.lanes)
         self._taken.confidence.copy_(torch.where(there, 1.0, -1.0))
         self._counts.zero_()

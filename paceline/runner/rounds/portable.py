@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.kernels import round_reference as ops
 from paceline.kernels import states_reference as states
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.protocol import (
     Chunk,
@@ -125,7 +125,7 @@ class PortableRounds:
             return
         along = [chunk.drafts for chunk in chunks for _ in range(chunk.count)]
         batch = self._chunk_rows([chunk for chunk in chunks if chunk.drafts], [], ahead=1)
-        head(batch, features=self._columns(drafter or "", features)[torch.tensor(along)])
+        cast(HeadForward, head)(batch, features=self._columns(drafter or "", features)[torch.tensor(along)])
 
     def _hold(self, drafter: str | None, features: Tensor | None, **rows: Tensor) -> None:
         """Hold the hidden states of the rows that acceptance has committed, if the drafter of the launch reads them."""
@@ -284,14 +284,14 @@ class _PortableRound:
         whole[wanting] = logits
         return whole
 
-    def guess(self, head: HeadForward, turn: int) -> Tensor:
+    def guess(self, head: Head, turn: int) -> Tensor:
         assert self._held is not None, "a drafter that runs a head has taps"
         whole = torch.zeros(len(self._limits), len(head.ids))
         if turn == 0:
-            logits = self._first_pass(head, self._held)
+            logits = self._first_pass(cast(HeadForward, head), self._held)
         seats = [seat for seat in self._wanting(turn) if self._rows[seat] >= 0]
         if turn and seats:
-            logits = self._next_pass(head, seats, turn)
+            logits = self._next_pass(cast(HeadForward, head), seats, turn)
         if seats:
             whole[seats] = logits
         return whole
