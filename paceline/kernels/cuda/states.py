@@ -226,6 +226,7 @@ def _take(
             tl.store(found + seat, 0, mask=real)
             for turn in range(turns):
                 later = tl.minimum(length - 1 + turn, tokens_width - 1)
-                page = tl.load(pages + lane.to(tl.int64) * pages_stride + later // _PAGE_SIZE, mask=real, other=0)
+                where = pages + lane.to(tl.int64) * pages_stride + later // _PAGE_SIZE
+                slot = tl.load(where, mask=real, other=0) * _PAGE_SIZE + later % _PAGE_SIZE
                 tl.store(later_positions + turn * seat_count + seat, later, mask=real)
-                tl.store(later_slots + turn * seat_count + seat, page * _PAGE_SIZE + later % _PAGE_SIZE, mask=real)
+                tl.store(later_slots + turn * seat_count + seat, slot, mask=real)
