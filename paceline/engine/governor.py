@@ -62,9 +62,11 @@ class Governor:
     def seat_price(self, drafter: str) -> float:
         """Lowest probability of being right at which a device should draft one more token for a sequence.
 
-        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. Steps that
-        carry equal prices need no upload, so it is rounded."""
-        return round(self.row_price, 2) if self._ends_drafts(drafter) else 0.0
+        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. That may be
+        nothing: few rows take as long as one. It is rounded, because equal seats need no upload."""
+        if not self._weighs_cost or not self._ends_drafts(drafter):
+            return 0.0
+        return round(self.cost.row_price if self.cost.knows_rows else PRIOR_ROW_PRICE, 2)
 
     @property
     def _weighs_cost(self) -> bool:

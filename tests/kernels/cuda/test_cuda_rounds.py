@@ -117,9 +117,14 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
 
 @pytest.mark.parametrize(
     ("drafter", "options"),
-    [("eagle", {}), ("eagle", {"hidden": 32, "norm_first": True}), *([] if ON_GPU else [("medusa", {})])],
+    [
+        ("eagle", {}),
+        ("eagle", {"hidden": 32, "norm_first": True}),
+        *([] if ON_GPU else [("medusa", {})]),
+    ],
     ids=str,
 )
+@pytest.mark.slow
 def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], device: torch.device) -> None:
     """Prompts in one chunk and in two, drafts of several lengths, plain steps between them, and a step whose states are
     not held."""
@@ -133,7 +138,7 @@ def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], devi
     both(made, [*begun, Chunk(1, 0, 2, draws=True)], [], drafter)
     assert both(made, [Chunk(2, 4, 2, draws=True, drafts=True)], [Seat(0, 3)], drafter)[1][0].drafted
     lengths = []
-    for turn in range(4):
+    for turn in range(2):
         _, landed = both(made, [], [Seat(2, 3), Seat(0, turn), Seat(1, 2)], drafter)
         lengths += [len(each.drafted) for each in landed]
     assert len({*lengths}) > 2
