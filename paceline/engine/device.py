@@ -30,9 +30,9 @@ from paceline.engine.governor import Governor
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
-from paceline.kv.following import Follower, Reader
+from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times, head_of, longest_draft
+from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times, head_of, held_by, longest_draft
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -103,7 +103,7 @@ class DeviceStepper:
         assert span is not None
         if reader is not None:
             follower = self._readers[reader].start(lambda first, stop: span.pages[first:stop], span.reserved)
-            sequence.in_flight.follower = follower
+            sequence.in_flight.follower, sequence.in_flight.heard = follower, follower.known
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
@@ -171,7 +171,7 @@ class DeviceStepper:
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
         drafter = self._choose_drafter(seats, reading)
-        extra = self._catch_up(seats) if drafter in self._rounds.readers else []
+        extra = self._catch_up(seats) if drafter in self._rounds.readers else self._catch_up_head(seats, drafter)
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
@@ -237,6 +237,39 @@ class DeviceStepper:
                 work.go_plain(Off(OffKind.BEHIND, "the drafter has not read all of the text yet"))
         return chunks
 
+    def _catch_up_head(self, seats: Seq[Work], drafter: str | None) -> list[Chunk]:
+        """Make chunks with which a head reads held states of sequences that have decoded plainly: before their next
+        draft, or before the oldest would be lost."""
+        if drafter not in self._readers or drafter is None:
+            return []
+        by, most = self._rounds.drafters[drafter], self._rounds.max_draft
+        usual = 1 + longest_draft(by, most)  # read by the first pass of a draft
+        lags = [(work, self._unheard(work.sequence)) for work in seats if work.sequence.drafter == drafter]
+        full = any(lag >= held_by(by, most) - usual for _, lag in lags)
+        late = [work for work, lag in lags if lag > usual and (full or work.max_draft)]
+        chunks = []
+        for work in late:
+            end = self._known_end(work.sequence)
+            chunks.append(Chunk(work.sequence.lane, end - 1, 1, draws=False, target=False, drafts=True))
+            self._hear(work.sequence, end, drafter)
+        return chunks
+
+    def _unheard(self, sequence: Sequence) -> int:
+        """Count the positions whose states the head has not read; 0 if its latest step drafts, which reads them."""
+        return 0 if sequence.in_flight.drafts else self._known_end(sequence) - sequence.in_flight.heard
+
+    def _known_end(self, sequence: Sequence) -> int:
+        """Return the position of the last token that is committed when the next launch runs; perhaps there are more."""
+        return len(sequence.tokens) + sequence.in_flight.least - 1
+
+    def _hear(self, sequence: Sequence, end: int, drafter: str) -> None:
+        """Note that the head has read the states before `end`. States that were lost leave a gap in the pages."""
+        state = sequence.in_flight
+        whole = end - state.heard <= held_by(self._rounds.drafters[drafter], self._rounds.max_draft)
+        if state.follower is not None and state.follower.known >= state.heard and whole:
+            state.follower.reach(end)
+        state.heard = max(end, state.heard)
+
     def _chunk(self, work: Work, drafter: str | None) -> Chunk:
         """Make a chunk for the target. The drafter reads it too, unless it has not read all positions before it."""
         sequence, end = work.sequence, work.start + work.count
@@ -244,6 +277,7 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
+            sequence.in_flight.heard = end
         return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
 
     def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
@@ -254,17 +288,10 @@ class DeviceStepper:
         if work.max_draft and drafter in self._rounds.readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
             follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
-        elif landed.drafted and drafter in self._readers and follower is not None:
-            self._follow_head(follower, len(work.sequence.tokens) - 1, drafter or "")
+        elif landed.drafted and drafter in self._readers and drafter is not None:
+            self._hear(work.sequence, len(work.sequence.tokens) - 1, drafter)
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
-
-    def _follow_head(self, follower: Follower, end: int, drafter: str) -> None:
-        """Note that a head that drafts has read all held states, which end at `end`. States that were lost before leave
-        a gap for good."""
-        held = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
-        if end - follower.known <= held:
-            follower.reach(end)
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""

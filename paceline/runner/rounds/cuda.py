@@ -31,7 +31,7 @@ from paceline.runner.rounds.protocol import (
     Landed,
     Seat,
     Times,
-    longest_draft,
+    held_by,
     read_landed,
     taps_of,
 )
@@ -142,7 +142,7 @@ class CudaRounds:
         decoder = self._target.decoder
         return HeldStates.empty(
             lanes=self._state.dummy,
-            capacity=1 + longest_draft(drafter, self.max_draft),
+            capacity=held_by(drafter, self.max_draft),
             width=len(taps_of(drafter)) * decoder.config.hidden_size,
             dtype=decoder.dtype,
             device=decoder.device,

@@ -15,14 +15,22 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
-from paceline.kernels.cuda.states import hold
-from paceline.kernels.states_reference import HeldStates
+from paceline.kernels.cuda.states import hold, take
+from paceline.kernels.states_reference import HeldStates, Taken
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.rounds.cuda_round import on_cuda
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of, taps_of
 from paceline.runner.rounds.upload import Upload
+
+
+def cuda_head_of(drafter: DeviceDrafter) -> CudaHead:
+    """Check that rounds on a CUDA device can run a drafter's head."""
+    head = head_of(drafter)
+    if not isinstance(head, CudaHead):
+        raise TypeError(f"rounds on a CUDA device run heads that are CudaHeads, not {type(head).__name__}")
+    return head
 
 
 class ChunkReader:
@@ -44,6 +52,9 @@ class ChunkReader:
         if along and drafter is not None and drafter.reader is not None:
             reader = on_cuda(drafter.reader)
             reader.decoder.fill(self._rows(along, [], context), reader.kv)
+        late = [chunk.lane for chunk in along if not chunk.target]
+        if late and drafter is not None and held is not None:
+            self._catch_up(late, cuda_head_of(drafter), held, context)
         if not reading:
             return None
         ends = itertools.accumulate(chunk.count for chunk in reading)
@@ -77,16 +88,35 @@ class ChunkReader:
 
     def _show(self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, kept: Tensor | None, context: int) -> None:
         """Let a head read the hidden states of chunks. A row needs the next token, which is drawn by now."""
-        head = None if drafter is None else head_of(drafter)
         along = [chunk for chunk in chunks if chunk.drafts]
-        if head is None or kept is None or not along:
+        if drafter is None or head_of(drafter) is None or kept is None or not along:
             return
-        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
         rows = self._rows(along, [], context, ahead=1)
         if len(along) < len(chunks):
             wanted = np.flatnonzero(np.repeat([chunk.drafts for chunk in chunks], [chunk.count for chunk in chunks]))
             kept = kept[self._upload(np.pad(wanted, (0, len(rows.tokens) - len(wanted))))]
-        head.read(rows, kept)
+        cuda_head_of(drafter).read(rows, kept)
+
+    def _catch_up(self, lanes: Sequence[int], head: CudaHead, held: HeldStates, context: int) -> None:
+        """Let a head read all held states of lanes but the last, which a draft begins with."""
+        state, seats = self._state, self._upload.ints(lanes)
+        rows = padded_rows(len(lanes) * held.capacity)
+        kind, device = held.states.dtype, state.device
+        taken = Taken.empty(seats=len(lanes), rows=rows, turns=0, width=held.width, dtype=kind, device=device)
+        take(held, state, seats=seats, limits=torch.ones_like(seats), most=held.capacity, into=taken, pdl=head.pdl)
+        batch = DeviceBatch(
+            tokens=taken.tokens,
+            positions=taken.positions,
+            slots=taken.slots,
+            row_starts=taken.row_starts,
+            page_table=state.pages,
+            lanes=seats,
+            seats=len(lanes),
+            max_rows=held.capacity,
+            max_context=context,
+        )
+        head.read(batch, taken.features)
+        held.counts[seats.long()] = held.counts[seats.long()].clamp(max=1)
 
     def _rows(self, chunks: Sequence[Chunk], outs: Sequence[int], context: int, *, ahead: int = 0) -> DeviceBatch:
         state, counts = self._state, [chunk.count for chunk in chunks]

@@ -28,7 +28,7 @@ from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat, taps_of, threshold_of
+from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, Seat, taps_of, threshold_of
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -212,8 +212,9 @@ class CudaRound:
         if held is None or taken is None:
             raise TypeError("a drafter that runs a head names its taps")
         if turn == 0:
-            take(held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
-            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, held.capacity)
+            most = held.capacity - SPARE_STATES  # more would be more than one block of attention
+            take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
             return head.first(rows, taken.features)
         later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
         return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)

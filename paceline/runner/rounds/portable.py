@@ -26,6 +26,7 @@ from paceline.runner.rounds.protocol import (
     Ticket,
     Times,
     head_of,
+    held_by,
     longest_draft,
     read_landed,
     taps_of,
@@ -77,6 +78,7 @@ class PortableRounds:
         clock = [time.perf_counter()]
         self._apply_changes()
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
+        self._catch_up([chunk.lane for chunk in chunks if not chunk.target], drafter)
         read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
         drafted = self._draft(seats, drafter)
@@ -117,6 +119,14 @@ class PortableRounds:
         self._show(reading, output.features, drafter)
         return [next(landed) if chunk.draws else None for chunk in chunks]
 
+    def _catch_up(self, lanes: Sequence[int], drafter: str | None) -> None:
+        """Let a head read all held states of lanes but the last, which a draft begins with."""
+        if lanes and drafter in self._held and drafter:
+            late = _PortableRound(self, [Seat(lane, 1) for lane in lanes], self.drafters[drafter], self._held[drafter])
+            head = head_of(self.drafters[drafter])
+            late.read_held(cast(HeadForward, head), most=self._held[drafter].capacity)
+            self._held[drafter].counts[list(lanes)] = self._held[drafter].counts[list(lanes)].clamp(max=1)
+
     def _show(self, chunks: Sequence[Chunk], features: Tensor | None, drafter: str | None) -> None:
         """Let a head read the hidden states of chunks. A row needs the next token: that after a prompt is drawn by now,
         and its row is also held, because the draft begins with it."""
@@ -136,7 +146,7 @@ class PortableRounds:
         hidden = self._forward.embed(self._ints([0])).shape[1]
         return states.HeldStates.empty(
             lanes=self._state.dummy,
-            capacity=1 + longest_draft(drafter, self.max_draft),
+            capacity=held_by(drafter, self.max_draft),
             width=len(taps_of(drafter)) * hidden,
             dtype=torch.float32,
             device=self._state.device,
@@ -270,6 +280,7 @@ class _PortableRound:
         self._held = held  # None: the drafter has no taps
         self._thresholds = torch.tensor([threshold_of(drafter, seat) for seat in seats])
         self._confidence = torch.full((len(seats),), -1.0 if taps_of(drafter) else 1.0)
+        self._longest = longest_draft(drafter, rounds.max_draft)
         self._rows: list[int] = []  # row of each seat in the head's last pass; -1: none
 
     def limits(self) -> Tensor:
@@ -285,10 +296,9 @@ class _PortableRound:
         return whole
 
     def guess(self, head: Head, turn: int) -> Tensor:
-        assert self._held is not None, "a drafter that runs a head has taps"
         whole = torch.zeros(len(self._limits), len(head.ids))
         if turn == 0:
-            logits = self._first_pass(cast(HeadForward, head), self._held)
+            logits = self.read_held(cast(HeadForward, head), most=1 + self._longest)
         seats = [seat for seat in self._wanting(turn) if self._rows[seat] >= 0]
         if turn and seats:
             logits = self._next_pass(cast(HeadForward, head), seats, turn)
@@ -296,9 +306,10 @@ class _PortableRound:
             whole[seats] = logits
         return whole
 
-    def _first_pass(self, head: HeadForward, held: states.HeldStates) -> Tensor:
-        """Read the held states of all seats; the last row of each that has any gives logits."""
-        count = len(self._limits)
+    def read_held(self, head: HeadForward, *, most: int) -> Tensor:
+        """Read the last `most` held states of all seats; the last row of each that has any gives logits."""
+        assert self._held is not None, "a drafter that runs a head has taps"
+        count, held = len(self._limits), self._held
         rows = states.Taken.empty(
             seats=count,
             rows=count * held.capacity,
@@ -307,7 +318,7 @@ class _PortableRound:
             dtype=held.states.dtype,
             device=self.state.device,
         )
-        states.take(held, self.state, seats=self.lanes, limits=self.limits(), into=rows)
+        states.take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=rows)
         self._confidence = rows.confidence
         starts = rows.row_starts.tolist()
         self._rows = [stop - 1 if stop > start else -1 for start, stop in itertools.pairwise(starts)]

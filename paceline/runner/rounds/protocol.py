@@ -28,6 +28,7 @@ from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
+SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
 
@@ -64,7 +65,7 @@ class Chunk:
     count: int
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
-    drafts: bool = False  # the drafter of the launch reads them
+    drafts: bool = False  # the drafter of the launch reads them; without the target, a head reads all held states
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,11 @@ def head_of(drafter: DeviceDrafter) -> Head | None:
 def longest_draft(drafter: DeviceDrafter, most: int) -> int:
     """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
     return min(most, getattr(drafter, "max_draft", most))
+
+
+def held_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
+    return 1 + longest_draft(drafter, most) + SPARE_STATES
 
 
 def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
