@@ -1,23 +1,22 @@
-"""Attention over pages: one kernel for prefill, decoding and verification, chains and trees.
+"""Attention over pages: one order of sums for prefill, decoding and verification, chains and trees.
 
 A program computes a block of adjacent rows of one sequence, with all query heads that share a KV head: together they
 are the rows of its products. Positions are cut into tiles, and tiles are grouped into splits:
 
-    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      32, 64 or 128 positions a tile, by the head dimension
-    splits        ┃           0            ┃         1            up to 8 tiles, 512 positions at most
+    positions   0 ┃ tile │ tile ┃ tile │ tile ┃ …      128 positions a tile, 64 if the head dimension is over 128
+    splits        ┃      0      ┃      1      ┃        256 positions
 
-Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, then those of all
-splits. Tiles and splits begin at fixed positions, and a tile that a row does not see leaves the row's state unchanged
-to the bit. Totals are sums by a product with ones, in the order of positions, for every shape of a block. So a row's
-result depends on its own context alone: not on the batch, the division of work among programs, chain or tree.
-(Blocks of 64 and more use another matrix instruction of the hardware, which may round differently.)
+The tiles of a split are added in order to one partial softmax (peak, total, acc), and the partials of all splits are
+merged in order. Tiles and splits begin at fixed positions, and a tile that a row does not see leaves the row's state
+unchanged to the bit. Weights are summed as whole numbers, exact in any order. So a row's result depends on its own
+context alone: not on the batch, the division of work among programs, the size of a block, chain or tree.
 
-The division of work only matters for speed. While the device has room, each tile has a program of its own. Beyond that,
-the programs of a block take its splits in turns. If blocks alone fill the device, one program takes all splits of its
-block. The program of a block that finishes last merges the partials in scratch memory, so that one launch is enough.
+The division of work only matters for speed. The programs of a block take adjacent splits each. If blocks alone fill the
+device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
+scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
-same bits: a program rotates its queries, and stores the new keys and values of a tile before it reads the tile.
+same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda import prefill
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import narrowed, turn
 from paceline.kernels.quant import FP8, FP8_MAX
 
-SPLIT = 512  # most positions of a split
-FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
+SPLIT = 256  # positions of a split
+FILL = 528  # programs that keep an H200 busy: four for each of its 132 multiprocessors
+ALONE = 132  # programs that have a multiprocessor for themselves
+STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -60,10 +62,10 @@ class Attention:
         tiles: int = 0,
         fill: int = FILL,
         warps: int = 0,
-        stages: int = 3,
+        stages: int = 0,
     ) -> None:
         """`tile`, positions, and `tiles` of a split (0: by the head dimension) fix the rounding of results; `fill`,
-        `warps` and `stages` only change the speed."""
+        `warps` and `stages` only change the speed (0: by the work)."""
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
@@ -105,20 +107,38 @@ class Attention:
         assert heads == group * kv_heads, f"{heads} heads cannot share {kv_heads} KV heads evenly"
         assert tails is None or (bases is not None and tails.is_contiguous()), "tails speak of positions from bases on"
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
+        tile = self.tile or tile_for(head_dim)
+        tiles = self.tiles or SPLIT // tile
+        if rotation is None and tails is None and prefill.fits(queries, kv, group=group, tile=tile, max_rows=max_rows):
+            prefill.prefill(
+                queries,
+                kv,
+                layer,
+                row_starts=row_starts,
+                positions=positions,
+                page_table=page_table,
+                out=out,
+                seats=seats,
+                scale=scale * math.log2(math.e),
+                window=window,
+                lanes=lanes,
+                tile=tile,
+                tiles=tiles,
+            )
+            return out
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
         assert rotation is None or (blocks == 1 and tails is None), "only the rows of one block can be turned here"
         turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
-        tile = self.tile or tile_for(head_dim)
-        tiles = self.tiles or min(8, SPLIT // tile)
-        unit, units = self._units(tile, tiles, max_context, window, block_m // group, seats * blocks * kv_heads)
-        programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
-        solo = programs == 1 and unit > tile
+        splits = self._splits(tile * tiles, max_context, window, block_m // group)
+        programs = min(splits, max(1, self.fill // (seats * blocks * kv_heads)))
+        solo = programs == 1
         crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # smaller programs then leave less idle
         warps = self.warps or (2 if crowded else 4)
+        stages = self.stages or (3 if seats * blocks * kv_heads * programs <= ALONE and keys.itemsize < 4 else 2)
         if programs > 1:
-            self.reserve(seats * blocks * kv_heads, units * block_m * (padded + 2))
+            self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
             queries,
             keys,
@@ -141,7 +161,7 @@ class Attention:
             page_table.shape[1],
             0 if tails is None else tails.shape[1],
             blocks,
-            units,
+            splits,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -149,17 +169,17 @@ class Attention:
             BLOCK_M=block_m,
             TILE=tile,
             TILES=tiles,
-            UNIT=unit,
             PAGE=PAGE_SIZE,
             WINDOW=window > 0,
             LANES=lanes is not None,
             TREE=tails is not None,
             SOLO=solo,
+            EARLY=programs == splits and not window,
             TURN=rotation is not None,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
             num_warps=warps if block_m < 64 else 2 * warps,
-            num_stages=self.stages,
+            num_stages=stages,
             launch_pdl=pdl,
         )
         return out
@@ -179,20 +199,16 @@ class Attention:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
-    def _units(self, tile: int, each: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
-        """Choose the unit of work of a program, a tile or a split of `each` tiles, and count the units of a block."""
-        split = tile * each
-        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a unit
-        tiles = max(1, triton.cdiv(span, tile))
-        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # few tiles: one program is fast
-        if tiles == 1 or tiles * blocks <= room:
-            return tile, tiles
-        return split, triton.cdiv(span, split)
+    @staticmethod
+    def _splits(split: int, max_context: int, window: int, rows: int) -> int:
+        """Count the splits that a block of `rows` rows may see."""
+        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
+        return max(1, -(-span // split))
 
 
 def tile_for(head_dim: int) -> int:
-    """Choose the positions of a tile: its keys and values of 16 bits take 32 KiB."""
-    return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+    """Choose the positions of a tile: its keys and values of 16 bits take 64 KiB at most."""
+    return 128 if head_dim <= 128 else 64
 
 
 def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
@@ -201,7 +217,7 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "units"]
+    do_not_specialize=["window", "angles", "pages", "depth", "splits"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries,
@@ -225,7 +241,7 @@ def _attend(
     pages,
     depth,
     blocks,
-    units,
+    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -233,12 +249,12 @@ def _attend(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    UNIT: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
     TREE: tl.constexpr,
     SOLO: tl.constexpr,
+    EARLY: tl.constexpr,
     TURN: tl.constexpr,
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
@@ -255,8 +271,8 @@ def _attend(
     stop = tl.load(row_starts + seat + 1)
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
-    if UNIT == TILE and not WINDOW:
-        slot = _slots(table, me, pages, TILE, PAGE)  # early: the first of a chain of loads
+    if EARLY:  # the program has one split: its pages, the first of a chain of loads, are known
+        slot = _slots(table, me * TILES, pages, TILE, PAGE)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -275,9 +291,11 @@ def _attend(
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
-    first = low // UNIT
-    count = tl.minimum(tl.maximum(tl.cdiv(end, UNIT) - first, 1), units)
-    if (start >= stop) | (me >= count):
+    SPLIT: tl.constexpr = TILE * TILES
+    first = low // SPLIT
+    count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
+    each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
+    if (start >= stop) | (me * each >= count):
         return
     base, rows = end, 1
     if TREE:
@@ -290,7 +308,7 @@ def _attend(
         member = start + m
         mine = (m < ROWS) & (member < stop)
         at = tl.load(positions + member, mask=mine, other=0)
-        mine = mine & ((at // UNIT - first) % tl.num_programs(2) == me)
+        mine = mine & ((at // SPLIT - first) // each == me)
         slot_ = tl.load(slots + member, mask=mine, other=0)
         mine = mine & (slot_ >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
@@ -302,56 +320,48 @@ def _attend(
         tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
-    partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
+    partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
-    if UNIT == TILE:
-        if WINDOW:
-            slot = _slots(table, first + me, pages, TILE, PAGE)
-        peak, total, acc = _tile(
-            first + me, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
-            KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-        )  # fmt: skip  # a name a line would hide the shape
-        if count == 1:
-            _write(out + cell, mask, total, acc)
-            return
-        _keep(partials, me, peak, total, acc, BLOCK_M, PADDED)
-    else:
-        peak, total, acc = _nothing(BLOCK_M, PADDED)
-        for index in range(me, count, tl.num_programs(2)):
-            tile = (first + index) * TILES
-            peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
-            for here in range(tl.maximum(tile, low // TILE), tl.minimum(tile + TILES, tl.cdiv(end, TILE))):
-                slot = _slots(table, here, pages, TILE, PAGE)
-                peak__, total__, acc__ = _tile(
-                    here, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
-                    KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-                )  # fmt: skip  # a name a line would hide the shape
-                peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
+    whole_peak, whole_total, whole_acc = _nothing(BLOCK_M, PADDED)
+    peak, total, acc = _nothing(BLOCK_M, PADDED)
+    from_ = tl.maximum((first + me * each) * TILES, low // TILE)
+    past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
+    if not EARLY:
+        slot = _slots(table, from_, pages, TILE, PAGE)
+    for tile in range(from_, past):
+        next_slot = _slots(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
+        if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
-                peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+                whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
             else:
-                _keep(partials, index, peak_, total_, acc_, BLOCK_M, PADDED)
-        if SOLO:
-            _write(out + cell, mask, total, acc)
+                _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+            peak, total, acc = _nothing(BLOCK_M, PADDED)
+        peak, total, acc = _tile(
+            tile, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
+            peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW, TREE,
+        )  # fmt: skip  # a name a line would hide the shape
+        slot = next_slot
+    if SOLO | (count == 1):
+        whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
+        _write(out + cell, mask, whole_total, whole_acc)
+        return
     if not SOLO:
+        _keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
         arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
-        if arrived == tl.minimum(tl.num_programs(2), count) - 1:
-            if UNIT == TILE:
-                total, acc = _merge_tiles(partials, first, count, BLOCK_M, PADDED, TILES)
-            else:
-                total, acc = _merge_splits(partials, count, BLOCK_M, PADDED)
+        if arrived == tl.cdiv(count, each) - 1:
+            total, acc = _merge_splits(partials, count, valid, BLOCK_M, PADDED)
             _write(out + cell, mask, total, acc)
             tl.store(counters + block, 0)
 
 
 @triton.jit
 def _tile(
-    tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows, peak, total, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Compute the partial of one tile. `place`, `member` [BLOCK_M]: positions of rows, indices in the block."""
+    """Add one tile to a partial. `place`, `member` [BLOCK_M]: positions of rows, indices in the block."""
     position = tile * TILE + tl.arange(0, TILE)
     distance = place[:, None] - position[None, :]
     seen = distance >= 0
@@ -359,9 +369,9 @@ def _tile(
         seen = seen & (distance < window)
     if not TREE:
         k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        peak, total, acc = _partial(q, k, v, seen, scale, TILE)
+        scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
+        peak, total, acc = added(scores, v, scale, peak, total, acc)
     else:
-        peak, total, acc = _nothing(BLOCK_M, PADDED)
         common = (base == end) | (tile * TILE + TILE <= base)  # True: all rows share the slots of this tile
         for i in range(tl.where(common, 1, rows)):
             mine = common | (member == i)  # a row's own slots change nothing for other rows
@@ -370,9 +380,9 @@ def _tile(
             tail = tl.load(tails + i * depth + (position - base), mask=own, other=0)
             where = tl.where(position < base, slot, tail)
             k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-            peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
-            acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times NaN would be NaN
-            peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+            scores = tl.where(seen & mine[:, None], tl.dot(q, k, input_precision="ieee"), float("-inf"))
+            peak, total, acc_ = added(scores, v, scale, peak, total, acc)
+            acc = tl.where(mine[:, None], acc_, acc)  # 0 times NaN would be NaN
     return peak, total, acc
 
 
@@ -416,15 +426,32 @@ def _fetch(
 
 
 @triton.jit
-def _partial(q, k, v, seen, scale, TILE: tl.constexpr):
-    """Compute the softmax of one tile: the highest score, the sum of weights relative to it, and of weighted values."""
-    scores = tl.dot(q, k, input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    peak = tl.max(scores, 1)
-    safe = tl.where(peak == float("-inf"), 0.0, peak)
-    p = tl.exp2(scores - safe[:, None]).to(v.dtype)
-    total = tl.dot(p, tl.full([TILE, 16], 1.0, v.dtype), input_precision="ieee")  # 16 equal columns
-    return peak, tl.max(total, 1), tl.dot(p, v, input_precision="ieee")
+def added(scores, v, scale, peak, total, acc):
+    """Add a tile of `scores` [BLOCK_M, TILE], -inf where a row does not see, to a partial over the tiles before it.
+
+    Weights are relative to the highest score so far, in units of log2. Their sum is one of whole numbers, which is
+    exact in any order: between 2 and 4 the bits of a float32 count steps of 2^-22, and TILE twos vanish modulo 2^32.
+    `fma` fixes which product is fused; the compiler does not choose.
+    """
+    higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    old = tl.exp2(peak - safe)
+    weights = tl.exp2(tl.fma(scores, scale, -safe[:, None]))
+    steps = tl.sum((weights + 2.0).to(tl.int32, bitcast=True), 1)
+    total = tl.fma(total, old, steps.to(tl.float32) * STEP)
+    acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def merged(peak, total, acc, peak_, total_, acc_):
+    """Merge two partials, exactly if one is empty."""
+    higher = tl.maximum(peak, peak_)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
+    total = tl.fma(total, old, total_ * new)
+    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
+    return higher, total, acc
 
 
 @triton.jit
@@ -435,60 +462,35 @@ def _nothing(BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _merge(peak, total, acc, peak_, total_, acc_):
-    """Merge two partials, exactly if one is empty. `fma` fixes which product is fused; the compiler does not choose."""
-    higher = tl.maximum(peak, peak_)
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
-    total = tl.fma(total, old, total_ * new)
-    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
-    return higher, total, acc
-
-
-@triton.jit
-def _keep(partials, index, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+def _keep(partials, index, valid, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     """Store partial `index` of the block: [BLOCK_M] peaks, [BLOCK_M] totals, [BLOCK_M, PADDED] sums."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
-    tl.store(partials + m, peak)
-    tl.store(partials + BLOCK_M + m, total)
-    tl.store(partials + 2 * BLOCK_M + cell, acc)
+    tl.store(partials + m, peak, mask=valid)
+    tl.store(partials + BLOCK_M + m, total, mask=valid)
+    tl.store(partials + 2 * BLOCK_M + cell, acc, mask=valid[:, None])
 
 
 @triton.jit
 def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Load a partial that `_keep` stored, past caches that programs do not share; an empty one unless `there`."""
+    """Load a partial that `_keep` stored, past caches that programs do not share; empty for rows not `there`."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
     peak = tl.load(partials + m, mask=there, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(partials + BLOCK_M + m, mask=there, other=0.0, cache_modifier=".cg")
-    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there, other=0.0, cache_modifier=".cg")
+    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there[:, None], other=0.0, cache_modifier=".cg")
     return peak, total, acc
 
 
 @triton.jit
-def _merge_tiles(partials, first, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr, TILES: tl.constexpr):
-    """Merge the partials of tiles `first` … `first + count - 1`: first within each split, then the splits."""
-    peak, total, acc = _nothing(BLOCK_M, PADDED)
-    for split in range(first // TILES, tl.cdiv(first + count, TILES)):
-        peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
-        for tile in tl.static_range(TILES):
-            index = split * TILES + tile - first
-            kept = _kept(partials, index, (index >= 0) & (index < count), BLOCK_M, PADDED)
-            peak_, total_, acc_ = _merge(peak_, total_, acc_, kept[0], kept[1], kept[2])
-        peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
-    return total, acc
-
-
-@triton.jit
-def _merge_splits(partials, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+def _merge_splits(partials, count, valid, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     peak, total, acc = _nothing(BLOCK_M, PADDED)
     for index in range(0, count, 4):  # the loads of four overlap
         for next_ in tl.static_range(4):
-            kept = _kept(partials, index + next_, index + next_ < count, BLOCK_M, PADDED)
-            peak, total, acc = _merge(peak, total, acc, kept[0], kept[1], kept[2])
+            kept = _kept(partials, index + next_, valid & (index + next_ < count), BLOCK_M, PADDED)
+            peak, total, acc = merged(peak, total, acc, kept[0], kept[1], kept[2])
     return total, acc
 
 

@@ -50,8 +50,8 @@ def device_drafts(rig: Rig, asked: Sequence[Request]) -> Drafts:
     found: Drafts = {}
     settle = rig.engine._stepper._settle
 
-    def told(work: Work, landed: Any, drafter: str | None) -> None:
-        settle(work, landed, drafter)
+    def told(work: Work, landed: Any) -> None:
+        settle(work, landed)
         if landed is not None and work.max_draft:
             found[tuple(work.sequence.tokens)] = landed.drafted
 

@@ -21,7 +21,7 @@ from paceline.runner.lanes import Lanes
 from tests.kernels.cuda.conftest import ON_GPU
 
 PAGES, CONTEXT, LAYER = 40, 112, 1
-FORMS = ("tiles", "splits", "solo")  # a program to each tile, to every other split, to everything
+FORMS = ("splits", "runs", "solo")  # a program to each split, to two adjacent splits, to everything
 TREE = (-1, 0, 0, -1, 3, 2)  # parents; of node 1 there is no child
 
 
@@ -103,14 +103,14 @@ def run(
     )
 
 
-def made(device: torch.device, form: str = "tiles", *, blocks: int = 0) -> Attention:
+def made(device: torch.device, form: str = "splits", *, blocks: int = 0) -> Attention:
     """Make an Attention that divides work in the given form; `blocks` is the number of blocks of the call."""
-    return Attention(device=device, tile=16, tiles=2, fill={"tiles": 1000, "splits": 2 * blocks, "solo": 1}[form])
+    return Attention(device=device, tile=16, tiles=2, fill={"splits": 1000, "runs": 2 * blocks, "solo": 1}[form])
 
 
 def check_form(attention: Attention, form: str, *, blocks: int, head_dim: int = 16, context: int = 90) -> None:
-    """Check by its scratch memory that attention worked in the given form: tiles, splits or solo."""
-    units = {"tiles": -(-context // 16), "splits": -(-context // 32), "solo": 0}[form]
+    """Check by its scratch memory that attention worked in the given form: with partials of splits or without."""
+    units = 0 if form == "solo" else -(-context // 32)
     padded = max(16, 1 << (head_dim - 1).bit_length())
     assert attention.partials.numel() == blocks * units * 16 * (padded + 2)
     assert not attention.counters.any(), "the next call would merge too early"
@@ -135,9 +135,9 @@ def test_sizes_of_heads_and_groups(shape, dtype, device):
     """Three rows are several blocks if many query heads share a KV head."""
     scene, (heads, kv_heads, _) = Scene(shape, dtype, device), shape
     blocks = 2 * kv_heads * -(-3 // (16 // (heads // kv_heads)))
-    shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "splits", blocks=blocks)
+    shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "runs", blocks=blocks)
     close(scene.attend(attention, *shares), scene.reference(*shares))
-    check_form(attention, "splits", blocks=blocks, head_dim=shape[2])
+    check_form(attention, "runs", blocks=blocks, head_dim=shape[2])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,7 +165,7 @@ def test_any_batch(seed, device):
 def test_a_row_is_the_same_whoever_rides_along_and_whoever_computes_it(window, dtype, device):
     scene, shares = Scene((4, 2, 16), dtype, device), (VERIFY, PREFILL, DECODE)
     together = scene.attend(made(device), *shares, window=window)
-    for form in ("splits", "solo"):
+    for form in ("runs", "solo"):
         assert torch.equal(scene.attend(made(device, form, blocks=6), *shares, window=window), together)
     first = 0
     for part in shares:
@@ -309,19 +309,19 @@ def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, dtype, dev
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     """A captured graph keeps the scratch memory that it was captured with."""
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
-    scene.attend(attention, share(0, 20, 1))
+    scene.attend(attention, share(0, 40, 1))
     small = attention.partials
     scene.attend(attention, *MIXED)
     assert attention.partials.numel() > small.numel() > 0
     assert any(old is small for old in attention._outgrown)
-    close(scene.attend(attention, share(0, 20, 1)), scene.reference(share(0, 20, 1)))
+    close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
 
 
 def test_tiles_and_splits_of_real_size(dtype, device):
     scene = Scene((4, 1, 64), dtype, device)
     shares = DECODE, share(2, 60, 1, *chain(4))
     close(scene.attend(Attention(device=device), *shares), scene.reference(*shares))
-    assert (tile_for(64), tile_for(128), tile_for(256)) == (128, 64, 32)
+    assert (tile_for(64), tile_for(128), tile_for(256)) == (128, 128, 64)
 
 
 def test_the_block_that_holds_the_rows():
