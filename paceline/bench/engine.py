@@ -216,7 +216,7 @@ def drafter_words(setup: Setup) -> str:
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Make options under which runs do the same work: no shared pages; on random prompts drafts of one length for all."""
+    """Make options under which runs do the same work: no shared pages; on random prompts drafts of one length."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
