@@ -149,6 +149,7 @@ def test_heads_beside_a_target_on_a_gpu(folders: dict[str, str], beside: ReadyMo
     assert (len(drafters[0].head.ids), drafters[2].taps) == (60, (layers,))
     assert max(drafters[1].taps) < layers
     assert [one.page_bytes > 0 for one in made.values()] == [True, True, False]
+    assert next(iter(made.values())).lane_bytes == 36 * 3 * beside.model.config.hidden_size * 4
 
 
 def test_a_head_for_another_target_is_refused_beside_a_gpu(
