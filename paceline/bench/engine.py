@@ -182,9 +182,9 @@ def measure(setup: Setup, *, say: Say = lambda what, done, total: None) -> Measu
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
-    ready = _ready(setup.target, setup)
+    model = ready(setup.target, setup)
     words = [drafter_words(setup)] if drafting else []
-    parts = assemble(ready, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
+    parts = assemble(model, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
     need = max(setup.batches) * -(-(setup.prompt_tokens + setup.output_tokens + setup.draft + 1) // PAGE_SIZE)
     if parts.memory.num_pages < need:
         raise OutOfMemory(
@@ -194,7 +194,7 @@ def build(setup: Setup, *, drafting: bool) -> Parts:
     return parts
 
 
-def _ready(name: str, setup: Setup) -> ReadyModel:
+def ready(name: str, setup: Setup) -> ReadyModel:
     if is_shape(name):
         return ready_shape(name, format=setup.format, device=setup.device, kv_format=setup.kv_format, seed=setup.seed)
     return read_model(name, format=setup.format, device=setup.device, kv_format=setup.kv_format)
