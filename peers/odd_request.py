@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from paceline.bench.engine import Setup, build, requests, run_batch
+from paceline.bench.engine_prompts import prompts_of
 from paceline.types import Request, Rule
 
 ODD: Mapping[str, Mapping[str, Any]] = {
@@ -42,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     engine = (parts := build(setup, drafting=args.drafter is not None)).engine
     mode: Any = "speculative" if args.drafter else "plain"
-    vocab_size = parts.target.model.config.vocab_size
+    prompts = prompts_of(setup, parts)
 
     def speed(odd: str | None, round: int) -> float:
-        asked = requests(setup, args.batch, mode=mode, round=round, vocab_size=vocab_size)
+        asked = requests(setup, args.batch, mode=mode, round=round, prompts=prompts)
         return run_batch(engine, asked if odd is None else with_odd(asked, odd), mode=mode, round=round).tok_s
 
     found: dict[str, Any] = {}

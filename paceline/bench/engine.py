@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,9 +27,11 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.bench.engine_prompts import prompts_of
 from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.bench.mix import Mix
 from paceline.config import EngineConfig
+from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.registry import find
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str, int, int], None]
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
+EAGLE_SHAPE = "eagle-shape"  # drafter of random weights in the shape of an EAGLE-3 head
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
 SPARE_BYTES = 4 << 30  # GPU memory in bytes that must stay free beside two engines
 
@@ -57,10 +59,11 @@ class Setup:
     target: str  # a shape, a config.json, or a model
     drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
     batches: tuple[int, ...] = (1,)
-    draft: int = 4  # tokens of every draft
+    draft: int = 4  # tokens of every draft; on real prompts, of the longest
     acceptance: float | None = None  # synthetic, a probability per position; None: the target decides
     prompt_tokens: int = 128
     output_tokens: int = 320
+    prompts: tuple[str, ...] = ()  # sets or files of real prompts, at most `prompt_tokens` long; (): random tokens
     format: Format = "auto"
     drafter_format: Format | None = None
     kv_format: str = "bf16"  # ignored on a CPU
@@ -76,6 +79,8 @@ class Setup:
             raise InvalidRequest(f"output-tokens must be at least 2, not {self.output_tokens}: speed starts at the 2nd")
         if self.acceptance is not None and not 0 < self.acceptance <= 1:
             raise InvalidRequest(f"acceptance must be above 0 and at most 1, not {self.acceptance:g}")
+        if self.prompts and self.acceptance is not None:
+            raise InvalidRequest("--acceptance is for random prompts: on real ones the target decides")
         if self.drafter is None and (self.off or self.acceptance is not None):
             raise InvalidRequest("--off and --acceptance speak of a drafter: name one with --drafter")
         for mix in self.mixes:
@@ -206,19 +211,20 @@ def ready(name: str, setup: Setup) -> ReadyModel:
 def drafter_words(setup: Setup) -> str:
     """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
+    options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
+    if name == EAGLE_SHAPE:
+        return f"{EagleDrafter.name}:{SHAPE},{options}"
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
         return name
-    options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
     if setup.drafter_format is not None:
         options += f",format={setup.drafter_format}"
     return f"model:{'shape:' if is_shape(name) else ''}{name},{options}"
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Make options under which each run does the same work: drafts of one length for all sequences, whether they pay or
-    not, and no shared pages."""
+    """Make options under which runs do the same work: no shared pages; on random prompts drafts of one length."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
@@ -231,13 +237,9 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "max_draft_batch": most,
     }
     if drafting:
-        options |= {
-            "fixed_draft": True,
-            "measure_cost": False,
-            "min_acceptance": 0.0,
-        }
-        if setup.acceptance is not None:
-            options["synthetic_acceptance"] = setup.acceptance
+        if not setup.prompts:
+            options |= {"fixed_draft": True, "measure_cost": False, "min_acceptance": 0.0}
+        options["synthetic_acceptance"] = setup.acceptance or 0.0
     return EngineConfig.of(**options)
 
 
@@ -267,14 +269,14 @@ def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterato
     """Run every batch size: once as a warm-up, then all modes and mixes in turns."""
     variants = [(mode, mix) for mode in engines for mix in (None, *setup.mixes)]
     done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(variants)
+    prompts = prompts_of(setup, next(iter(engines.values())))
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
             for mode, mix in variants:
                 what = f"{mode}, batch {batch}, {f'{mix}, ' if mix else ''}{_which(round)}"
                 say(what, done, total)
                 done += 1
-                vocab_size = engines[mode].target.model.config.vocab_size
-                asked = requests(setup, batch, mode=mode, round=round, vocab_size=vocab_size)
+                asked = requests(setup, batch, mode=mode, round=round, prompts=prompts)
                 asked = mix.apply(asked) if mix else asked
                 run = run_batch(engines[mode].engine, asked, mode=mode, round=round)
                 logger.info("%s: %.1f tokens/s", what, run.tok_s)
@@ -286,16 +288,15 @@ def _which(round: int) -> str:
     return "warming up" if round < 0 else f"round {round + 1}"
 
 
-def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: int) -> list[Request]:
+def requests(setup: Setup, batch: int, *, mode: Mode, round: int, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     """Make the requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic
     acceptance, differ by round."""
-    rng = random.Random(setup.seed)
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)
     return [
         Request(
             id=str(i),
-            prompt=tuple(rng.randrange(vocab_size) for _ in range(setup.prompt_tokens)),
+            prompt=prompts[i % len(prompts)],
             sampling=replace(sampling, seed=(1 + round) * batch + i),
             speculation=speculation,
         )

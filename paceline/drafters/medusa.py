@@ -22,9 +22,11 @@ from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
 from paceline.models.weights import Progress
+from paceline.runner.heads.medusa import TorchMedusa
 from paceline.runner.heads.protocol import MedusaForward
 from paceline.runner.loading.heads import read_medusa
 from paceline.runner.loading.models import ReadyModel
+from paceline.runner.rounds.protocol import DraftingRound, Seat
 from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Off
 
@@ -91,6 +93,30 @@ class MedusaDrafter(FeatureDrafter):
         return best_tree(best.indices.tolist(), probabilities.tolist(), count=ask.max_draft, floor=floor)
 
 
+class MedusaOnDevice:
+    """Implements DeviceDrafter: the best guess of each head, as a chain, from the last hidden state on the device."""
+
+    finds_fewer = True
+    ends_drafts = True
+    reader = None
+
+    def __init__(
+        self, heads: TorchMedusa, *, tap: int, max_draft: int | None = None, min_confidence: float = 0.05
+    ) -> None:
+        self.taps = (tap,)
+        self.max_draft = min(heads.depth, heads.depth if max_draft is None else max_draft)
+        self._heads = heads
+        self._min_confidence = min_confidence
+
+    def threshold(self, seat: Seat) -> float:
+        return self._min_confidence if seat.p_min is None else seat.p_min
+
+    def draft(self, round: DraftingRound) -> None:
+        logits = self._heads.on_device(round.last_states())
+        for turn in range(min(round.longest, self.max_draft)):
+            round.append(logits[turn], turn, doubting=True)
+
+
 def best_tree(
     tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[float]], *, count: int, floor: float
 ) -> Draft:
@@ -120,6 +146,15 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     directory, format, given = head_options(MedusaDrafter.name, options, {})
     ready = read_medusa(directory, target, format=format)
     tap = target.model.config.num_layers
+    if target.decoder is not None:
+        heads = TorchMedusa(ready.heads, dtype=ready.dtype, device=ready.device)
+        return Recipe(
+            name=MedusaDrafter.name,
+            build=lambda context: None,
+            how=ready.why,
+            pass_bytes=ready.pass_bytes,
+            on_device=lambda built, to: MedusaOnDevice(heads, tap=tap, **given),
+        )
     return Recipe(
         name=MedusaDrafter.name,
         build=lambda context: MedusaDrafter(ready.forward(threads=context.threads), tap=tap, **given),

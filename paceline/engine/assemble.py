@@ -232,7 +232,8 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
             made.profile(config.max_step_tokens, 2 * config.max_sequences)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.decoder.device)
-    return max(0, free - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
+    lanes = config.max_sequences * sum(made.lane_bytes for made in recipes)
+    return max(0, free - lanes - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
 
 
 def _available() -> int:

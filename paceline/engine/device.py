@@ -26,6 +26,7 @@ import numpy as np
 from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
+from paceline.engine.hearing import Hearing
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.masks import Masks
 from paceline.engine.offers import Offers
@@ -89,7 +90,10 @@ class DeviceStepper:
         self._host = host
         self._drafters = drafters
         self._offers = Offers(drafters, governor, clock)
-        self._readers = {name: Reader(pool) for name in rounds.readers}  # drafters with keys and values of their own
+        self._hearing = Hearing(rounds)
+        # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
+        own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing]
+        self._readers = {name: Reader(pool) for name in own}
         self._governor = governor
         self._max_step_tokens = max_step_tokens
         self._clock = clock
@@ -119,7 +123,7 @@ class DeviceStepper:
         assert span is not None
         if reader is not None:
             follower = self._readers[reader].start(lambda first, stop: span.pages[first:stop], span.reserved)
-            sequence.in_flight.follower = follower
+            sequence.in_flight.follower, sequence.in_flight.heard = follower, follower.known
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
@@ -127,7 +131,8 @@ class DeviceStepper:
         self._offers.forget(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        return self._host.knows(sequence, page)
+        heads = [name for name in sequence.drafters if name in self._hearing]
+        return self._host.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
         """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
@@ -209,15 +214,17 @@ class DeviceStepper:
         forced = self._masks.write(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
-        extra = self._catch_up(seats) if drafter in self._readers else []
+        read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
+        extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
         for part in parts:
             part.launch()
+        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [_seat(work, offers.get(work.sequence.key)) for work in seats],
+            [_seat(work, offers.get(work.sequence.key), price) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -237,13 +244,14 @@ class DeviceStepper:
 
     def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
         """Pick the device's drafter of this step, round-robin; sequences of its other drafters decode plainly. If none
-        drafts, pick one that has prompt tokens to read."""
+        drafts, pick one that has prompt tokens or hidden states to read."""
         wanting = [work for work in seats if work.max_draft and not work.forced]
         inside = [work for work in wanting if work.drafter in self._rounds.drafters]
         wanted = list(dict.fromkeys(work.drafter for work in inside))
         if not wanted:
-            readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._readers]
-            return readers[0] if readers else None
+            readers = [work for work in reading if work.sequence.drafter in self._readers]
+            readers += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
+            return readers[0].sequence.drafter if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
         for work in inside:
@@ -283,6 +291,7 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
+            sequence.in_flight.heard = end
         return Chunk(
             sequence.lane,
             work.start,
@@ -303,9 +312,12 @@ class DeviceStepper:
             return
         verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
         follower = work.sequence.in_flight.follower
-        if work.max_draft and not work.forced and work.drafter in self._readers and follower is not None:
+        inside = work.drafter if work.max_draft and not work.forced else None
+        if inside in self._rounds.readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
             follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
+        elif landed.drafted and inside is not None and inside in self._hearing:
+            self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = verdict
 
@@ -316,7 +328,7 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
-def _seat(work: Work, offer: Offer | None) -> Seat:
+def _seat(work: Work, offer: Offer | None, price: float) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
@@ -324,7 +336,7 @@ def _seat(work: Work, offer: Offer | None) -> Seat:
     if (sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, rule=rule, threshold=threshold)
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min)
 
 
 def _decodes(work: Work) -> bool:

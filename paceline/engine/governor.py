@@ -18,7 +18,7 @@ from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
 from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, speeds
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Rounds
+from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
@@ -68,6 +68,15 @@ class Governor:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
+    def seat_price(self, drafter: str) -> float:
+        """Lowest probability of being right at which a device should draft one more token for a sequence.
+
+        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. That may be
+        nothing: few rows take as long as one. It is rounded, because equal seats need no upload."""
+        if not self._weighs_cost or not self._ends_drafts(drafter):
+            return 0.0
+        return round(self.cost.row_price if self.cost.knows_rows else PRIOR_ROW_PRICE, 2)
+
     @property
     def _weighs_cost(self) -> bool:
         return self._config.measure_cost and not self._config.fixed_draft
@@ -94,8 +103,7 @@ class Governor:
 
     def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
         """Cut `limit` to what the sequence's pace allows and to what pays, unless the drafter itself ends drafts."""
-        guard, pace = self._drafters.get(sequence.drafter or ""), sequence.pace
-        ends_drafts = guard is not None and guard.ends_drafts
+        pace, ends_drafts = sequence.pace, self._ends_drafts(sequence.drafter or "")
         if not ends_drafts:
             limit = min(limit, pace.length)
         affordable = self._affordable(sequence, pace) if by_cost and self._config.measure_cost else None
@@ -131,8 +139,17 @@ class Governor:
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
+        rounds = self._rounds
         own = [] if drafter not in self._drafters else [self._drafters[drafter].max_draft]
-        return min(own if self._rounds is None else [*own, self._rounds.max_draft])
+        if rounds is not None and drafter in rounds.drafters:
+            own.append(longest_draft(rounds.drafters[drafter], rounds.max_draft))
+        return min(own if rounds is None else [*own, rounds.max_draft])
+
+    def _ends_drafts(self, drafter: str) -> bool:
+        guard, rounds = self._drafters.get(drafter), self._rounds
+        if rounds is not None and drafter in rounds.drafters:
+            return bool(getattr(rounds.drafters[drafter], "ends_drafts", False))
+        return guard is not None and guard.ends_drafts
 
     def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
         """Return the drafters that rest in this round."""

@@ -26,6 +26,7 @@ class InFlight:
     on_device: bool = False  # the device's lane has all of the host's tokens, and perhaps later ones
     pages: int = 0  # entries of the page table that the device has
     drafts: bool = False  # the device's drafter drafts for it in the latest launch
+    heard: int = 0  # positions before this one whose hidden states the device's head has read
     follower: Follower | None = None  # positions that the device's drafter will have read when the next launch runs
 
     def launch(self, *, rows: int, draws: bool, max_draft: int, offered: bool) -> None:

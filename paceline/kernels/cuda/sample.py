@@ -10,6 +10,9 @@ A floor is found by bisection over float32 bit patterns, until it leaves exactly
 searches the list, which is nearly always enough, or else the whole row. Counts and masses are integers, so that neither
 the list's order nor the number of rows can change a token. Floating-point operations are never fused, because the noise
 must have the same bits on every machine.
+
+A head draws in a vocabulary of its own: its columns stand for the tokens `ids`, whose noise they get. Its confidence in
+a token is computed along the way, and `_settle` ends doubtful drafts.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from torch import Tensor
 from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
 from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
 from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
-from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, DeviceLanes
+from paceline.kernels.round_reference import (
+    BEST,
+    DRAWN,
+    EXPONENTIAL,
+    FAINT,
+    LOG2_E,
+    MASS_BITS,
+    DeviceLanes,
+    Doubt,
+)
 from paceline.sampling.sampler import Stream
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
@@ -39,6 +51,7 @@ _NONE = tl.constexpr(0x7FFFFFFF)  # larger than any token
 _LOWEST = tl.constexpr(float("-inf"))
 _LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
+_DRAWN0, _DRAWN1, _BEST0, _BEST1 = (tl.constexpr(value) for value in (*DRAWN, *BEST))
 _TOKEN, _DRAFT = tl.constexpr(int(Stream.TOKEN)), tl.constexpr(int(Stream.DRAFT))
 _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
@@ -52,6 +65,8 @@ def draw(
     positions: Tensor | None = None,
     offset: int = 0,
     push: bool = False,
+    ids: Tensor | None = None,
+    doubt: Doubt | None = None,
     filters: bool = True,
     free: Tensor | None = None,
     floors: Tensor | None = None,
@@ -60,34 +75,40 @@ def draw(
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
-    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p. Rows that
-    are not 0 in `free` int32 [rows] are drawn with the noise of a drafter. `floors` float32 [rows] gets the smallest
-    scaled logit that the filters of each row leave, -inf if it has none; it needs `filters`.
+    it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
+    scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
+    min-p. Rows that are not 0 in `free` int32 [rows] are drawn with the noise of a drafter. `floors` float32 [rows]
+    gets the smallest scaled logit that the filters of each row leave, -inf if it has none; it needs `filters`.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
     chunks = triton.cdiv(vocab, CHUNK)
     scratch = _scratch(logits.device, triton.next_power_of_2(rows), vocab)
     lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
-    row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
+    names = lanes if ids is None else ids  # a placeholder is never read
+    row = (logits, logits.stride(0), vocab, names, lanes, lanes if positions is None else positions, offset)
     assert filters or floors is None, "floors are found by filters"
     keys = (state.seed, lanes if free is None else free)
     asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, *keys)
     kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
-    options = {"FILTERS": filters, "FREE": free is not None, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
+    kinds = {"FILTERS": filters, "FREE": free is not None, "IDS": ids is not None, "DOUBT": doubt is not None}
+    options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
         _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
+    doubts = tuple(doubt or Doubt(scratch.scores, scratch.scores, out, out, 0))
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, "FLOORS": floors is not None, **placed, **parts}
-    _settle[(rows,)](*row, *asked, *kept, *ahead, num_warps=8 if filters else 1, **shape, **options)
+    _settle[(rows,)](*row, *asked, *kept, *ahead, *doubts, num_warps=8 if filters else 1, **shape, **options)
 
 
 class _Scratch(NamedTuple):
     scores: Tensor  # float32 [rows, chunks] best score of each chunk
     tokens: Tensor  # int32 [rows, chunks] its token
+    peaks: Tensor  # float32 [rows, chunks] largest logit of each chunk, at temperature 1
+    totals: Tensor  # float32 [rows, chunks] sum of exponentials of its logits, relative to the largest
     maxima: Tensor  # float32 [rows, parts] largest logit of each part
 
 
@@ -104,6 +125,8 @@ def _scratch(device: torch.device, rows: int, vocab: int) -> _Scratch:
     return _Scratch(
         scores=torch.zeros((rows, chunks), device=device),
         tokens=torch.zeros((rows, chunks), dtype=torch.int32, device=device),
+        peaks=torch.zeros((rows, chunks), device=device),
+        totals=torch.zeros((rows, chunks), device=device),
         maxima=torch.zeros((rows, parts), device=device),
     )
 
@@ -126,6 +149,7 @@ def _score(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -138,6 +162,8 @@ def _score(
     free,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -147,6 +173,8 @@ def _score(
     FAST: tl.constexpr,
     FILTERS: tl.constexpr,
     FREE: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -161,15 +189,21 @@ def _score(
     part = tl.arange(0, _CHUNK // _PART)
     token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
     value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    chunks = tl.num_programs(0)
+    if DOUBT:
+        peak = tl.max(tl.max(value, axis=1), axis=0)
+        safe = tl.where(peak == _LOWEST, 0.0, peak)
+        tl.store(peaks + row * chunks + chunk, peak)
+        tl.store(totals + row * chunks + chunk, tl.sum(tl.sum(tl.exp(value - safe), axis=1), axis=0))
     if scale > 0:
         value = value * scale
     if (scale > 0) & (not filtered):
         position = _position(positions, lengths, row, lane, offset, PLACED)
         high, low = _keys(seed, lengths, free, lane, row, position, FREE)
-        best, first = _top_with_noise(value, token, high, low, FAST)
+        name = _named(ids, token, token < vocab, IDS)
+        best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
         best, first = _top(value, token)
-    chunks = tl.num_programs(0)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
     if FILTERS:
@@ -186,6 +220,7 @@ def _gather(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -198,6 +233,8 @@ def _gather(
     free,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -206,6 +243,8 @@ def _gather(
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
     FREE: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -232,11 +271,12 @@ def _gather(
             tl.atomic_add(masses + row, tl.sum(mass, axis=0))
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["offset", "turn"])
 def _settle(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -249,6 +289,8 @@ def _settle(
     free,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -259,6 +301,11 @@ def _settle(
     ahead_stride,
     width,
     floors,
+    confidence,
+    thresholds,
+    limits,
+    found,
+    turn,
     CHUNKS: tl.constexpr,
     PUSH: tl.constexpr,
     FLOORS: tl.constexpr,
@@ -266,6 +313,8 @@ def _settle(
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
     FREE: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -294,13 +343,28 @@ def _settle(
                 enough = _mass_from(values, listed, 1.0, best, bound, 1024, True) >= _share(p, mass)
             if enough:
                 floor = _floor(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
-                chosen = _best(values, names, listed, 1.0, floor, high, low, 1024, True)
+                chosen = _best(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
             else:
                 source = logits + row * stride
                 floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
-                chosen = _best(source, names, vocab, scale, floor, high, low, 4096, False)
+                chosen = _best(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
             if FLOORS:
                 tl.store(floors + row, floor)
+    if DOUBT:
+        peak = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
+        total = tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+        highest = tl.max(peak, axis=0)
+        total = tl.sum(total * tl.exp(peak - highest), axis=0)
+        logit = _clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST))
+        probability = tl.exp(logit - highest) / total
+        right = _BEST0 * probability / (1.0 + _BEST1 * probability)
+        if tl.load(inverse_temperature + lane) > 0:
+            right = _DRAWN0 + _DRAWN1 * tl.sqrt(probability)
+        sure = tl.load(confidence + row)
+        going = (sure >= 0) & (sure >= tl.load(thresholds + row)) & (turn < tl.load(limits + row))
+        tl.store(confidence + row, sure * right, mask=going)
+        tl.store(found + row, turn + 1, mask=going)
+    chosen = _named(ids, chosen, chosen < vocab, IDS)
     tl.store(out + row, chosen)
     if PUSH:
         tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
@@ -314,16 +378,25 @@ def _top(value, token):
 
 
 @triton.jit
-def _top_with_noise(value, token, high, low, FAST: tl.constexpr):
+def _named(ids, column, known, IDS: tl.constexpr):
+    """Return the target's token of a column."""
+    if IDS:
+        column = tl.load(ids + column, mask=known, other=0)
+    return column
+
+
+@triton.jit
+def _top_with_noise(value, token, name, high, low, FAST: tl.constexpr):
     """Find the top of value + noise. Exact noise is slow: it is computed for all only if rough noise leaves several."""
-    rough = value + rough_gumbel(token, high, low, FAST)
+    rough = value + rough_gumbel(name, high, low, FAST)
     best = tl.max(tl.max(rough, axis=1), axis=0)
     near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the second term covers the rounding of sums
     if tl.sum(tl.sum(near.to(tl.int32), axis=1), axis=0) == 1:
         first = tl.min(tl.min(tl.where(near, token, _NONE), axis=1), axis=0)
-        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first, high, low)
+        first_name = tl.min(tl.min(tl.where(near, name, _NONE), axis=1), axis=0)
+        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first_name, high, low)
     else:
-        best, first = _top(value + gumbel(token, high, low), token)
+        best, first = _top(value + gumbel(name, high, low), token)
     return best, first
 
 
@@ -408,7 +481,9 @@ def _halve(low, high, reached, wanted):
 
 
 @triton.jit
-def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+def _best(
+    source, names, ids, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr, IDS: tl.constexpr
+):
     """Find the token with the highest score among the logits at or above `floor`; of equal ones the lowest."""
     best, chosen = tl.full((), _LOWEST, tl.float32), tl.full((), _NONE, tl.int32)
     for start in range(0, length, BLOCK):
@@ -418,7 +493,7 @@ def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, L
         if LISTED:
             token = tl.load(names + at, mask=at < length, other=_NONE)
         inside = (at < length) & (value >= floor)
-        score = tl.where(inside, value + gumbel(token, high, low), _LOWEST)
+        score = tl.where(inside, value + gumbel(_named(ids, token, inside, IDS), high, low), _LOWEST)
         top = tl.max(score, axis=0)
         first = tl.min(tl.where(inside & (score == top), token, _NONE), axis=0)
         better = (top > best) | ((top == best) & (first < chosen))

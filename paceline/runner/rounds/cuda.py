@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
@@ -30,7 +31,17 @@ from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.parameter_kernels import compile_parameters
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
+from paceline.runner.rounds.protocol import (
+    Chunk,
+    DeviceDrafter,
+    Landed,
+    Seat,
+    Times,
+    held_by,
+    longest_draft,
+    read_landed,
+    taps_of,
+)
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
@@ -75,10 +86,10 @@ class CudaRounds:
     ) -> None:
         """`max_draft_tokens`: drafted tokens of a round that the start prepares for; None: as many as all lanes can
         have. `graphs` False: rounds are never recorded."""
-        self._drafters = dict(drafters or {})
-        self.drafters: Collection[str] = self._drafters.keys()
-        readers = {name: on_cuda(by.reader) for name, by in self._drafters.items() if by.reader is not None}
+        self.drafters: Mapping[str, DeviceDrafter] = dict(drafters or {})
+        readers = {name: on_cuda(by.reader) for name, by in self.drafters.items() if by.reader is not None}
         self.readers: Collection[str] = readers.keys()
+        self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
@@ -93,6 +104,7 @@ class CudaRounds:
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
@@ -120,11 +132,11 @@ class CudaRounds:
         began, free = time.perf_counter(), self._free_bytes()
         known = {
             name: Drafts(
-                longest=min(longest.get(name, self.max_draft), self.max_draft),
-                finds_fewer=by.finds_fewer,
-                plain=bool(getattr(by, "taps", ())),
+                longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
+                finds_fewer=_looks_up(by),
+                plain=bool(taps_of(by)),
             )
-            for name, by in self._drafters.items()
+            for name, by in self.drafters.items()
         }
         with compiling():
             for bucket in self._grid.samples(known):
@@ -167,7 +179,8 @@ class CudaRounds:
         self._changes.apply(self._upload)
         began = self._mark()
         edits = any(chunk.lane in self._edited for chunk in chunks)
-        read = self._read(chunks, self._drafters.get(drafter or ""), self._grid.context(context), edits=edits)
+        by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+        read = self._read(chunks, by, held, self._grid.context(context), edits=edits)
         all_read = self._mark() if chunks else None
         outcomes, stamps = round(seats) if round else (None, None)
         verified = round.verified if round else None
@@ -201,6 +214,16 @@ class CudaRounds:
         near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
         return min(near)[1] if near else None
 
+    def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
+        decoder = self._target.decoder
+        return HeldStates.empty(
+            lanes=self._state.dummy,
+            capacity=held_by(drafter, self.max_draft),
+            width=len(taps_of(drafter)) * decoder.config.hidden_size,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+
     def _mark(self) -> torch.cuda.Event | None:
         """Have the device note the time at which it gets here."""
         if self._state.device.type != "cuda":
@@ -212,14 +235,15 @@ class CudaRounds:
     def _read_dummies(self, most: int) -> None:
         """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
         for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
-            for drafter in (None, *self.readers):
+            for drafter in (None, *self.readers, *self.tapping):
+                by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
                 chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
-                self._read([chunk], self._drafters.get(drafter or ""), self._grid.context(rows), edits=False)
+                self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None]
-        finds_fewer = drafter is not None and self._drafters[drafter].finds_fewer
+        finds_fewer = drafter is not None and _looks_up(self.drafters[drafter])
         draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         count = self._grid.seats(len(seats))
@@ -231,7 +255,7 @@ class CudaRounds:
             seats=count,
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
-            drafter=drafter if draft else None,
+            drafter=drafter if draft or drafter in self._held else None,
             context=self._grid.context(context),
             filters=edits or bool(own) or any(seat.lane in self._filtered for seat in seats),
             edits=edits,
@@ -242,17 +266,17 @@ class CudaRounds:
 
     def _expected(self, drafter: str | None, allowed: int) -> int:
         """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
-        if not allowed or drafter is None or (drafter != OFFERED and not self._drafters[drafter].finds_fewer):
+        if not allowed or drafter is None or (drafter != OFFERED and not self.drafters[drafter].finds_fewer):
             return allowed
         return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
 
     def _make(self, bucket: Bucket) -> CudaRound:
-        by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
         return CudaRound(
             bucket,
             self._state,
             self._target,
-            by,
+            self.drafters.get(bucket.drafter or ""),
+            self._held.get(bucket.drafter or ""),
             self.synthetic_acceptance,
             max_draft=self.max_draft,
             judge=self.judge,
@@ -269,7 +293,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            seconds, count = self._seconds[bucket.draft, bucket.drafter], len(ticket.seats)
+            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
             seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
         if not bucket.longest:
             return
@@ -282,6 +306,11 @@ class CudaRounds:
             if tokens:
                 share = found[drafter] / tokens
                 self._found[drafter] = share + DECAY * (self._found[drafter] - share)
+
+
+def _looks_up(drafter: DeviceDrafter) -> bool:
+    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
+    return drafter.finds_fewer and not taps_of(drafter)
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.cuda_round import on_cuda
+from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
@@ -63,21 +66,35 @@ class ChunkReader:
         self._scorer = scorer
 
     def __call__(
-        self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, context: int, *, edits: bool
+        self,
+        chunks: Sequence[Chunk],
+        drafter: DeviceDrafter | None,
+        held: HeldStates | None,
+        context: int,
+        *,
+        edits: bool,
     ) -> ReadChunks:
         """Run passes over prompt chunks, draw the first token after each prompt that ends here, and score prompts.
 
-        `edits`: a lane of the chunks edits logits."""
+        `held`: hidden states of a drafter with taps. `edits`: a lane of the chunks edits logits."""
         along = [chunk for chunk in chunks if chunk.drafts]
         reading = {i: chunk for i, chunk in enumerate(chunks) if chunk.target}
         read = ReadChunks()
         if along and drafter is not None and drafter.reader is not None:
             reader = on_cuda(drafter.reader)
             reader.decoder.fill(self._rows(along, context), reader.kv)
+        states = None if drafter is None or held is None else PromptStates(drafter, held, self._state, self._upload)
+        if states is not None:
+            states.catch_up([chunk.lane for chunk in along if not chunk.target], context)
         if reading:
-            hidden = self._target.decoder.hidden(self._rows([*reading.values()], context), self._target.kv)
+            rows = self._rows([*reading.values()], context)
+            kept = {} if states is None else states.memory(len(rows.tokens))
+            hidden = self._target.decoder.hidden(rows, self._target.kv, **kept)
             self._draw(reading, hidden, read, edits=edits)
             self._keep(reading, hidden, read)
+            if states is not None:
+                states.hold([*reading.values()])
+                states.show([*reading.values()], partial(self._rows, context=context, ahead=1))
         return read
 
     def _draw(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, *, edits: bool) -> None:
@@ -118,7 +135,8 @@ class ChunkReader:
         parts = zip(torch.split(hidden[: len(tokens)], SCORED_ROWS), torch.split(tokens, SCORED_ROWS), strict=True)
         return torch.cat([self._scorer.score_rows(self._target.decoder.project(s), t, top) for s, t in parts])
 
-    def _rows(self, chunks: Sequence[Chunk], context: int) -> DeviceBatch:
+    def _rows(self, chunks: Sequence[Chunk], context: int, *, ahead: int = 0) -> DeviceBatch:
+        """Lay out the rows of chunks. `ahead`: each with the token that many positions later."""
         state, counts = self._state, [chunk.count for chunk in chunks]
         lanes = self._upload.ints([chunk.lane for chunk in chunks])
         padding = padded_rows(sum(counts)) - sum(counts)
@@ -126,7 +144,7 @@ class ChunkReader:
         owners = self._upload(np.repeat([*(chunk.lane for chunk in chunks), state.dummy], [*counts, padding]))
         positions = self._upload(np.concatenate([*places, np.zeros(padding, dtype=np.int64)]))
         return DeviceBatch(
-            tokens=state.tokens[owners, positions],
+            tokens=state.tokens[owners, positions + ahead],
             positions=positions.int(),
             slots=state.pages[owners, positions // PAGE_SIZE] * PAGE_SIZE + (positions % PAGE_SIZE).int(),
             row_starts=self._upload.ints([0, *itertools.accumulate(counts)]),

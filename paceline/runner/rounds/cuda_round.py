@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +21,20 @@ from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.offer_reference import HEADER
+from paceline.kernels.round_reference import Doubt, spread
+from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, Seat, taps_of, threshold_of, write_offer
 from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
 
+ASKED = 4  # numbers that the host sends for each seat
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
@@ -58,12 +66,14 @@ class CudaRound:
         state: DeviceState,
         target: CudaForward,
         drafter: DeviceDrafter | None,
+        held: HeldStates | None,
         synthetic_acceptance: float,
         *,
         max_draft: int,
         judge: Judge | None = None,
         recorder: Recorder | None = None,
     ) -> None:
+        """`held`: the hidden states of a drafter with taps."""
         self._bucket = bucket
         self.state = state
         self.longest = bucket.draft
@@ -75,22 +85,27 @@ class CudaRound:
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
-        # What the host sends for a step: [2, seats] lanes and rows wanted, then its offers, a row for each seat.
+        # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
+        # thresholds, then its offers, a row for each seat.
         # An offer has room for what a step in flight may commit (max_draft + 1 tokens), and for the draft after it.
         width = HEADER + max_draft + 1 + bucket.offers if bucket.offers else 0
-        self._sent = torch.zeros(seats * (2 + width), dtype=torch.int32, device=device)
-        self._asked = self._sent[: 2 * seats].view(2, seats)
-        self._offers = self._sent[2 * seats :].view(seats, width)
+        self._sent = torch.zeros(seats * (ASKED + width), dtype=torch.int32, device=device)
+        self._asked = self._sent[: ASKED * seats].view(ASKED, seats)
+        self._offers = self._sent[ASKED * seats :].view(seats, width)
         self._asked[0] = state.dummy
         self._asked[1] = 1 + bucket.draft
-        self._counts, self._drawn, self._limits = (
-            torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(3)
-        )
-        self._same_counts = {rows: torch.full_like(self._limits, rows) for rows in (1, 2)}  # rows of a draft pass
+        self._asked[2] = bucket.draft
+        self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
+        self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self._out = torch.zeros((seats, 2 + 2 * (bucket.longest + 1)), dtype=torch.int32, device=device)
+        self._held = held
+        self._taken: Taken | None = None  # rows of a head's first pass
+        self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
+        if held is not None:
+            self._hold_states(held)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
         self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
         self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
@@ -99,6 +114,17 @@ class CudaRound:
         self._judge = judge
         self._rules = self._make_rules(target.vocab_size)
         self._floors = torch.zeros(rows, device=device) if self._rules else None
+
+    def _hold_states(self, held: HeldStates) -> None:
+        """Find memory for the hidden states of the verified rows, and for the rows of a head's first pass. Rounds share
+        it, because they run one after the other."""
+        bucket, device = self._bucket, self.state.device
+        self._kept = held.buffer("kept", bucket.rows)
+        if bucket.draft:
+            features, turns = held.buffer("features", bucket.rows), bucket.draft - 1
+            taken = Taken.empty(seats=bucket.seats, rows=bucket.rows, turns=turns, features=features, device=device)
+            self._taken = replace(taken, found=self._counts)
+            self._singles = torch.arange(bucket.seats + 1, dtype=torch.int32, device=device)  # one row for each seat
 
     @property
     def recorded(self) -> bool:
@@ -133,16 +159,19 @@ class CudaRound:
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         sent, count = self._asks[0].numpy(), self._bucket.seats
-        lanes, wanted = sent[:count], sent[count : 2 * count]
-        lanes[:], wanted[:] = self.state.dummy, 1
-        offers = sent[2 * count :].reshape(self._offers.shape)
+        lanes, wanted, limits, thresholds = sent[: ASKED * count].reshape(ASKED, count)
+        lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
+        offers = sent[ASKED * count :].reshape(self._offers.shape)
         offers[:, :HEADER] = 0
         for i, seat in enumerate(seats):
             lanes[i] = seat.lane
             if seat.offer is None:
-                wanted[i] = 1 + min(seat.max_draft, self._bucket.draft)
+                limits[i] = min(seat.max_draft, self._bucket.draft)
+                wanted[i] = 1 + limits[i]
             else:
                 write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
+        if self._drafter is not None:
+            thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]
         self._sent.copy_(self._asks[0], non_blocking=True)
         if self._rules is not None:
             self._rules.ask(seats)
@@ -155,12 +184,13 @@ class CudaRound:
             self._rules.begin()
         self._draft()
         self._stamp(1)
-        if self._drafter is None or not self._drafter.finds_fewer:
+        if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
             self._counts.copy_(self._asked[1])
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
         rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.longest)
-        logits = self._target.decoder.logits(rows, self._target.kv)
+        taps = () if self._drafter is None else taps_of(self._drafter)
+        logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
@@ -190,7 +220,23 @@ class CudaRound:
         )
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
+        self._hold()
         self._stamp(3)
+
+    def _hold(self) -> None:
+        """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
+        if self._held is None or self._kept is None:
+            return
+        hold(
+            self._held,
+            self.state,
+            seats=self._asked[0],
+            starts=self._starts,
+            outcomes=self._out,
+            features=self._kept,
+            read=self._asked[2] if self._bucket.draft else None,
+            pdl=self._pdl,
+        )
 
     def _make_rules(self, vocab: int) -> RoundRules | None:
         bucket = self._bucket
@@ -211,7 +257,7 @@ class CudaRound:
         )
 
     def _draft(self) -> None:
-        if self._drafter is not None:
+        if self._drafter is not None and self._bucket.draft:
             self._drafter.draft(self)
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification
@@ -227,14 +273,42 @@ class CudaRound:
         return self._counts
 
     def limits(self) -> Tensor:
-        return torch.sub(self._asked[1], 1, out=self._limits)
+        return self._asked[2]
 
     def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
         forward = on_cuda(model)
         laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
-    def append(self, logits: Tensor, turn: int) -> None:
+    def guess(self, head: Head, turn: int) -> Tensor:
+        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
+        held, taken = self._held, self._taken
+        if held is None or taken is None:
+            raise TypeError("a drafter that runs a head names its taps")
+        if turn == 0:
+            most = held.capacity - SPARE_STATES  # more would be more than one block of attention
+            take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
+            return head.first(rows, taken.features)
+        later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
+        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
+
+    def last_states(self) -> Tensor:
+        if self._held is None or self._taken is None:
+            raise TypeError("a drafter that reads hidden states names its taps")
+        states, there = last(self._held, self.state, seats=self.lanes)
+        self._taken.confidence.copy_(torch.where(there, 1.0, -1.0))
+        self._counts.zero_()
+        return states
+
+    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
+        doubt = None
+        if doubting:
+            assert self._taken is not None, "only a drafter with taps can doubt its drafts"
+            thresholds = self._asked[3].view(torch.float32)
+            doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
+        if ids is not None and (self._bucket.edits or self._rules is not None):
+            logits, ids = spread(logits, ids, vocab=self._target.vocab_size), None
         if self._bucket.edits:
             edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
         floors = None if self._floors is None else self._floors[: len(logits)]
@@ -245,6 +319,8 @@ class CudaRound:
             offset=turn,
             out=self._drawn,
             push=True,
+            ids=ids,
+            doubt=doubt,
             filters=self._bucket.filters,
             free=None if self._rules is None else self._rules.free,
             floors=floors,
@@ -278,11 +354,14 @@ class CudaRound:
             row_starts=self._starts,
             pdl=self._pdl,
         )
+        return self._batch(tokens, positions, slots, self._starts, longest)
+
+    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
         return DeviceBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            row_starts=self._starts,
+            row_starts=starts,
             page_table=self.state.pages,
             lanes=self._asked[0],
             seats=self._bucket.seats,

@@ -17,6 +17,8 @@ from paceline.kernels import round_reference as ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
+from paceline.runner.rounds.portable_heads import PortableStates
+from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
@@ -26,12 +28,13 @@ from paceline.runner.rounds.protocol import (
     Ticket,
     Times,
     read_landed,
+    taps_of,
     write_offer,
 )
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
 from paceline.runner.rounds.upload import Upload, download
-from paceline.runner.vocabulary import fit_logits, fit_tokens
+from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
@@ -52,9 +55,9 @@ class PortableRounds:
         drafters: Mapping[str, DeviceDrafter] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._drafters = dict(drafters or {})
-        self.drafters: Collection[str] = self._drafters.keys()
-        self.readers: Collection[str] = [name for name, by in self._drafters.items() if by.reader is not None]
+        self.drafters: Mapping[str, DeviceDrafter] = dict(drafters or {})
+        self.readers: Collection[str] = [name for name, by in self.drafters.items() if by.reader is not None]
+        self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
@@ -65,6 +68,7 @@ class PortableRounds:
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
         self._scorer = Scorer(self._state, self._upload, score_reference)
+        self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
@@ -80,14 +84,16 @@ class PortableRounds:
         clock = [time.perf_counter()]
         self._changes.apply(self._upload)
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
-        read = self._read(chunks)
+        self._states.catch_up(drafter, [chunk.lane for chunk in chunks if not chunk.target])
+        read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
         rules = self._make_rules(seats)
         drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
-        logits, targets, verdicts = self._verify(seats, drafted, rules)
+        output, targets, verdicts = self._verify(seats, drafted, rules)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, logits, targets, verdicts)
+        landed = self._accept(seats, drafted, output, targets, verdicts)
+        self._hold(seats, drafted, output.features, landed, drafter)
         clock.append(time.perf_counter())
         reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
         times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
@@ -103,7 +109,7 @@ class PortableRounds:
     def improve(self) -> bool:
         return False
 
-    def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
+    def _read(self, chunks: Sequence[Chunk], drafter: str | None) -> list[Landed | None]:
         """Run the target over prompt chunks, draw the first token after each prompt that ends here, score prompts."""
         reading = [chunk for chunk in chunks if chunk.target]
         if not reading:
@@ -114,6 +120,7 @@ class PortableRounds:
         parts = torch.split(output.logits, [len(each) for each in outs])
         drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
         drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing])
+        self._show(reading, output, drafter)
         landed: list[Landed | None] = []
         for chunk, begin, logits in zip(reading, begins, parts, strict=False):
             own = drawn.pop(0) if chunk.draws else None
@@ -127,6 +134,21 @@ class PortableRounds:
             landed.append(own)
         left = iter(landed)
         return [next(left) if chunk.target else None for chunk in chunks]
+
+    def _show(self, chunks: Sequence[Chunk], output: Output, drafter: str | None) -> None:
+        """Hold the hidden state of the last row of each prompt that ends here, and let a head read all rows. A row
+        needs the next token, which is drawn by now."""
+        ends = [*itertools.accumulate(chunk.count for chunk in chunks)]
+        last = [(chunk.lane, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.draws]
+        lanes, starts = (self._ints(each) for each in (zip(*last, strict=True) if last else ([], [])))
+        alone = self._ints([0] * len(last))[:, None]  # nothing was drafted
+        self._states.hold(drafter, output.features, seats=lanes, starts=starts, outcomes=alone)
+        along = [chunk for chunk in chunks if chunk.drafts]
+        if along and drafter in self.tapping:
+            rows = [
+                *itertools.chain(*(range(end - c.count, end) for c, end in zip(chunks, ends, strict=True) if c.drafts))
+            ]
+            self._states.show(drafter, output.features, self._chunk_rows(along, [], ahead=1), rows)
 
     def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor]) -> list[Landed]:
         """Draw the first token of each lane from its logits [vocab]."""
@@ -143,7 +165,7 @@ class PortableRounds:
 
     def _read_along(self, chunks: Sequence[Chunk], drafter: str | None) -> None:
         """Run the drafter's own model over the chunks that it reads."""
-        reader = self._drafters[drafter].reader if drafter and chunks else None
+        reader = self.drafters[drafter].reader if drafter and chunks else None
         if reader is not None:
             self._run(reader, self._chunk_rows(chunks, []))
 
@@ -169,7 +191,7 @@ class PortableRounds:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
         limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
         if drafter is not None and any(limits):
-            by, round = self._drafters[drafter], _PortableRound(self, seats, limits, rules)
+            by, round = self.drafters[drafter], PortableRound(self, seats, limits, rules, drafter)
             by.draft(round)
             drafted = round.found.tolist() if by.finds_fewer else limits
         return self._take_offers(seats, drafted)
@@ -188,23 +210,25 @@ class PortableRounds:
 
     def _verify(
         self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return raw logits [rows, vocab] after the last committed and every drafted token of each seat, the target's
-        tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
+    ) -> tuple[Output, Tensor, Tensor | None]:
+        """Run the target over the last committed and every drafted token of each seat. Return its output, with raw
+        logits [rows, vocab], the tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
         if not seats:
-            return torch.empty((0, self._forward.vocab_size)), self._ints([]), None
+            nothing = self._ints([])
+            return Output(torch.empty((0, self._forward.vocab_size)), nothing), nothing, None
         lanes = self._ints([seat.lane for seat in seats])
         batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
         targets = torch.empty_like(owners)
-        logits = self._run(self._forward, batch).logits
-        floors = torch.empty(logits.shape[0], device=logits.device)
-        edited = self._draw(logits, lanes=owners, positions=batch.positions, offset=1, out=targets, floors=floors)
+        output = self._run(self._forward, batch)
+        floors = torch.empty(output.logits.shape[0], device=output.logits.device)
+        placed: dict[str, Any] = {"positions": batch.positions, "offset": 1}
+        edited = self._draw(output.logits, lanes=owners, out=targets, floors=floors, **placed)
         if rules is None or self.judge is None:
-            return logits, targets, None
+            return output, targets, None
         verdicts = rules.judge(
             self.judge, edited, floors, tokens=batch.tokens, targets=targets, row_starts=batch.row_starts
         )
-        return logits, targets, verdicts
+        return output, targets, verdicts
 
     def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> Tensor:
         """Draw a token from a copy of logits with the edits of each row's lane, and return the edited logits; see
@@ -219,14 +243,31 @@ class PortableRounds:
         self,
         seats: Sequence[Seat],
         drafted: Sequence[int],
-        logits: Tensor,
+        output: Output,
         targets: Tensor,
         verdicts: Tensor | None,
     ) -> list[Landed]:
-        row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
+        row_starts = self._row_starts(drafted)
         lanes = self._ints([seat.lane for seat in seats])
         longest = max(drafted, default=0)
-        return self._settle(lanes, logits, targets, row_starts=row_starts, verdicts=verdicts, longest=longest)
+        return self._settle(lanes, output.logits, targets, row_starts=row_starts, verdicts=verdicts, longest=longest)
+
+    def _hold(
+        self,
+        seats: Sequence[Seat],
+        drafted: Sequence[int],
+        features: Tensor | None,
+        landed: Sequence[Landed],
+        drafter: str | None,
+    ) -> None:
+        """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
+        lanes, accepted = self._ints([seat.lane for seat in seats]), self._ints([one.accepted for one in landed])
+        read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
+        starts = self._row_starts(drafted)
+        self._states.hold(drafter, features, seats=lanes, starts=starts, outcomes=accepted[:, None], read=read)
+
+    def _row_starts(self, drafted: Sequence[int]) -> Tensor:
+        return self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
 
     def _settle(
         self,
@@ -282,7 +323,7 @@ class PortableRounds:
         rows = self._ints(range(len(tokens)))
         return Batch(tokens, positions, slots, row_starts, bases, self._page_table(seats, bases), rows), owners
 
-    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int]) -> Batch:
+    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], *, ahead: int = 0) -> Batch:
         state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]
         seats = self._ints([chunk.lane for chunk in chunks])
         counts = self._ints([chunk.count for chunk in chunks])
@@ -290,7 +331,7 @@ class PortableRounds:
         positions = self._ints([*itertools.chain(*places)])
         bases = self._ints([place.stop for place in places])
         return Batch(
-            tokens=state.tokens[owners, positions.long()],
+            tokens=state.tokens[owners, positions.long() + ahead],
             positions=positions,
             slots=state.pages[owners, positions.long() // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
             row_starts=self._ints([0, *itertools.accumulate(chunk.count for chunk in chunks)]),
@@ -310,59 +351,6 @@ class PortableRounds:
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._state.device)
-
-
-class _PortableRound:
-    """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
-
-    def __init__(
-        self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int], rules: RoundRules | None
-    ) -> None:
-        self._rules = rules
-        self.state = rounds._state
-        self._rounds = rounds
-        self._limits = limits
-        self.longest = max(self._limits)
-        self.lanes = rounds._ints([seat.lane for seat in seats])
-        self.found = rounds._ints([0] * len(seats))
-
-    def limits(self) -> Tensor:
-        return self._rounds._ints(self._limits)
-
-    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
-        wanting, vocab_size = self._wanting(turn), self._rounds._forward.vocab_size
-        batch, _ = self._rounds._seat_rows(self.lanes[wanting], [rows] * len(wanting), first=turn - rows)
-        last = batch.row_starts[1:] - 1
-        logits = fit_logits(self._rounds._run(model, replace(batch, logit_rows=last)).logits, vocab_size=vocab_size)
-        whole = logits.new_zeros(len(self._limits), vocab_size)
-        whole[wanting] = logits
-        return whole
-
-    def append(self, logits: Tensor, turn: int) -> None:
-        wanting = self._wanting(turn)
-        lanes, rules = self.lanes[wanting], self._rules
-        drawn, floors = torch.empty_like(lanes), torch.zeros(len(self._limits), device=logits.device)
-        found, free = floors[wanting], None if rules is None else rules.free[wanting]
-        options: dict[str, Any] = {"offset": turn, "push": True, "free": free, "floors": found}
-        edited = self._rounds._draw(logits[wanting], lanes=lanes, out=drawn, **options)
-        if rules is not None:
-            whole = torch.zeros_like(logits)
-            whole[wanting], floors[wanting] = edited, found
-            rules.keep(whole, floors, turn)
-
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
-        ops.lookup(
-            self.state,
-            seats=self.lanes,
-            limits=self.limits(),
-            min_ngram=min_ngram,
-            max_ngram=max_ngram,
-            found=self.found,
-        )
-
-    def _wanting(self, turn: int) -> list[int]:
-        """Seats that may have more than `turn` drafted tokens."""
-        return [seat for seat, limit in enumerate(self._limits) if limit > turn]
 
 
 def _outs(chunk: Chunk, begin: int) -> list[int]:

@@ -15,7 +15,7 @@ part of the page table, or to the scratch page.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,10 +25,12 @@ from torch import Tensor
 from paceline.kernels.base import Forward
 from paceline.kernels.offer_reference import HEADER
 from paceline.rules import Rule
+from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
+SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
 
@@ -54,6 +56,7 @@ class Seat:
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
     rule: Rule = Rule.COUPLED  # judges the draft; at temperature 0 lossless rules are the coupled one
     threshold: float = 0.0  # of rules that take one
+    p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Chunk:
     count: int
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
-    drafts: bool = False  # the drafter of the launch reads them
+    drafts: bool = False  # the drafter of the launch reads them; without the target, a head reads all held states
     scored: int = 0  # first rows whose next token, which is known, is scored
     top: int = 0  # alternatives to report for each scored token
     states: int = 0  # last rows whose hidden states after the last norm are wanted
@@ -102,8 +105,9 @@ class Times:
 class Rounds(Protocol):
     """Steps on a device. One thread calls in order; only `collect` waits for the device."""
 
-    drafters: Collection[str]  # names of the drafters that the device can run
+    drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
+    tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
     judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
@@ -128,7 +132,7 @@ class Rounds(Protocol):
 
         `drafter` reads the chunks with `drafts`, and drafts in the round. No sequence of the step can get longer than
         `context`. If the drafter is a reader, it has read all committed tokens of each drafting seat except the last
-        two, which its first pass reads.
+        two, which its first pass reads. If it has taps, the step holds the hidden states of the committed positions.
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""
@@ -174,10 +178,23 @@ class DraftingRound(Protocol):
         Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
         seats that may not have more than `turn` tokens are arbitrary."""
 
-    def append(self, logits: Tensor, turn: int) -> None:
+    def guess(self, head: Head, turn: int) -> Tensor:
+        """Run an EAGLE-3 head, after `turn` tokens have been drafted: first over all held states of each seat, then
+        over its own output.
+
+        Returns the logits [seats, draft vocabulary] after the last row of each seat; arbitrary ones for seats that may
+        not have more than `turn` tokens, or for which no states are held."""
+
+    def last_states(self) -> Tensor:
+        """Return the hidden state of the last position before the last committed token, [seats, width]."""
+
+    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
         """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
 
-        Penalties, bias and masks of the seats are applied to the logits first, in place."""
+        Penalties, bias and masks of the seats are applied to the logits first, in place. `ids` int32 [vocab]: the
+        target's token of each column, if these are not its vocabulary. `doubting`: a draft
+        whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
+        `guess` or `last_states` passes it, because seats without held states get no draft."""
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
@@ -187,7 +204,14 @@ class DraftingRound(Protocol):
 class DeviceDrafter(Protocol):
     """A drafter that runs inside rounds on the device, without the host.
 
-    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`."""
+    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`. It may
+    also have the attributes of `Drafter` that say what the engine may ask for, and `threshold`:
+
+    - `taps`: places of the target whose hidden states it reads, see `DraftingRound.guess` and `last_states`;
+    - `head`: an EAGLE-3 head with KV memory of its own, which reads these states of every committed position;
+    - `max_draft`: tokens of its longest draft;
+    - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
+    - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`."""
 
     @property
     def reader(self) -> Forward | None:
@@ -210,6 +234,33 @@ def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
     Offered tokens for which the row has no room are left out."""
     count = min(len(offer.tokens), len(row) - HEADER)
     row[: HEADER + count] = most, offer.start, count, *offer.tokens[:count]
+
+
+def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
+    """Return the places of the target whose hidden states a drafter reads."""
+    taps: Sequence[int] = getattr(drafter, "taps", ())
+    return taps
+
+
+def head_of(drafter: DeviceDrafter) -> Head | None:
+    """Return the head of a drafter that has one."""
+    head: Head | None = getattr(drafter, "head", None)
+    return head
+
+
+def longest_draft(drafter: DeviceDrafter, most: int) -> int:
+    """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
+    return min(most, getattr(drafter, "max_draft", most))
+
+
+def held_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
+    return 1 + longest_draft(drafter, most) + SPARE_STATES
+
+
+def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
+    """Return the confidence below which the draft of a seat ends; 0: never."""
+    return float(drafter.threshold(seat)) if hasattr(drafter, "threshold") else 0.0
 
 
 def read_landed(row: Sequence[int]) -> Landed:

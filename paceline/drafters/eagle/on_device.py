@@ -1,0 +1,84 @@
+"""An EAGLE-3 head that drafts inside rounds on a device: one pass a token, no host in between.
+
+The first pass reads the hidden states that rounds hold, further ones the head's own output. All seats of a round run
+every pass; a draft that has become doubtful gets no more tokens, so that verification does not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.drafters.base import Drafter
+from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE
+from paceline.drafters.recipe import Recipe
+from paceline.errors import InvalidRequest
+from paceline.kernels.base import Forward
+from paceline.runner.heads.protocol import Head
+from paceline.runner.loading.heads import ReadyHead
+from paceline.runner.loading.memory import memory_for
+from paceline.runner.loading.models import ReadyModel
+from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, DraftingRound, Seat
+
+NAME = "eagle"
+MAX_DRAFT = 5  # tokens of a chain
+
+
+class EagleOnDevice:
+    """Implements DeviceDrafter."""
+
+    finds_fewer = True
+    ends_drafts = True
+    reader = None
+
+    def __init__(
+        self,
+        head: Head,
+        *,
+        taps: Sequence[int],
+        max_draft: int = MAX_DRAFT,
+        min_confidence: float | None = None,
+    ) -> None:
+        """Drafts end below `min_confidence`; None: if one more token does not pay. A request's `p_min` replaces
+        either."""
+        if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
+            raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
+        self.head = head
+        self.taps = taps
+        self.max_draft = max_draft
+        self._min_confidence = min_confidence
+
+    def threshold(self, seat: Seat) -> float:
+        given = self._min_confidence if seat.p_min is None else seat.p_min
+        return seat.price / DOUBTFUL_CONFIDENCE if given is None else given
+
+    def draft(self, round: DraftingRound) -> None:
+        for turn in range(round.longest):
+            round.append(round.guess(self.head, turn), turn, ids=self.head.ids, doubting=True)
+
+
+def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a head beside a target on a GPU, where only rounds run it."""
+    config, decoder = ready.head.config, target.decoder
+    assert decoder is not None, "the target runs on a CPU"
+    given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence")}
+    head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
+
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
+        head.new_kv(to.kv.num_pages)
+        return EagleOnDevice(head, taps=config.taps, **given)
+
+    def profile(rows: int, outs: int) -> None:
+        with memory_for(f"a pass of {rows} tokens of the head", "lower max_step_tokens or max_sequences"):
+            head.profile(rows, outs)
+
+    return Recipe(
+        name=NAME,
+        build=lambda context: None,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        lane_bytes=(1 + given.get("max_draft", MAX_DRAFT) + SPARE_STATES) * head.fc.inputs * head.dtype.itemsize,
+        on_device=on_device,
+        profile=profile,
+    )
