@@ -29,6 +29,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.bench.machine import copy_bandwidth, describe, release
+from paceline.bench.mix import Mix
 from paceline.config import EngineConfig
 from paceline.drafters.registry import find
 from paceline.engine.assemble import Parts, assemble
@@ -67,6 +68,7 @@ class Setup:
     threads: int | None = None
     rounds: int = 3  # repetitions, of which the median counts
     off: bool = False  # measure mode `off` too
+    mixes: tuple[Mix, ...] = ()  # further runs, in which some requests carry a sampling parameter
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +78,13 @@ class Setup:
             raise InvalidRequest(f"acceptance must be above 0 and at most 1, not {self.acceptance:g}")
         if self.drafter is None and (self.off or self.acceptance is not None):
             raise InvalidRequest("--off and --acceptance speak of a drafter: name one with --drafter")
+        for mix in self.mixes:
+            if mix.count > min(self.batches):
+                raise InvalidRequest(f"mix {mix} needs {mix.count} requests at once, a batch has {min(self.batches)}")
+            if mix.kind == "json" and (is_shape(self.target) or self.synthetic):
+                raise InvalidRequest(
+                    "mix json needs a model with a tokenizer, and no --acceptance: its text has a form"
+                )
 
     @property
     def synthetic(self) -> bool:
@@ -120,6 +129,7 @@ class BatchRun:
     host_seconds: float  # concurrent with the parts above on a GPU
     wait_seconds: float  # the host waited for the device
     outputs: tuple[tuple[int, ...], ...]  # tokens of each request
+    mix: str = ""  # requests with a sampling parameter; empty: none
 
     @property
     def tok_s(self) -> float:
@@ -175,9 +185,9 @@ def measure(setup: Setup, *, say: Say = lambda what, done, total: None) -> Measu
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
-    ready = _ready(setup.target, setup)
+    model = ready(setup.target, setup)
     words = [drafter_words(setup)] if drafting else []
-    parts = assemble(ready, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
+    parts = assemble(model, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
     need = max(setup.batches) * -(-(setup.prompt_tokens + setup.output_tokens + setup.draft + 1) // PAGE_SIZE)
     if parts.memory.num_pages < need:
         raise OutOfMemory(
@@ -187,7 +197,7 @@ def build(setup: Setup, *, drafting: bool) -> Parts:
     return parts
 
 
-def _ready(name: str, setup: Setup) -> ReadyModel:
+def ready(name: str, setup: Setup) -> ReadyModel:
     if is_shape(name):
         return ready_shape(name, format=setup.format, device=setup.device, kv_format=setup.kv_format, seed=setup.seed)
     return read_model(name, format=setup.format, device=setup.device, kv_format=setup.kv_format)
@@ -217,13 +227,13 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "kv_format": setup.kv_format,
         "prefix_cache": False,
         "max_draft": setup.draft,
+        "max_draft_tokens": most * setup.draft,
+        "max_draft_batch": most,
     }
     if drafting:
         options |= {
             "fixed_draft": True,
             "measure_cost": False,
-            "max_draft_tokens": most * setup.draft,
-            "max_draft_batch": most,
             "min_acceptance": 0.0,
         }
         if setup.acceptance is not None:
@@ -254,19 +264,22 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
 
 
 def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterator[BatchRun]:
-    """Run every batch size: once as a warm-up, then all modes in turns."""
-    done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(engines)
+    """Run every batch size: once as a warm-up, then all modes and mixes in turns."""
+    variants = [(mode, mix) for mode in engines for mix in (None, *setup.mixes)]
+    done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(variants)
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
-            for mode, parts in engines.items():
-                say(f"{mode}, batch {batch}, {_which(round)}", done, total)
+            for mode, mix in variants:
+                what = f"{mode}, batch {batch}, {f'{mix}, ' if mix else ''}{_which(round)}"
+                say(what, done, total)
                 done += 1
-                vocab_size = parts.target.model.config.vocab_size
+                vocab_size = engines[mode].target.model.config.vocab_size
                 asked = requests(setup, batch, mode=mode, round=round, vocab_size=vocab_size)
-                run = run_batch(parts.engine, asked, mode=mode, round=round)
-                logger.info("%s, batch %d, %s: %.1f tokens/s", mode, batch, _which(round), run.tok_s)
+                asked = mix.apply(asked) if mix else asked
+                run = run_batch(engines[mode].engine, asked, mode=mode, round=round)
+                logger.info("%s: %.1f tokens/s", what, run.tok_s)
                 if round >= 0:
-                    yield run
+                    yield replace(run, mix=str(mix or ""))
 
 
 def _which(round: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,11 @@ from paceline.cli import bench_compare, bench_offline, bench_serve
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
 from paceline.cli.progress import progress_bar
+from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup
+    from paceline.bench.reading import Prompts
 
 ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
 
@@ -34,6 +36,9 @@ the moment the first of them has its last. `to the end` goes on until all have, 
 all output tokens and all seconds, prompts included. `of limit` is the time that memory
 alone would need to read what a step must read (weights of the target once and of the drafter once a drafted token, keys
 and values of the mean context), by the time that the step took; memory is taken to be as fast as a measured copy.
+
+--mix json:1,json:16,logprobs:1 measures each of these batches beside the others: `× plain` is then the speed by that of
+the same mode without the mix.
 
 A shape has random weights, so a drafter guesses nothing right: --acceptance then lets each drafted token count as right
 with that probability. Such numbers are SYNTHETIC, and are called so wherever they appear: they show what a round costs
@@ -105,8 +110,35 @@ def _add_work(parser: ArgumentParser) -> None:
         "--rounds", type=count, default=3, metavar="N", help="repetitions, of which the median counts (default: 3)"
     )
     parser.add_argument("--off", action="store_true", help="also measure: drafter configured, speculation off")
+    parser.add_argument(
+        "--mix",
+        metavar="KIND:N,…",
+        help="also measure batches whose first N requests have logprobs, penalty, bias, filters or a json schema",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and random weights (default: 0)")
+    parser.add_argument(
+        "--prompt-speed",
+        type=_prompts,
+        default=(),
+        metavar="N,NxN,…",
+        help="measure the reading of prompts instead, such as 8192,16x2048: tokens a second until the first token",
+    )
+    parser.add_argument(
+        "--beside",
+        type=count,
+        metavar="N",
+        help="measure instead how long decoding sequences, one fewer than --batch, wait while a prompt of N is read",
+    )
     parser.add_argument("--json", action="store_true", help="everything as JSON in the last line")
+
+
+def _prompts(text: str) -> tuple[Prompts, ...]:
+    from paceline.bench.reading import Prompts
+
+    try:
+        return tuple(Prompts.parse(word) for word in text.split(","))
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def run(args: Namespace) -> int:
@@ -118,6 +150,8 @@ def _engine(args: Namespace) -> int:
     from paceline.bench.engine import measure
     from paceline.bench.engine_record import record, text
 
+    if args.prompt_speed or args.beside is not None:
+        return _reading(args)
     with progress_bar("loading", unit="runs") as progress:
 
         def say(what: str, done: int, total: int) -> None:
@@ -132,8 +166,26 @@ def _engine(args: Namespace) -> int:
     return interrupted_status() if measured.interrupted else 0
 
 
+def _reading(args: Namespace) -> int:
+    from paceline.bench.reading import measure, text
+
+    with progress_bar("loading", unit="runs") as progress:
+
+        def say(what: str, done: int, total: int) -> None:
+            progress.doing = what
+            progress(done, total)
+
+        found = measure(_setup(args), args.prompt_speed, args.beside, say=say)
+    found["command"] = shlex.join(["paceline", *sys.argv[1:]])
+    print(text(found))
+    if args.json:
+        print(json.dumps(found))
+    return 0
+
+
 def _setup(args: Namespace) -> Setup:
     from paceline.bench.engine import Setup
+    from paceline.bench.mix import mixes
     from paceline.runner.loading.models import choose_device
 
     return Setup(
@@ -151,5 +203,6 @@ def _setup(args: Namespace) -> Setup:
         threads=args.threads,
         rounds=args.rounds,
         off=args.off,
+        mixes=mixes(args.mix) if args.mix else (),
         seed=args.seed,
     )

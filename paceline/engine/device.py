@@ -1,9 +1,8 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it. Such a sequence has no sampling parameter that
-needs the host between two tokens. With a drafter it also has the coupled rule, or any lossless rule at temperature 0,
-where all of them agree. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of
-the device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
+A step runs on the device if the device can run every sequence of it: all but those whose drafter runs on the host and
+reads hidden states. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of the
+device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
 step in flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
 from paceline.engine.host_drafters import HostDrafters
@@ -52,7 +52,7 @@ class Part:
     def launch(self) -> None:
         work = self.work
         work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.drafted_from >= 0
+            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
         )
 
     def land(self) -> None:
@@ -162,6 +162,7 @@ class DeviceStepper:
                 works.append(part.work)
             elif not sequence.in_flight.steps:
                 ended.append(sequence)
+        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -177,6 +178,9 @@ class DeviceStepper:
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
 
+    def improve(self) -> bool:
+        return not self._launched and self._rounds.improve()
+
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
         self._launched.clear()
@@ -189,11 +193,7 @@ class DeviceStepper:
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):
             return True
-        rule = sequence.request.speculation.rule
-        # The coupled rule leaves the distribution unchanged, too, and is the only one that can do without masks.
-        masked = sequence.sampler.grammar is not None
-        coupled = rule is Rule.COUPLED or (rule.lossless and (sequence.sampler.greedy or masked))
-        return coupled and (drafter in self._rounds.drafters or (guard is not None and not guard.taps))
+        return drafter in self._rounds.drafters or (guard is not None and not guard.taps)
 
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
@@ -211,7 +211,7 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [Seat(work.sequence.lane, work.max_draft, offers.get(work.sequence.key)) for work in seats],
+            [_seat(work, offers.get(work.sequence.key)) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -310,6 +310,17 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
+def _seat(work: Work, offer: Offer | None) -> Seat:
+    speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
+    rule = in_use(speculation.rule)
+    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
+    # rule is exact; it leaves the distribution unchanged, too.
+    if (sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs):
+        rule = Rule.COUPLED
+    threshold = speculation.threshold or rule.threshold or 0.0
+    return Seat(work.sequence.lane, work.max_draft, offer, rule=rule, threshold=threshold)
+
+
 def _decodes(work: Work) -> bool:
     """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.samples and work.count == 1 and work.sequence.pool is None
+    return work.decodes and work.sequence.pool is None

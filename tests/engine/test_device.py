@@ -14,7 +14,8 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
-from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
+from paceline.rules import BUILT_IN
+from paceline.types import OFF, Finish, Origin, Request, SamplingParams, Speculation
 from tests.rig import DEVICE_RIGS, RIGS, Rig, build
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
@@ -202,9 +203,9 @@ def test_what_keeps_a_step_on_the_host() -> None:
 
     assert launches(Speculation()) > 0
     assert launches(Speculation(drafter="reader")) == 0  # it wants hidden states
-    assert launches(Speculation(rule=Rule.REJECTION), temperature=1.0) == 0
-    assert launches(Speculation(rule=Rule.REJECTION)) > 0
-    assert launches(replace(OFF, rule=Rule.REJECTION), temperature=1.0) > 0
+    for rule in BUILT_IN:
+        assert launches(Speculation(rule=rule), temperature=1.0) > 0
+        assert launches(replace(OFF, rule=rule), temperature=1.0) > 0
 
 
 def test_a_drafter_that_only_the_device_has() -> None:
@@ -379,3 +380,19 @@ def test_a_device_that_fails() -> None:
         told = going.finish()
         assert (told["a", 0].finish, told["a", 0].error) == (Finish.ERROR, "RuntimeError: lost the device")
         assert told["b", 0].finish is Finish.ABORT
+
+
+def test_only_a_moment_without_work_improves_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording needs the device for itself."""
+    rig, calls = build("toy", on_device={}), []
+    monkeypatch.setattr(rounds_of(rig), "improve", lambda: bool(calls.append(1)) or len(calls) < 2)
+    going = Run(rig)
+    going.submit([ask(tokens=5)])
+    while rig.engine.has_work:
+        assert not rig.engine.improve()
+        going.step()
+    assert not calls
+    assert [rig.engine.improve() for _ in range(2)] == [True, False]
+    rig.engine.dead = "a test"
+    assert not rig.engine.improve()
+    assert not build("toy").engine.improve(), "the host has nothing to improve"

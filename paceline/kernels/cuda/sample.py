@@ -26,6 +26,7 @@ from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
 from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
 from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
 from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, DeviceLanes
+from paceline.sampling.sampler import Stream
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
 PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
@@ -38,6 +39,7 @@ _NONE = tl.constexpr(0x7FFFFFFF)  # larger than any token
 _LOWEST = tl.constexpr(float("-inf"))
 _LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
+_TOKEN, _DRAFT = tl.constexpr(int(Stream.TOKEN)), tl.constexpr(int(Stream.DRAFT))
 _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
 
@@ -51,12 +53,16 @@ def draw(
     offset: int = 0,
     push: bool = False,
     filters: bool = True,
+    free: Tensor | None = None,
+    floors: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
-    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p. Rows that
+    are not 0 in `free` int32 [rows] are drawn with the noise of a drafter. `floors` float32 [rows] gets the smallest
+    scaled logit that the filters of each row leave, -inf if it has none; it needs `filters`.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
@@ -64,16 +70,18 @@ def draw(
     scratch = _scratch(logits.device, triton.next_power_of_2(rows), vocab)
     lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
     row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
-    asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
+    assert filters or floors is None, "floors are found by filters"
+    keys = (state.seed, lanes if free is None else free)
+    asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, *keys)
     kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
-    options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
+    options = {"FILTERS": filters, "FREE": free is not None, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
         _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
-    ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
-    shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, **placed, **parts}
+    ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
+    shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, "FLOORS": floors is not None, **placed, **parts}
     _settle[(rows,)](*row, *asked, *kept, *ahead, num_warps=8 if filters else 1, **shape, **options)
 
 
@@ -127,6 +135,7 @@ def _score(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     maxima,
@@ -137,6 +146,7 @@ def _score(
     PLACED: tl.constexpr,
     FAST: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -154,7 +164,8 @@ def _score(
     if scale > 0:
         value = value * scale
     if (scale > 0) & (not filtered):
-        high, low = keys_of(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
+        position = _position(positions, lengths, row, lane, offset, PLACED)
+        high, low = _keys(seed, lengths, free, lane, row, position, FREE)
         best, first = _top_with_noise(value, token, high, low, FAST)
     else:
         best, first = _top(value, token)
@@ -184,6 +195,7 @@ def _gather(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     maxima,
@@ -193,6 +205,7 @@ def _gather(
     list_tokens,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -233,6 +246,7 @@ def _settle(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     maxima,
@@ -244,11 +258,14 @@ def _settle(
     ahead,
     ahead_stride,
     width,
+    floors,
     CHUNKS: tl.constexpr,
     PUSH: tl.constexpr,
+    FLOORS: tl.constexpr,
     PLACED: tl.constexpr,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -262,12 +279,14 @@ def _settle(
     token = tl.load(tokens + row * chunks + chunk, mask=chunk < chunks, other=_NONE)
     chosen = tl.min(tl.where(score == tl.max(score, axis=0), token, _NONE), axis=0)
     if FILTERS:
+        if FLOORS:
+            tl.store(floors + row, _LOWEST)
         scale = tl.load(inverse_temperature + lane)
         k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
         if _is_filtered(scale, k, p, least, vocab):
             k = tl.where(k < vocab, k, 0)
             best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-            high, low = keys_of(seed, lane, position)
+            high, low = _keys(seed, lengths, free, lane, row, position, FREE)
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
             enough = listed <= _CAPACITY
@@ -280,6 +299,8 @@ def _settle(
                 source = logits + row * stride
                 floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
                 chosen = _best(source, names, vocab, scale, floor, high, low, 4096, False)
+            if FLOORS:
+                tl.store(floors + row, floor)
     tl.store(out + row, chosen)
     if PUSH:
         tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
@@ -316,6 +337,18 @@ def _clean(value):
     """Convert to float32, and NaN to -inf."""
     value = value.to(tl.float32)
     return tl.where(value == value, value, _LOWEST)
+
+
+@triton.jit
+def _keys(seed, lengths, free, lane, row, position, FREE: tl.constexpr):
+    """Return the keys of a row's noise: the target's, or those of a drafter in the round after `lengths`."""
+    high, low = keys_of(seed, lane, position, _TOKEN)
+    if FREE:
+        place = (tl.load(lengths + lane).to(tl.int64) << 32) + position
+        own_high, own_low = keys_of(seed, lane, place, _DRAFT)
+        freely = tl.load(free + row) != 0
+        high, low = tl.where(freely, own_high, high), tl.where(freely, own_low, low)
+    return high, low
 
 
 @triton.jit

@@ -7,8 +7,7 @@ replayed. Without a graph it runs the same launches one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +24,29 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import DeviceDrafter, Seat, write_offer
+from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
+
+
+class Recorder:
+    """Records launches as graphs that share one pool of memory, which is safe as long as they run one by one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+    def __call__(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        return graph
 
 
 class CudaRound:
@@ -42,6 +61,8 @@ class CudaRound:
         synthetic_acceptance: float,
         *,
         max_draft: int,
+        judge: Judge | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._bucket = bucket
         self.state = state
@@ -50,6 +71,7 @@ class CudaRound:
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
         self._pdl = target.decoder.pdl
+        self._recorder = recorder
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
@@ -76,14 +98,22 @@ class CudaRound:
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
+        self._judge = judge
+        self._rules = self._make_rules(target.vocab_size)
+        self._floors = torch.zeros(rows, device=device) if self._rules else None
 
-    def capture(self, pool: Any) -> None:
-        """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
+    def run_once(self) -> None:
+        """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
         self._run()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._run()
+
+    def record(self) -> None:
+        """Record the launches, to be replayed from now on. The round has run before."""
+        assert self._recorder is not None, "rounds without graphs are not recorded"
+        self._graph = self._recorder(self._run)
 
     def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
         """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
@@ -116,11 +146,15 @@ class CudaRound:
             else:
                 write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
         self._sent.copy_(self._asks[0], non_blocking=True)
+        if self._rules is not None:
+            self._rules.ask(seats)
         self._last = list(seats)
 
     def _run(self) -> None:
         bucket, state, pdl = self._bucket, self.state, self._pdl
         self._stamp(0)
+        if self._rules is not None:
+            self._rules.begin()
         self._draft()
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer:
@@ -143,6 +177,7 @@ class CudaRound:
             offset=1,
             out=targets,
             filters=bucket.filters,
+            floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )
         accept(
@@ -151,12 +186,31 @@ class CudaRound:
             targets=targets,
             out=self._out,
             row_starts=self._starts,
+            verdicts=self._verdicts(logits, rows.tokens, targets),
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=pdl,
         )
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._stamp(3)
+
+    def _make_rules(self, vocab: int) -> RoundRules | None:
+        bucket = self._bucket
+        if not bucket.rules:
+            return None
+        rules = RoundRules(
+            bucket.rules, bucket.judged, seats=bucket.seats, longest=bucket.longest, vocab=vocab, state=self.state
+        )
+        rules.attend(self._asked[0])
+        return rules
+
+    def _verdicts(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """Let the rules of the seats judge their drafts; None: the coupled rule judges all of them."""
+        if self._rules is None or self._judge is None or self._floors is None:
+            return None
+        return self._rules.judge(
+            self._judge, logits, self._floors, tokens=tokens, targets=targets, row_starts=self._starts
+        )
 
     def _draft(self) -> None:
         if self._drafter is not None:
@@ -185,6 +239,7 @@ class CudaRound:
     def append(self, logits: Tensor, turn: int) -> None:
         if self._bucket.edits:
             edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
+        floors = None if self._floors is None else self._floors[: len(logits)]
         draw(
             logits,
             self.state,
@@ -193,8 +248,12 @@ class CudaRound:
             out=self._drawn,
             push=True,
             filters=self._bucket.filters,
+            free=None if self._rules is None else self._rules.free,
+            floors=floors,
             pdl=self._pdl,
         )
+        if self._rules is not None and floors is not None:
+            self._rules.keep(logits, floors, turn)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         lookup(

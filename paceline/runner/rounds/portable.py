@@ -28,6 +28,7 @@ from paceline.runner.rounds.protocol import (
     read_landed,
     write_offer,
 )
+from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
 from paceline.runner.rounds.upload import Upload, download
 from paceline.runner.vocabulary import fit_logits, fit_tokens
@@ -56,6 +57,7 @@ class PortableRounds:
         self.readers: Collection[str] = [name for name, by in self._drafters.items() if by.reader is not None]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
+        self.judge: Judge | None = None
         self._forward = forward
         self._state = DeviceState(
             lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
@@ -80,14 +82,16 @@ class PortableRounds:
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
         read = self._read(chunks)
         clock.append(time.perf_counter())
-        drafted = self._draft(seats, drafter)
+        rules = self._make_rules(seats)
+        drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
-        logits, targets = self._verify(seats, drafted)
+        logits, targets, verdicts = self._verify(seats, drafted, rules)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, logits, targets)
+        landed = self._accept(seats, drafted, logits, targets, verdicts)
         clock.append(time.perf_counter())
-        parts = [after - before for before, after in itertools.pairwise(clock)]
-        return read, landed, Times(clock[-1] - clock[0], *parts[1:])
+        reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
+        times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
+        return read, landed, times
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         chunks, seats, times = ticket
@@ -95,6 +99,9 @@ class PortableRounds:
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
+
+    def improve(self) -> bool:
+        return False
 
     def _read(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Run the target over prompt chunks, draw the first token after each prompt that ends here, score prompts."""
@@ -140,11 +147,29 @@ class PortableRounds:
         if reader is not None:
             self._run(reader, self._chunk_rows(chunks, []))
 
-    def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
+    def _make_rules(self, seats: Sequence[Seat]) -> RoundRules | None:
+        """Prepare a round in which other rules than the coupled one judge drafts; None: there is no such rule."""
+        own = judged(seats)
+        if not own or self.judge is None:
+            return None
+        rules = RoundRules(
+            tuple(sorted({seats[index].rule for index in own})),
+            len(own),
+            seats=len(seats),
+            longest=max(seat.max_draft for seat in seats),
+            vocab=self._forward.vocab_size,
+            state=self._state,
+        )
+        rules.attend(self._ints([seat.lane for seat in seats]))
+        rules.ask(seats)
+        rules.begin()
+        return rules
+
+    def _draft(self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None) -> list[int]:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
         limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
         if drafter is not None and any(limits):
-            by, round = self._drafters[drafter], _PortableRound(self, seats, limits)
+            by, round = self._drafters[drafter], _PortableRound(self, seats, limits, rules)
             by.draft(round)
             drafted = round.found.tolist() if by.finds_fewer else limits
         return self._take_offers(seats, drafted)
@@ -161,29 +186,47 @@ class PortableRounds:
         offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
         return [count - 1 for count in counts.tolist()]
 
-    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return raw logits [rows, vocab] after the last committed and every drafted token of each seat, and the
-        target's tokens [rows] drawn there."""
+    def _verify(
+        self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return raw logits [rows, vocab] after the last committed and every drafted token of each seat, the target's
+        tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
         if not seats:
-            return torch.empty((0, self._forward.vocab_size)), self._ints([])
+            return torch.empty((0, self._forward.vocab_size)), self._ints([]), None
         lanes = self._ints([seat.lane for seat in seats])
         batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
         targets = torch.empty_like(owners)
         logits = self._run(self._forward, batch).logits
-        self._draw(logits, lanes=owners, positions=batch.positions, offset=1, out=targets)
-        return logits, targets
+        floors = torch.empty(logits.shape[0], device=logits.device)
+        edited = self._draw(logits, lanes=owners, positions=batch.positions, offset=1, out=targets, floors=floors)
+        if rules is None or self.judge is None:
+            return logits, targets, None
+        verdicts = rules.judge(
+            self.judge, edited, floors, tokens=batch.tokens, targets=targets, row_starts=batch.row_starts
+        )
+        return logits, targets, verdicts
 
-    def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> None:
-        """Draw a token from a copy of logits with the edits of each row's lane; see `round_reference.draw`."""
+    def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> Tensor:
+        """Draw a token from a copy of logits with the edits of each row's lane, and return the edited logits; see
+        `round_reference.draw`."""
         if self._state.marks.shape[1]:
             logits = logits.clone()
             edit_reference.edit(logits, self._state, lanes=lanes, positions=options.get("positions"), offset=offset)
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
+        return logits
 
-    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], logits: Tensor, targets: Tensor) -> list[Landed]:
+    def _accept(
+        self,
+        seats: Sequence[Seat],
+        drafted: Sequence[int],
+        logits: Tensor,
+        targets: Tensor,
+        verdicts: Tensor | None,
+    ) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
         lanes = self._ints([seat.lane for seat in seats])
-        return self._settle(lanes, logits, targets, row_starts=row_starts, longest=max(drafted, default=0))
+        longest = max(drafted, default=0)
+        return self._settle(lanes, logits, targets, row_starts=row_starts, verdicts=verdicts, longest=longest)
 
     def _settle(
         self,
@@ -194,6 +237,7 @@ class PortableRounds:
         longest: int,
         row_starts: Tensor | None = None,
         roots: Tensor | None = None,
+        verdicts: Tensor | None = None,
     ) -> list[Landed]:
         """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]."""
         if not len(seats):
@@ -206,6 +250,7 @@ class PortableRounds:
             out=out,
             row_starts=row_starts,
             roots=roots,
+            verdicts=verdicts,
             synthetic_acceptance=self.synthetic_acceptance,
         )
         if self._state.marks.shape[1]:
@@ -270,7 +315,10 @@ class PortableRounds:
 class _PortableRound:
     """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
 
-    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int]) -> None:
+    def __init__(
+        self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int], rules: RoundRules | None
+    ) -> None:
+        self._rules = rules
         self.state = rounds._state
         self._rounds = rounds
         self._limits = limits
@@ -292,8 +340,15 @@ class _PortableRound:
 
     def append(self, logits: Tensor, turn: int) -> None:
         wanting = self._wanting(turn)
-        lanes = self.lanes[wanting]
-        self._rounds._draw(logits[wanting], lanes=lanes, offset=turn, out=torch.empty_like(lanes), push=True)
+        lanes, rules = self.lanes[wanting], self._rules
+        drawn, floors = torch.empty_like(lanes), torch.zeros(len(self._limits), device=logits.device)
+        found, free = floors[wanting], None if rules is None else rules.free[wanting]
+        options: dict[str, Any] = {"offset": turn, "push": True, "free": free, "floors": found}
+        edited = self._rounds._draw(logits[wanting], lanes=lanes, out=drawn, **options)
+        if rules is not None:
+            whole = torch.zeros_like(logits)
+            whole[wanting], floors[wanting] = edited, found
+            rules.keep(whole, floors, turn)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         ops.lookup(

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.offer_reference import HEADER
+from paceline.rules import Rule
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
@@ -51,6 +52,8 @@ class Seat:
     max_draft: int  # drafted tokens, at most; 0: plain
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
+    rule: Rule = Rule.COUPLED  # judges the draft; at temperature 0 lossless rules are the coupled one
+    threshold: float = 0.0  # of rules that take one
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Times:
     draft: float = 0.0
     verify: float = 0.0
     accept: float = 0.0
+    read: float = 0.0  # of chunks
 
 
 class Rounds(Protocol):
@@ -102,6 +106,7 @@ class Rounds(Protocol):
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
     max_draft: int  # tokens of a seat's draft, at most
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
+    judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling.
@@ -137,6 +142,9 @@ class Rounds(Protocol):
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
 
         With `draft` 0 it is a plain round, and the drafter does not matter."""
+
+    def improve(self) -> bool:
+        """Use a moment in which nothing is in flight to make later steps faster. False: nothing is left to do."""
 
 
 class DraftingRound(Protocol):
