@@ -36,8 +36,8 @@ from paceline.kernels.cuda.rotate import narrowed, turn
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
-FILL = 528  # programs that keep an H200 busy: four for each of its 132 multiprocessors
-ALONE = 132  # programs that have a multiprocessor for themselves
+ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
+SHARED = 396  # programs that share them by three, with one tile in flight each
 STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
@@ -60,7 +60,7 @@ class Attention:
         device: torch.device | str = "cuda",
         tile: int = 0,
         tiles: int = 0,
-        fill: int = FILL,
+        fill: int = 0,
         warps: int = 0,
         stages: int = 0,
     ) -> None:
@@ -132,11 +132,8 @@ class Attention:
         turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
-        programs = min(splits, max(1, self.fill // (seats * blocks * kv_heads)))
+        programs, warps, stages = self._division(seats * blocks * kv_heads, splits, block_m, keys.itemsize)
         solo = programs == 1
-        crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # smaller programs then leave less idle
-        warps = self.warps or (2 if crowded else 4)
-        stages = self.stages or (3 if seats * blocks * kv_heads * programs <= ALONE and keys.itemsize < 4 else 2)
         if programs > 1:
             self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
@@ -198,6 +195,15 @@ class Attention:
     def _may_grow(self) -> None:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
+
+    def _division(self, blocks: int, splits: int, block_m: int, size: int) -> tuple[int, int, int]:
+        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes."""
+        even = blocks * (ALONE // blocks) > 3 * ALONE // 4  # programs of their own leave few multiprocessors idle
+        fill = self.fill or (ALONE if even else SHARED)
+        programs = min(splits, max(1, fill // blocks))
+        long = programs == 1 and splits > 8 and blocks > ALONE and block_m == 16
+        stages = 3 if blocks * programs <= ALONE and size < 4 else 2
+        return programs, self.warps or (8 if long else 4), self.stages or stages
 
     @staticmethod
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
@@ -469,11 +475,7 @@ def _keep(partials, index, valid, peak, total, acc, BLOCK_M: tl.constexpr, PADDE
     partials += index * (BLOCK_M * (PADDED + 2))
     tl.store(partials + m, peak, mask=valid)
     tl.store(partials + BLOCK_M + m, total, mask=valid)
-    halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, PADDED // 2)), (0, 2, 1))
-    left, right = tl.split(halves)  # half of the shared memory that the whole would pass through
-    cell = m[:, None] * PADDED + tl.arange(0, PADDED // 2)[None, :]
-    tl.store(partials + 2 * BLOCK_M + cell, left, mask=valid[:, None])
-    tl.store(partials + 2 * BLOCK_M + PADDED // 2 + cell, right, mask=valid[:, None])
+    tl.store(partials + 2 * BLOCK_M + cell, acc, mask=valid[:, None])
 
 
 @triton.jit
@@ -491,8 +493,8 @@ def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _merge_splits(partials, count, valid, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     peak, total, acc = _nothing(BLOCK_M, PADDED)
-    for index in range(0, count, 8):  # the loads of eight overlap
-        for next_ in tl.static_range(8):
+    for index in range(0, count, 4):  # the loads of four overlap
+        for next_ in tl.static_range(4):
             kept = _kept(partials, index + next_, valid & (index + next_ < count), BLOCK_M, PADDED)
             peak, total, acc = merged(peak, total, acc, kept[0], kept[1], kept[2])
     return total, acc

@@ -1,9 +1,9 @@
 """Attention of prompts on Hopper, to the bits of `attend`: the same tiles, splits and sums, arranged for many rows.
 
 One program runs on each multiprocessor. It takes blocks of rows of one sequence, with the query heads that share a KV
-head, in turns. Its warps have three parts:
+head, in turns. Its warps have four parts:
 
-    loader      copies tiles of keys and values from pages to shared memory, ahead of their use (TMA)
+    2 x load    copies tiles of keys, or of values, from pages to shared memory, ahead of their use (TMA)
     2 x math    each computes 64 rows; while one weighs scores, the other has the tensor cores
 
 The kernel is written in Gluon, which Triton's interpreter cannot run. `attend` is its twin: tests on a GPU compare
@@ -31,6 +31,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
 
 SHARED = 226 * 1024  # bytes of shared memory for queries, keys and values
+LISTED = 32  # blocks that a program of the plan lists
 MANY_ROWS = 64  # of a sequence: fewer leave most of a block empty
 WIDTH = 64  # columns of a copied box: 128 bytes, the widest swizzle of shared memory
 BOX = gl.NVMMASharedLayout(128, 16, 2)  # the layout of a box: swizzled by 128 bytes, elements of 16 bits
@@ -69,7 +70,7 @@ def prefill(
     kv_heads = keys.shape[1]
     each = 2 * (64 // (heads // kv_heads))  # rows of a block
     plan = torch.empty((rows // each + seats + 1, 4), dtype=torch.int32, device=queries.device)
-    _plan[(seats,)](
+    _plan[(seats, triton.cdiv(rows, LISTED * each))](
         row_starts,
         positions,
         page_table,
@@ -84,6 +85,7 @@ def prefill(
         PAGE=PAGE_SIZE,
         LANES=lanes is not None,
         SEATS=triton.next_power_of_2(seats + 1),
+        LISTED=LISTED,
     )
     boxes = [_boxes(memory) for memory in (keys, values)]
     processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
@@ -131,31 +133,36 @@ def _plan(
     PAGE: tl.constexpr,
     LANES: tl.constexpr,
     SEATS: tl.constexpr,
+    LISTED: tl.constexpr,
 ):
     """List the blocks of all seats, those with the most context first: (first row, rows, lane, position) each.
 
-    Program `seat` lists the blocks of its seat; plan[0, 0] counts all. It also clears the seat's values between its end
-    and the end of its last page, because 0 times NaN would be NaN.
+    A program lists LISTED blocks of a seat; plan[0, 0] counts all. The first one also clears the seat's values between
+    its end and the end of its last page, because 0 times NaN would be NaN.
     """
     seat = tl.program_id(0)
+    start = tl.load(row_starts + seat)
+    stop = tl.load(row_starts + seat + 1)
     s = tl.arange(0, SEATS)
     starts = tl.load(row_starts + s, mask=s < seats, other=0)
     blocks = tl.cdiv(tl.load(row_starts + s + 1, mask=s < seats, other=0) - starts, EACH)  # [SEATS] of each seat
-    if seat == 0:
+    if (seat == 0) & (tl.program_id(1) == 0):
         tl.store(plan, tl.sum(blocks, 0))
-    start = tl.load(row_starts + seat)
-    stop = tl.load(row_starts + seat + 1)
-    if start >= stop:
+    block = tl.program_id(1) * LISTED + tl.arange(0, LISTED)
+    first = start + block * EACH
+    if start + tl.program_id(1) * (LISTED * EACH) >= stop:
         return
     lane = tl.load(lanes + seat) if LANES else seat
-    for block in range(tl.cdiv(stop - start, EACH)):
-        first = start + block * EACH
-        rank = tl.sum(tl.maximum(blocks - 1 - block, 0), 0) + tl.sum(((s < seat) & (blocks > block)).to(tl.int32), 0)
-        entry = plan + (1 + rank) * 4
-        tl.store(entry, first)
-        tl.store(entry + 1, tl.minimum(stop - first, EACH))
-        tl.store(entry + 2, lane)
-        tl.store(entry + 3, tl.load(positions + first))
+    later = tl.maximum(blocks[None, :] - 1 - block[:, None], 0)  # blocks of each seat behind this one
+    ahead = (s < seat)[None, :] & (blocks[None, :] > block[:, None])  # a block of that seat as far behind, listed first
+    entry = plan + (1 + tl.sum(later + ahead.to(tl.int32), 1)) * 4
+    mine = first < stop
+    tl.store(entry, first, mask=mine)
+    tl.store(entry + 1, tl.minimum(stop - first, EACH), mask=mine)
+    tl.store(entry + 2, lane, mask=mine)
+    tl.store(entry + 3, tl.load(positions + first, mask=mine, other=0), mask=mine)
+    if tl.program_id(1) > 0:
+        return
     end = tl.load(positions + stop - 1) + 1
     if end % PAGE != 0:
         page = tl.load(page_table + lane.to(tl.int64) * pages + end // PAGE).to(tl.int64)
@@ -205,44 +212,45 @@ def _page_row(table, tile, j, end, head, beyond, KV_HEADS: gl.constexpr, TILE: g
 
 
 @gluon.jit
+def _page_rows(table, tile, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.constexpr, PAGE: gl.constexpr):
+    """Return the rows at which the eight pages of a tile begin."""
+    return (
+        _page_row(table, tile, 0, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 1, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 2, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 3, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 4, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 5, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 6, end, head, beyond, KV_HEADS, TILE, PAGE),
+        _page_row(table, tile, 7, end, head, beyond, KV_HEADS, TILE, PAGE),
+    )
+
+
+@gluon.jit
 def _load(
-    k_boxes, v_boxes, page_table, plan, count, pages, window, beyond, k_mem, v_mem, k_ready, v_ready, k_free, v_free,
+    boxes, page_table, plan, count, pages, window, beyond, memory, ready, free,
     KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
     WINDOW: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Copy the tiles of all blocks of this program, as stages of shared memory become free."""
+    """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free."""
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     done = 0
     for turn in range(_rounds(count, KV_HEADS)):
         head, _, rows, lane, low, first, past = _block(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
         table = page_table + lane.to(gl.int64) * pages
         end = low + rows
+        at = _page_rows(table, first, end, head, beyond, KV_HEADS, TILE, PAGE)
         for tile in range(first, past):
-            stage = done % STAGES
-            phase = (done // STAGES) & 1
-            at = (
-                _page_row(table, tile, 0, end, head, beyond, KV_HEADS, TILE, PAGE),  # all loads before the first copy
-                _page_row(table, tile, 1, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 2, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 3, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 4, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 5, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 6, end, head, beyond, KV_HEADS, TILE, PAGE),
-                _page_row(table, tile, 7, end, head, beyond, KV_HEADS, TILE, PAGE),
-            )
-            mbarrier.wait(k_free.index(stage), phase ^ 1)
-            mbarrier.expect(k_ready.index(stage), TILE * HEAD_DIM * 2)
-            for j in gl.static_range(TILE // PAGE):
-                for half in gl.static_range(HALVES):
-                    box = k_mem.index(stage * HALVES + half).slice(j * PAGE, PAGE)
-                    tma.async_copy_global_to_shared(k_boxes, [at[j], half * WIDTH], k_ready.index(stage), box)
-            mbarrier.wait(v_free.index(stage), phase ^ 1)
-            mbarrier.expect(v_ready.index(stage), TILE * HEAD_DIM * 2)
-            for j in gl.static_range(TILE // PAGE):
-                for half in gl.static_range(HALVES):
-                    box = v_mem.index(stage * HALVES + half).slice(j * PAGE, PAGE)
-                    tma.async_copy_global_to_shared(v_boxes, [at[j], half * WIDTH], v_ready.index(stage), box)
+            stage, phase = done % STAGES, (done // STAGES) & 1
             done += 1
+            following = _page_rows(table, tile + 1, end, head, beyond, KV_HEADS, TILE, PAGE)  # early
+            mbarrier.wait(free.index(stage), phase ^ 1)
+            mbarrier.expect(ready.index(stage), TILE * HEAD_DIM * 2)
+            for j in gl.static_range(TILE // PAGE):
+                for half in gl.static_range(HALVES):
+                    box = memory.index(stage * HALVES + half).slice(j * PAGE, PAGE)
+                    tma.async_copy_global_to_shared(boxes, [at[j], half * WIDTH], ready.index(stage), box)
+            at = following
 
 
 @gluon.jit
@@ -401,10 +409,14 @@ def _prefill(
                 k_ready, v_ready, k_free, v_free, HEADS, KV_HEADS, HEAD_DIM, TILE, TILES, STAGES, WINDOW,
             )),
             (_load, (
-                k_boxes, v_boxes, page_table, plan, count, pages, window, beyond, k_halves, v_halves,
-                k_ready, v_ready, k_free, v_free, KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
+                k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
+                KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
+            )),
+            (_load, (
+                v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
+                KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
         ],
-        [4, 1],
-        [232, 40],
+        [4, 1, 1],
+        [232, 40, 40],
     )  # fmt: skip  # a name a line would hide the shape

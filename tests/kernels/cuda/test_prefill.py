@@ -101,10 +101,10 @@ def test_the_plan_of_blocks_and_clean_ends_of_pages(device):
     positions = torch.cat([torch.arange(first, first + count) for first, count in works]).int().to(device)
     before = prompts.kv.values.clone()
     plan = torch.full((20, 4), -1, dtype=torch.int32, device=device)
-    prefill._plan[(4,)](
+    prefill._plan[(4, 2)](
         torch.tensor(ends, dtype=torch.int32, device=device), positions, prompts.table, prompts.lanes,
         prompts.kv.values[1], plan, prompts.table.shape[1], 4,
-        EACH=8, KV_HEADS=2, HEAD_DIM=16, PAGE=PAGE_SIZE, LANES=True, SEATS=8,
+        EACH=8, KV_HEADS=2, HEAD_DIM=16, PAGE=PAGE_SIZE, LANES=True, SEATS=8, LISTED=2,
     )  # fmt: skip  # a name a line would hide the order
     assert plan[0, 0] == 6
     blocks = [[21, 1, 1, 56], [13, 8, 1, 48], [30, 8, 0, 24], [0, 5, 3, 0], [5, 8, 1, 40], [22, 8, 0, 16]]
