@@ -15,6 +15,7 @@ from tests.runs import Key, Told, plain, prompt, run
 from tests.tiny_models import VOCAB
 
 COUNT = 32
+DRAFTERS = ("noisy", "ngram", "eagle-narrow")
 
 
 def random_params(random: np.random.Generator) -> SamplingParams:
@@ -53,7 +54,7 @@ def requests(seed: int) -> list[Request]:
             id=str(i),
             prompt=prompt(int(random.integers(1, 50)), seed=100 * seed + i, repeat=i % 3 == 0),
             sampling=random_params(random),
-            speculation=OFF if i % 7 == 3 else Speculation(drafter=("noisy", "ngram")[i % 2], max_draft=2 + i % 4),
+            speculation=OFF if i % 7 == 3 else Speculation(drafter=DRAFTERS[i % 3], max_draft=2 + i % 4),
         )
         for i in range(COUNT)
     ]
@@ -69,7 +70,7 @@ def alone(backend: str, seed: int) -> dict[Key, Told]:
 
 @pytest.mark.parametrize(("backend", "seed"), [("toy", 1), ("toy", 2), ("compiled", 3)])
 def test_as_alone_on_the_host(backend: str, seed: int) -> None:
-    on_device = {name: DEVICE_RIGS[name] for name in ("noisy", "ngram")}
+    on_device = {name: DEVICE_RIGS[name] for name in DRAFTERS}
     rig = build(
         backend, on_device=on_device, max_sequences=COUNT, max_draft_batch=COUNT, max_step_tokens=200, num_pages=400
     )

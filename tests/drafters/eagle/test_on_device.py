@@ -17,9 +17,9 @@ from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
 from paceline.errors import InvalidRequest
 from paceline.runner.rounds.protocol import Seat
-from paceline.types import OFF, Request, SamplingParams, Speculation
+from paceline.types import OFF, Request, Rule, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
-from tests.runs import prompt, run, tokens_of
+from tests.runs import plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 
 FIXED = {"fixed_draft": True, "max_draft": 5, "max_draft_batch": 8}
@@ -96,6 +96,21 @@ def test_a_step_without_states_costs_one_draft() -> None:
     told = run(rig, [ask("a"), ask("bb")])
     assert tokens_of(told) == tokens_of(run(build("toy"), [ask("a"), ask("bb")]))
     assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL])
+def test_penalties_and_rules_see_the_whole_vocabulary(rule: Rule) -> None:
+    """Drafts of a head whose vocabulary is smaller are edited, and judged by their distributions."""
+    penalty = {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.3}
+    asked = [
+        replace(ask(id, **params), speculation=Speculation(rule=rule)) for id, params in (("a", penalty), ("bb", {}))
+    ]
+    rig = build("toy", on_device={"eagle": EagleMade(draft_vocab=40)}, **FIXED)
+    told = run(rig, asked)
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.drafted > 50
+    if rule is Rule.COUPLED:
+        assert tokens_of(told) == tokens_of(run(build("toy"), plain(asked)))
 
 
 def test_pages_that_the_head_has_not_read_are_computed_again() -> None:
