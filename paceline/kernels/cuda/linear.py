@@ -9,8 +9,8 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 
 The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
 second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
-of a shape and number of rows tries all of them on random numbers, and keeps the fastest of those that give the same
-bits as the tiles here.
+of a shape and number of rows tries all of them on random numbers. Of those that give the same bits as the tiles here it
+keeps the library, or from 1,024 rows on the fastest.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ AHEAD = 256
 SILU, GELU = 1, 2  # activations
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 TRIES = 3  # timed runs of a way
+MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
 SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
 Way = Callable[..., None]
 
@@ -101,10 +102,13 @@ class Products:
             return to
 
         wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out)
-        same = [way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling()]
-        if only_compiling() or not same:
-            return same[0] if same else self.by_tiles
-        return min(same, key=lambda way: _seconds(partial(run, way, start), x.device))
+        same = (way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling())
+        if len(x) < MANY_ROWS:
+            return next(same, self.by_tiles)
+        compared = list(same)
+        if only_compiling() or not compared:
+            return compared[0] if compared else self.by_tiles
+        return min(compared, key=lambda way: _seconds(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
         whole = out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0

@@ -20,23 +20,19 @@ PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; othe
 STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
     (True, False): ((256, 3), (128, 4), (64, 4), (128, 4)),
-    (False, True): ((128, 4), (128, 4), (64, 4), (64, 4)),
+    (False, True): ((128, 3), (128, 4), (64, 4), (64, 4)),
     (False, False): ((128, 5), (128, 3), (64, 4), (128, 3)),
 }
 
 
 def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Choose the number of ranges of K: the smallest that keeps the multiprocessors evenly busy."""
+    """Choose the number of equal ranges of K: the smallest that gives most multiprocessors a program, else the one
+    with the most programs. The library computes equal ranges in one call."""
     if gated:
         return 1
-    fills = {}
-    for parts in (1, 2, 3, 4):
-        share = triton.cdiv(inputs, parts * UNIT) * UNIT
-        programs = triton.cdiv(outputs, OUTPUTS) * parts
-        if parts == 1 or (share >= 2 * UNIT and share * parts <= 1.1 * inputs):
-            fills[parts] = programs / (triton.cdiv(programs, PROCESSORS) * PROCESSORS)
-    enough = [parts for parts, fill in fills.items() if fill > 0.7]
-    return enough[0] if enough else max(fills, key=lambda parts: fills[parts])
+    tiles = triton.cdiv(outputs, OUTPUTS)
+    even = [parts for parts in (2, 3, 4) if inputs % (parts * UNIT) == 0 and inputs // parts > UNIT]
+    return next((parts for parts in (1, *even) if tiles * parts > 0.7 * PROCESSORS), max(even, default=1))
 
 
 @dataclass(frozen=True, slots=True)

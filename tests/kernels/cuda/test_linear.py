@@ -167,7 +167,15 @@ def test_few_rows_have_small_tiles() -> None:
 
 @pytest.mark.parametrize(
     ("outputs", "inputs", "parts"),
-    [(6144, 4096, 1), (4096, 14336, 2), (5120, 25600, 3), (10240, 5120, 2), (2048, 2048, 4), (96, 576, 1)],
+    [
+        (6144, 4096, 1),
+        (4096, 14336, 2),
+        (5120, 25600, 2),
+        (10240, 5120, 1),
+        (2048, 8192, 4),
+        (576, 1536, 3),
+        (96, 576, 1),
+    ],
 )
 def test_narrow_matrices_are_divided(outputs: int, inputs: int, parts: int) -> None:
     assert parts_of(outputs, inputs, gated=False) == parts
