@@ -37,6 +37,7 @@ from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 512  # most positions of a split
 FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
+NOBODY = tl.constexpr(1 << 30)  # a row past all rows
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -88,6 +89,7 @@ class Attention:
         lanes: Tensor | None = None,
         bases: Tensor | None = None,
         tails: Tensor | None = None,
+        leads: Tensor | None = None,
         block_m: int = 16,
         rotation: Rotation | None = None,
         pdl: bool = False,
@@ -96,18 +98,21 @@ class Attention:
         queries are the packed projection [rows, heads + 2 · kv_heads, head_dim], not rotated and not stored yet.
 
         `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
-        page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written.
+        page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written. With
+        `tails`, row r reads the tail of the row leads[r], as kernels/tree_reference.py describes it.
         """
         _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
         kv_heads = keys.shape[1]
         group = heads // kv_heads
         assert heads == group * kv_heads, f"{heads} heads cannot share {kv_heads} KV heads evenly"
-        assert tails is None or (bases is not None and tails.is_contiguous()), "tails speak of positions from bases on"
+        assert tails is None or (bases is not None and leads is not None and tails.is_contiguous()), (
+            "a tree is all three"
+        )
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
-        assert rotation is None or (blocks == 1 and tails is None), "only the rows of one block can be turned here"
+        assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
         turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
@@ -130,6 +135,7 @@ class Attention:
             row_starts if lanes is None else lanes,  # a placeholder is never read
             row_starts if bases is None else bases,
             row_starts if tails is None else tails,
+            row_starts if leads is None else leads,
             turned.slots,
             turned.cos,
             turned.sin,
@@ -214,6 +220,7 @@ def _attend(
     lanes,
     bases,
     tails,
+    leads,
     slots,
     cos,
     sin,
@@ -279,11 +286,10 @@ def _attend(
     count = tl.minimum(tl.maximum(tl.cdiv(end, UNIT) - first, 1), units)
     if (start >= stop) | (me >= count):
         return
-    base, rows = end, 1
+    base, lead = end, row
     if TREE:
         base = tl.minimum(tl.load(bases + seat), end)
-        rows = tl.minimum(stop - start, ROWS)
-        tails += start.to(tl.int64) * depth
+        lead = tl.load(leads + row, mask=valid, other=NOBODY)
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
     if TURN:  # store the new rows of the positions that this program reads
@@ -308,7 +314,7 @@ def _attend(
         if WINDOW:
             slot = _slots(table, first + me, pages, TILE, PAGE)
         peak, total, acc = _tile(
-            first + me, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
+            first + me, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
             KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
         )  # fmt: skip  # a name a line would hide the shape
         if count == 1:
@@ -323,7 +329,7 @@ def _attend(
             for here in range(tl.maximum(tile, low // TILE), tl.minimum(tile + TILES, tl.cdiv(end, TILE))):
                 slot = _slots(table, here, pages, TILE, PAGE)
                 peak__, total__, acc__ = _tile(
-                    here, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
+                    here, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
                     KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
                 )  # fmt: skip  # a name a line would hide the shape
                 peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
@@ -347,11 +353,11 @@ def _attend(
 
 @triton.jit
 def _tile(
-    tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows,
+    tile, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
     PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Compute the partial of one tile. `place`, `member` [BLOCK_M]: positions of rows, indices in the block."""
+    """Compute the partial of one tile. `place`, `lead` [BLOCK_M]: positions of rows, rows whose tails they read."""
     position = tile * TILE + tl.arange(0, TILE)
     distance = place[:, None] - position[None, :]
     seen = distance >= 0
@@ -363,16 +369,18 @@ def _tile(
     else:
         peak, total, acc = _nothing(BLOCK_M, PADDED)
         common = (base == end) | (tile * TILE + TILE <= base)  # True: all rows share the slots of this tile
-        for i in range(tl.where(common, 1, rows)):
-            mine = common | (member == i)  # a row's own slots change nothing for other rows
+        leader = tl.min(lead, 0)
+        while leader < NOBODY:
+            mine = common | (lead == leader)  # slots of one path change nothing for rows on others
             inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
             own = inside & (position >= base) & (position - base < depth)
-            tail = tl.load(tails + i * depth + (position - base), mask=own, other=0)
+            tail = tl.load(tails + leader.to(tl.int64) * depth + (position - base), mask=own, other=0)
             where = tl.where(position < base, slot, tail)
             k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
             peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
             acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times NaN would be NaN
             peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+            leader = tl.where(common, NOBODY, tl.min(tl.where(lead > leader, lead, NOBODY), 0))
     return peak, total, acc
 
 

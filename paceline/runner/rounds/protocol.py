@@ -165,7 +165,10 @@ class DraftingRound(Protocol):
 class DeviceDrafter(Protocol):
     """A drafter that runs inside rounds on the device, without the host.
 
-    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`."""
+    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`. A drafter
+    with an attribute `tree` that is True drafts trees: it also writes the parent of each to `state.parents[lane, i]`,
+    parents before children and the likely path first (see Draft). If it is a `reader`, it writes the keys and values of
+    its nodes to the slots of length + i, too, and the round moves those of the accepted path into place."""
 
     @property
     def reader(self) -> Forward | None:
@@ -179,9 +182,19 @@ class DeviceDrafter(Protocol):
         """Draft for all seats of a round, at most `limits` tokens each."""
 
 
-def read_landed(row: Sequence[int]) -> Landed:
-    """Read what acceptance writes for a seat: accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ …"""
+def drafts_trees(drafter: DeviceDrafter | None) -> bool:
+    return getattr(drafter, "tree", False)
+
+
+def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
+    """Read what `accept` writes for a seat, or `tree_accept` for a tree.
+
+    accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
-    longest = len(row) // 2 - 2
-    old = row[3 + longest : 3 + longest + drafted]
-    return Landed(path=tuple(range(accepted)), drafted=tuple(old), tokens=tuple(row[2 : 3 + accepted]))
+    longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
+    old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
+    new = tuple(row[2 : 3 + accepted])
+    if not tree:
+        return Landed(path=tuple(range(accepted)), drafted=old, tokens=new)
+    path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
+    return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))

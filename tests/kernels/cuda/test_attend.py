@@ -84,6 +84,7 @@ def run(
     attention: Attention, kv: CudaKV, batch: Batch, queries: Tensor, out: Tensor, *, window: int = 0, **options: Any
 ) -> Tensor:
     starts = batch.row_starts.tolist()
+    options.setdefault("leads", torch.arange(len(batch.tokens), dtype=torch.int32, device=queries.device))
     return attention(
         queries,
         kv,
@@ -194,6 +195,32 @@ def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
     assert torch.equal(path, tree[[0, 1, 3]])
 
 
+def leads(*shares: Share) -> list[int]:
+    """The first leaf below each row; committed rows and rows of chains read no tail."""
+    found: list[int] = []
+    for one in shares:
+        start, nodes = len(found) + one.count, len(one.draft)
+        below = list(range(start, start + nodes))
+        for node, parent in reversed([*enumerate(one.draft.parents)]):
+            below[parent] = below[node] if parent >= 0 else below[parent]
+        found += [*range(len(found), start), *below]
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("window", [0, 5])
+def test_rows_of_a_path_share_a_tail_bit_by_bit(window, form, dtype, device):
+    scene, works = Scene((4, 2, 16), dtype, device), (VERIFY, BRANCHED, share(0, 17, 1, *TREE), share(4, 3, 1, -1, -1))
+    batch, queries = scene.batch(*works), scene.rows(*works)
+    together = torch.tensor(leads(*works), dtype=torch.int32, device=device)
+    assert len({*together[VERIFY.rows :][: BRANCHED.rows].tolist()}) == 4  # root, and three leaves
+    apart, shared = (
+        run(made(device, form, blocks=8), scene.kv, batch, queries, torch.empty_like(queries), window=window, **options)
+        for options in ({}, {"leads": together})
+    )
+    assert torch.equal(apart, shared)
+
+
 def test_a_node_of_a_tree_is_blind_to_its_siblings_even_if_they_are_nan(dtype, device):
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     before = scene.attend(attention, BRANCHED)
@@ -279,28 +306,31 @@ if not ON_GPU:  # each shape, form and kind of memory somewhere
 
 
 @pytest.mark.parametrize(("sizes", "form", "fp8"), ROTATED, ids=str)
-def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, dtype, device):
+@pytest.mark.parametrize("branches", [chain(1), (-1,) * 3 + (1,)], ids=["chain", "tree"])
+def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, branches, dtype, device):
     """Rows that cross from one tile or split into the next, a single one, and a first token without a slot. A window
-    of the single one begins in the third tile and the second split: programs count from there."""
+    of the single one begins in the third tile and the second split: programs count from there. With a tree, the rows of
+    the first tile are not those of its slots."""
     (heads, kv_heads, head_dim), window = sizes
     single = share(1, 41 if window else 89, 1)
-    works = (share(0, 14, 1, *chain(1)), single, share(2, 30, 1, *chain(1)), SHORT)
+    works = (share(0, 14, 1, *branches), single, share(2, 30, 1, *chain(1)), SHORT)
     here, there = (Scene(sizes[0], FP8 if fp8 else dtype, device) for _ in range(2))
     batch, activations = here.batch(*works), here.queries.dtype
     batch.slots[-1] = -1  # stored nowhere
     generator = torch.Generator().manual_seed(3)
-    packed = torch.randn((6, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
+    rows, block_m = len(batch.tokens), 16 if len(branches) == 1 else 64
+    packed = torch.randn((rows, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
     angles = torch.rand((95, head_dim // 2), generator=generator).to(device) * 6
     cos, sin = angles.cos(), angles.sin()
-    queries = torch.empty((6, heads, head_dim), device=device, dtype=activations)
+    queries = torch.empty((rows, heads, head_dim), device=device, dtype=activations)
     rotate(packed, queries, here.kv, LAYER, positions=batch.positions, slots=batch.slots, cos=cos, sin=sin, pdl=ON_GPU)
-    options = {"window": window, "block_m": 16, "pdl": ON_GPU}
+    options = {"window": window, "block_m": block_m, "pdl": ON_GPU}
     outs, rotation = torch.full((2, *queries.shape), torch.nan).to(queries), Rotation(batch.slots, cos, sin)
     apart = run(made(device, "solo"), here.kv, batch, queries, outs[0], **options)
     attention = made(device, form, blocks=4 * kv_heads)
     at_once = run(attention, there.kv, batch, packed, outs[1], rotation=rotation, **options)
     assert torch.equal(at_once, apart)
-    if not window:
+    if not window and block_m == 16:
         check_form(attention, form, blocks=4 * kv_heads, head_dim=head_dim)
     for one, other in ((here.kv.keys, there.kv.keys), (here.kv.values, there.kv.values)):
         assert torch.equal(one.float(), other.float())
