@@ -247,6 +247,7 @@ class DeviceStepper:
             follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
+        work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""

@@ -131,10 +131,10 @@ def tree_accept(
         at = torch.where(going, child, at)
         path[:, step] = torch.where(going, child, 0)[:, 0]
         accepted += going
-    step = torch.arange(longest + 1, device=seats.device)
+    place = torch.arange(longest + 1, device=seats.device)
     own = targets[(start[:, None] + at + 1).clamp(max=len(targets) - 1)]
     chosen = torch.cat([ahead.gather(1, path.long()), torch.zeros_like(own)], dim=1)
-    new = torch.where(step < accepted, chosen, torch.where(step == accepted, own, 0))
+    new = torch.where(place < accepted, chosen, torch.where(place == accepted, own, 0))
     guess, reported = torch.where(there, ahead, 0), torch.where(there, parents, 0)
     after = length + accepted + 1
     report = torch.cat([accepted, drafted, new, guess, after, path, reported], dim=1)

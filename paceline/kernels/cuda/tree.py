@@ -40,7 +40,8 @@ def tree_layout(
 ) -> None:
     """Make the rows of a verification of trees of at most `tails.shape[1]` nodes; see `tree_reference`."""
     assert len(seats) <= len(tokens), f"{len(seats)} seats in {len(tokens)} rows"
-    assert tails.is_contiguous() and tails.shape[1] <= state.parents.shape[1], f"trees of {tails.shape[1]} nodes"
+    assert tails.is_contiguous(), "the rows of `tails` must be adjacent"
+    assert tails.shape[1] <= state.parents.shape[1], f"trees of {tails.shape[1]} nodes"
     members = triton.next_power_of_2(tails.shape[1] + 1)
     _tree_layout[(len(seats) + 1,)](
         state.tokens,
@@ -115,7 +116,7 @@ def tree_move(state: TreeLanes, kv: CudaKV, *, seats: Tensor, out: Tensor, pdl: 
     """Move keys and values of accepted nodes to the slots of their positions, in all layers; see `tree_moves`."""
     layers, _, kv_heads, _, head_dim = kv.keys.shape
     keys, values = (x.view(torch.uint8) if x.dtype == FP8 else x for x in (kv.keys, kv.values))
-    assert keys.is_contiguous() and values.is_contiguous(), "KV memory is one piece"
+    assert all(x.is_contiguous() for x in (keys, values)), "KV memory is one piece"
     longest = out.shape[1] // 4 - 1
     _tree_move[(len(seats), layers, kv_heads)](
         keys,

@@ -44,6 +44,7 @@ class Ticket:
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
     asked: int = 0  # drafted tokens that the seats allow
+    tree: bool = False  # drafts are trees
 
 
 class CudaRounds:
@@ -70,7 +71,8 @@ class CudaRounds:
         self._max_context = max_context
         device = target.decoder.device
         width = max_context + max_draft + 2
-        self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
+        scratch = target.kv.scratch_page
+        self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._read = ChunkReader(target, self._state, self._upload)
@@ -102,7 +104,8 @@ class CudaRounds:
         if done:
             done.record()
         asked = sum(min(seat.max_draft, bucket.draft) for seat in seats) if bucket else 0
-        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked)
+        tree = round is not None and round.tree
+        return Ticket(chunks, len(seats), bucket, prompts, outcomes, stamps, began, done, asked, tree)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -113,7 +116,7 @@ class CudaRounds:
         landed_chunks = [next(drawn) if chunk.draws else None for chunk in ticket.chunks]
         landed: list[Landed] = []
         if ticket.bucket is not None and ticket.outcomes is not None:
-            landed = [read_landed(row) for row in ticket.outcomes[: ticket.seats].tolist()]
+            landed = [read_landed(row, tree=ticket.tree) for row in ticket.outcomes[: ticket.seats].tolist()]
             self._learn(ticket, landed, times)
             if ticket.stamps is not None:
                 times = _parts(times.step, ticket.stamps.tolist())

@@ -18,10 +18,11 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat, drafts_trees
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -57,7 +58,11 @@ class CudaRound:
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._out = torch.zeros((seats, 2 + 2 * (bucket.draft + 1)), dtype=torch.int32, device=device)
+        self.tree = bucket.draft > 0 and drafts_trees(drafter)
+        self._tails = torch.zeros((rows if self.tree else 0, bucket.draft), dtype=torch.int32, device=device)
+        self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
+        outcome = 4 + (4 if self.tree else 2) * bucket.draft  # numbers: see tree_accept, accept
+        self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
         pinned = device.type == "cuda"
         self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
@@ -107,7 +112,11 @@ class CudaRound:
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer:
             self._counts.copy_(self._asked[1])
-        rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
+        rows = (
+            self._lay_out_trees()
+            if self.tree
+            else self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
+        )
         logits = self._target.decoder.logits(rows, self._target.kv)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
@@ -121,16 +130,22 @@ class CudaRound:
             filters=bucket.filters,
             pdl=pdl,
         )
-        accept(
-            state,
+        self._accept(targets)
+        self._stamp(3)
+
+    def _accept(self, targets: Tensor) -> None:
+        accepting = tree_accept if self.tree else accept
+        accepting(
+            self.state,
             seats=self._asked[0],
             targets=targets,
             out=self._out,
             row_starts=self._starts,
             synthetic_acceptance=self._synthetic_acceptance,
-            pdl=pdl,
+            pdl=self._pdl,
         )
-        self._stamp(3)
+        if self.tree:
+            tree_move(self.state, self._target.kv, seats=self._asked[0], out=self._out, pdl=self._pdl)
 
     def _draft(self) -> None:
         if self._drafter is not None:
@@ -203,6 +218,40 @@ class CudaRound:
             seats=self._bucket.seats,
             max_rows=longest,
             max_context=self._bucket.context,
+        )
+
+    def _lay_out_trees(self) -> DeviceBatch:
+        """Lay out the rows of the verification: the last committed token and the tree of each seat."""
+        rows, draft = self._bucket.rows, self._bucket.draft
+        tokens, positions, slots, owners = (part[:rows] for part in self._rows)
+        tails, leads = self._tails[:rows], self._leads[:rows]
+        tree_layout(
+            self.state,
+            seats=self._asked[0],
+            counts=self._counts,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            owners=owners,
+            row_starts=self._starts,
+            bases=self._bases,
+            tails=tails,
+            leads=leads,
+            pdl=self._pdl,
+        )
+        return DeviceBatch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            row_starts=self._starts,
+            page_table=self.state.pages,
+            lanes=self._asked[0],
+            seats=self._bucket.seats,
+            max_rows=1 + draft,
+            max_context=self._bucket.context,
+            bases=self._bases,
+            tails=tails,
+            leads=leads,
         )
 
     def _stamp(self, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import round_reference as ops
+from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, read_landed
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Ticket, Times, drafts_trees, read_landed
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import Sampler
 
@@ -42,7 +44,11 @@ class PortableRounds:
         self.synthetic_acceptance = 0.0
         self._forward = forward
         self._state = DeviceState(
-            lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
+            lanes=lanes,
+            width=max_context + max_draft + 2,
+            scratch_page=forward.kv.num_pages,
+            device=device,
+            max_draft=max_draft,
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
 
@@ -60,9 +66,10 @@ class PortableRounds:
         clock.append(time.perf_counter())
         drafted = self._draft(seats, drafter)
         clock.append(time.perf_counter())
-        targets = self._verify(seats, drafted)
+        tree = any(drafted) and drafts_trees(self._drafters.get(drafter or ""))
+        targets = self._verify(seats, drafted, tree=tree)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, targets)
+        landed = self._accept(seats, drafted, targets, tree=tree)
         clock.append(time.perf_counter())
         parts = [after - before for before, after in itertools.pairwise(clock)]
         return read, landed, Times(clock[-1] - clock[0], *parts[1:])
@@ -109,21 +116,32 @@ class PortableRounds:
         by.draft(round)
         return [int(count) for count in round.found] if by.finds_fewer else limits
 
-    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int]) -> Tensor:
+    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int], *, tree: bool) -> Tensor:
         """Draw the target's tokens [rows] after the last committed and every drafted token of each seat."""
         if not seats:
             return self._ints([])
         lanes = self._ints([seat.lane for seat in seats])
-        batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
+        batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1, tree=tree)
         targets = torch.empty_like(owners)
         logits = self._run(self._forward, batch).logits
         ops.draw(logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
         return targets
 
-    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor) -> list[Landed]:
+    def _accept(self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor, *, tree: bool) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
         lanes = self._ints([seat.lane for seat in seats])
-        return self._settle(lanes, targets, row_starts=row_starts, longest=max(drafted, default=0))
+        longest = max(drafted, default=0)
+        if not tree:
+            return self._settle(lanes, targets, row_starts=row_starts, longest=longest)
+        out = torch.zeros((len(seats), 4 + 4 * longest), dtype=torch.int32, device=self._state.device)
+        coins = self.synthetic_acceptance
+        tree_ops.tree_accept(
+            self._state, seats=lanes, row_starts=row_starts, targets=targets, out=out, synthetic_acceptance=coins
+        )
+        source, target = tree_ops.tree_moves(self._state, seats=lanes, out=out)
+        moved = source != target
+        self._forward.kv.move(source[moved].tolist(), target[moved].tolist())
+        return [read_landed(row, tree=True) for row in out.tolist()]
 
     def _settle(
         self,
@@ -149,24 +167,29 @@ class PortableRounds:
         )
         return [read_landed(row) for row in out.tolist()]
 
-    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
+    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int, tree: bool = False) -> tuple[Batch, Tensor]:
         """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
-        tokens, positions, slots, owners = (self._ints([0] * sum(counts)) for _ in range(4))
-        row_starts = self._ints([0] * (len(counts) + 1))
-        ops.layout(
+        tokens, positions, slots, owners, leads = (self._ints([0] * sum(counts)) for _ in range(5))
+        row_starts, bases = self._ints([0] * (len(counts) + 1)), self._ints([0] * len(counts))
+        tails = torch.zeros((len(tokens), max(counts) - 1), dtype=torch.int32, device=tokens.device) if tree else None
+        lay_out = functools.partial(
+            ops.layout if tails is None else tree_ops.tree_layout,
             self._state,
             seats=seats,
             counts=self._ints(counts),
-            first=first,
             tokens=tokens,
             positions=positions,
             slots=slots,
             owners=owners,
             row_starts=row_starts,
         )
-        bases = positions[row_starts[1:].long() - 1] + 1
-        rows = self._ints(range(len(tokens)))
-        return Batch(tokens, positions, slots, row_starts, bases, self._page_table(seats, bases), rows), owners
+        if tails is None:
+            lay_out(first=first)
+            bases = positions[row_starts[1:].long() - 1] + 1
+        else:
+            lay_out(bases=bases, tails=tails, leads=leads)
+        rows, table = self._ints(range(len(tokens))), self._page_table(seats, bases)
+        return Batch(tokens, positions, slots, row_starts, bases, table, rows, tails), owners
 
     def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int]) -> Batch:
         state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]

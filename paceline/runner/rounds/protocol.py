@@ -167,8 +167,8 @@ class DeviceDrafter(Protocol):
 
     Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`. A drafter
     with an attribute `tree` that is True drafts trees: it also writes the parent of each to `state.parents[lane, i]`,
-    parents before children and the likely path first (see Draft). If it is a `reader`, it writes the keys and values of
-    its nodes to the slots of length + i, too, and the round moves those of the accepted path into place."""
+    parents before children and the likely path first (see Draft). The round moves keys and values of the accepted path
+    into place for the target alone: a `reader` that drafts trees must read that path again before it drafts."""
 
     @property
     def reader(self) -> Forward | None:

@@ -24,7 +24,7 @@ from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import PLAIN, floats, random_weights
-from tests.odd_drafters import AgainOnDevice
+from tests.odd_drafters import AgainOnDevice, TreesOnDevice
 
 LANES, PAGES = 9, 40
 AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
@@ -47,6 +47,8 @@ def pair(device: torch.device, drafter: str | None = None) -> tuple[CudaRounds, 
     other: dict[str, DeviceDrafter] = {}
     if drafter == "ngram":
         mine["ngram"] = other["ngram"] = LookupOnDevice()
+    elif drafter == "trees":
+        mine["trees"] = other["trees"] = AGAIN["again"]  # until the texts are known
     elif drafter in AGAIN:
         mine[drafter] = other[drafter] = AGAIN[drafter]
     elif drafter is not None:
@@ -105,6 +107,37 @@ def test_a_device_drafter_from_outside(drafter: str, device: torch.device) -> No
     longest = (2, 1) if AGAIN[drafter].finds_fewer else (4, 2)
     assert [each.drafted for each in landed] == [(6,) * longest[0], (1,) * longest[1]]
     both(made, [], [Seat(2, 2), Seat(0, 1)], drafter)
+
+
+def test_trees(device: torch.device) -> None:
+    """Trees of which most have the right path somewhere, in a bucket that has room for some of their nodes."""
+    texts: dict[int, list[int]] = {2: [5, 6, 7, 8, 5, 6], 0: [1, 2, 3, 1]}
+    heat = {2: 0.8, 0: 0.0}
+
+    def start(rounds: Rounds) -> None:
+        for lane, text in texts.items():
+            enter(rounds, lane, text, temperature=heat[lane])
+        chunks = [Chunk(lane, 0, len(text) - 1, draws=False) for lane, text in texts.items()]
+        rounds.collect(rounds.launch(chunks, [], drafter=None, context=30))
+
+    _, plain = pair(device)
+    start(plain)
+    seats = [Seat(lane, 0) for lane in texts]
+    said = [plain.collect(plain.launch([], seats, drafter=None, context=30))[1] for _ in range(14)]
+    answers = [[*text, *(landed[i].tokens[0] for landed in said)] for i, text in enumerate(texts.values())]
+    made = pair(device, "trees")
+    for rounds in made:
+        rounds._drafters["trees"] = TreesOnDevice(answers, nodes=5, wrong=0.5, vocab_size=PLAIN.vocab_size)
+        start(rounds)
+    told: list[list[int]] = [[], []]
+    paths = []
+    while min(map(len, told)) < 8:
+        _, landed = both(made, [], [Seat(2, 5), Seat(0, 4)], "trees")
+        paths += [one.path for one in landed]
+        told = [[*old, *one.tokens] for old, one in zip(told, landed, strict=True)]
+    for text, mine, whole in zip(texts.values(), told, answers, strict=True):
+        assert [*text, *mine[:8]] == whole[: len(text) + 8]
+    assert any(path != tuple(range(len(path))) for path in paths)
 
 
 def test_models_of_another_backend_are_refused(device: torch.device) -> None:
