@@ -1,8 +1,8 @@
 """Growth of trees that a head drafts, in plain torch: the oracle of kernels/cuda/growth.py, also run on CPUs.
 
-    root ── the ── cat ── sat        A pass of the head reads at most `width` nodes of a seat. Each gives its `width` best
-         │     └── dog               tokens, with or without noise. A node's confidence is its parent's times the
-         └─ a ──── cat               probability that the target accepts it. The best nodes of a level are read next.
+    root ── the ── cat ── sat      A pass of the head reads at most `width` nodes of a seat. Each gives its `width`
+         │     └── dog             best tokens, with or without noise. A node's confidence is its parent's times the
+         └─ a ──── cat             probability that the target accepts it. The best nodes of a level are read next.
 
     branch   find the best tokens after each row, and the probability that the target accepts each
     grow     add them to the trees, and lay out the rows of the next pass
@@ -48,7 +48,7 @@ class Growth:
     row_tokens: Tensor  # int32 [seats · width], of the next pass as all below
     positions: Tensor  # int32 [seats · width]
     slots: Tensor  # int32 [seats · width]
-    carry: Tensor  # int32 [seats · width]: row of the last pass that each row continues
+    ends: Tensor  # int32 [seats · width + 1]: row r continues row ends[r + 1] - 1 of the last pass
     bases: Tensor  # int32 [seats]
     tails: Tensor  # int32 [2, seats · width, levels]: by the parity of the level that laid them out
     row_starts: Tensor  # int32 [seats + 1]
@@ -74,7 +74,7 @@ class Growth:
             row_tokens=ints(rows),
             positions=ints(rows),
             slots=ints(rows),
-            carry=ints(rows),
+            ends=ints(rows + 1),
             bases=ints(seats),
             tails=ints(2, rows, levels),
             row_starts=torch.arange(0, rows + 1, width, dtype=torch.int32, device=device),
@@ -188,8 +188,8 @@ def grow(
     growth.row_tokens.copy_(torch.where(read, growth.tokens[:, here].gather(1, order), 0).flatten())
     growth.positions.copy_((length - 1 + level).expand(count, width).flatten())
     growth.slots.copy_(slot.flatten())
-    carry = ends[1:, None].long() - 1 if level == 0 else first + origin
-    growth.carry.copy_(carry.clamp(min=0).expand(count, width).flatten())
+    carry = ends[1:, None].long() if level == 0 else first + origin + 1
+    growth.ends[1:].copy_(carry.clamp(min=1).expand(count, width).flatten())
     growth.bases.copy_(length[:, 0] - 1)
     old, new = growth.tails[level % 2], growth.tails[(level + 1) % 2]
     new[:, :level].copy_(old[(first + origin).flatten(), :level])

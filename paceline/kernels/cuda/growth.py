@@ -110,7 +110,7 @@ def grow(
         growth.row_tokens,
         growth.positions,
         growth.slots,
-        growth.carry,
+        growth.ends,
         growth.bases,
         growth.tails[level % 2],
         growth.tails[(level + 1) % 2],
@@ -366,9 +366,9 @@ def _grow(
             tl.store(positions + out, length - 1 + level)
             tl.store(slots + out, slot)
             if FIRST:
-                tl.store(carry + out, tl.maximum(tl.load(ends + b + 1) - 1, 0))
+                tl.store(carry + out + 1, tl.maximum(tl.load(ends + b + 1), 1))
             else:
-                tl.store(carry + out, b * WIDTH + origin)
+                tl.store(carry + out + 1, b * WIDTH + origin + 1)
             tail = tl.load(old_tails + (b * WIDTH + origin) * LEVELS + step, mask=step < level, other=0)
             tl.store(new_tails + out * LEVELS + step, tl.where(step == level, slot, tail), mask=step <= level)
 

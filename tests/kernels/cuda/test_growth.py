@@ -56,7 +56,7 @@ def test_trees_of_any_size(width: int, levels: int, vocab: int, kind: str, devic
         device_growth.grow(state, mine, **given, vocab=vocab, fitted=not shared, pdl=ON_GPU)
         growth_reference.grow(expected, right, **given)
         torch.testing.assert_close(mine.confidence, right.confidence, rtol=1e-3, atol=1e-3)
-        for name in ("chosen", "row_tokens", "positions", "slots", "carry", "bases"):
+        for name in ("chosen", "row_tokens", "positions", "slots", "ends", "bases"):
             assert getattr(mine, name).tolist() == getattr(right, name).tolist(), (level, name)
         if level + 1 < levels:
             read = (right.chosen >= 0).flatten()
