@@ -10,8 +10,9 @@ from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
 from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafter import EagleDrafter
+from paceline.drafters.eagle.on_device import EagleOnDevice
 from paceline.drafters.guard import Guard
-from paceline.drafters.medusa import MedusaDrafter
+from paceline.drafters.medusa import MedusaDrafter, MedusaOnDevice
 from paceline.drafters.model import ModelDrafter, ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice, NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
@@ -75,6 +76,10 @@ class MedusaMade:
             made = CompiledMedusa([head.in_format("int8") for head in heads], threads=1)
         return MedusaDrafter(made, tap=self.taps[0], min_confidence=self.min_confidence)
 
+    def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
+        heads: MedusaForward = TorchMedusa(random_medusa(TARGET.config))
+        return MedusaOnDevice(heads, tap=self.taps[0], min_confidence=self.min_confidence)
+
 
 @dataclass(frozen=True)
 class EagleMade:
@@ -87,10 +92,8 @@ class EagleMade:
     copy: int = 0
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
-        config = replace(TARGET.config, vocab_size=self.vocab_size)
-        head = random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
         drafter = EagleDrafter(
-            self.forward(head, context, backend),
+            self.forward(context.target, backend, pages=context.pool.num_pages, max_context=context.max_context),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
             lanes=context.lanes,
@@ -101,16 +104,20 @@ class EagleMade:
         )
         return CopyDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
-    def forward(self, head: EagleHead, context: BuildContext, backend: str) -> HeadForward:
-        pages = context.pool.num_pages
+    def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
+        head = self.forward(target, backend, pages=target.kv.num_pages, max_context=CONTEXT)
+        return EagleOnDevice(head, taps=self.taps, max_draft=5, min_confidence=self.min_confidence)
+
+    @property
+    def head(self) -> EagleHead:
+        config = replace(TARGET.config, vocab_size=self.vocab_size)
+        return random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
+
+    def forward(self, target: Forward, backend: str, *, pages: int, max_context: int) -> HeadForward:
         if backend == "compiled":
-            assert isinstance(context.target, CompiledForward)
-            return CompiledHead(
-                head.in_format("int8"), context.target, num_pages=pages, max_context=context.max_context
-            )
-        return TorchHead(
-            head, context.target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu"
-        )
+            assert isinstance(target, CompiledForward)
+            return CompiledHead(self.head.in_format("int8"), target, num_pages=pages, max_context=max_context)
+        return TorchHead(self.head, target, num_pages=pages, device="cuda" if backend == "cuda" and ON_GPU else "cpu")
 
 
 def always(drafter: Drafter) -> Made:
@@ -165,11 +172,11 @@ class Itself:
         return copy
 
 
-DeviceRig = Model | Itself | DeviceDrafter
+DeviceRig = Model | Itself | EagleMade | MedusaMade | DeviceDrafter
 
 # The same drafters, run by a device; and those that only a device can run, where the backend can.
 SELF = {"self": Itself()}
-DEVICE_RIGS: Mapping[str, Model | LookupOnDevice] = {
+DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "ngram": LookupOnDevice(),
     "ngram-1": LookupOnDevice(min_ngram=1, max_ngram=2),
     "good": TARGET,
@@ -177,6 +184,10 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice] = {
     "bad": BAD,
     "narrow": Model(seed=5, vocab_size=80),
     "wide": Model(seed=5, vocab_size=128),
+    "eagle": EagleMade(),
+    "eagle-narrow": EagleMade(draft_vocab=40),
+    "eagle-hesitant": EagleMade(min_confidence=0.05),
+    "medusa": MedusaMade(),
 }
 
 
@@ -194,6 +205,8 @@ class Rig:
 def _device_drafter(by: DeviceRig, backend: str, target: Forward) -> DeviceDrafter:
     if isinstance(by, Itself):
         return ModelOnDevice(by.forward(target), shares_kv=True)
+    if isinstance(by, (EagleMade, MedusaMade)):
+        return by.on_device(target, backend)
     if isinstance(by, Model):
         return ModelOnDevice(by.forward(backend, num_pages=target.kv.num_pages))
     return by
@@ -224,7 +237,8 @@ def build(
     steps run on a device that has these drafters, and `drafters` are those of the host."""
     config = EngineConfig.of(**{**LIMITS, **options})
     if forward is None:
-        taps = sorted({tap for made in (drafters or {}).values() for tap in getattr(made, "taps", ())})
+        makers = [*(drafters or {}).values(), *(on_device or {}).values()]
+        taps = sorted({tap for made in makers for tap in getattr(made, "taps", ())})
         forward = TARGET.forward(backend, num_pages=num_pages, taps=taps)
     lanes = Lanes(count=config.max_sequences, max_context=max_context, max_draft=config.max_draft)
     cache = KVCache(forward.kv, share_prefixes=config.prefix_cache)

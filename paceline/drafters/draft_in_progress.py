@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask
+from paceline.kernels.round_reference import BEST, DRAWN
 from paceline.sampling.sampler import Pick, Stream
 
 
@@ -68,4 +69,6 @@ def head_confidence(probability: float, *, drawn: bool) -> float:
     draw with the same noise, even an unlikely token is right as often as the two distributions overlap.
     Fitted to SmolLM2's head on 15,000 rows of MT-bench: docs/experiments.md, "How sure a head is of its tokens". The
     trees of a compiled head also know the token's rank: kernels/cpu/candidates.c."""
-    return 0.22 + 0.65 * math.sqrt(probability) if drawn else 2.5 * probability / (1 + 1.5 * probability)
+    if drawn:
+        return DRAWN[0] + DRAWN[1] * math.sqrt(probability)
+    return BEST[0] * probability / (1 + BEST[1] * probability)

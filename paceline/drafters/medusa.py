@@ -25,6 +25,7 @@ from paceline.models.weights import Progress
 from paceline.runner.heads.protocol import MedusaForward
 from paceline.runner.loading.heads import read_medusa
 from paceline.runner.loading.models import ReadyModel
+from paceline.runner.rounds.protocol import DraftingRound, Seat
 from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Off
 
@@ -89,6 +90,30 @@ class MedusaDrafter(FeatureDrafter):
         probabilities = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp()
         floor = self._min_confidence if ask.p_min is None else ask.p_min
         return best_tree(best.indices.tolist(), probabilities.tolist(), count=ask.max_draft, floor=floor)
+
+
+class MedusaOnDevice:
+    """Implements DeviceDrafter: the best guess of each head, as a chain, from the last hidden state on the device."""
+
+    finds_fewer = True
+    ends_drafts = True
+    reader = None
+
+    def __init__(
+        self, heads: MedusaForward, *, tap: int, max_draft: int | None = None, min_confidence: float = 0.05
+    ) -> None:
+        self.taps = (tap,)
+        self.max_draft = min(heads.depth, heads.depth if max_draft is None else max_draft)
+        self._heads = heads
+        self._min_confidence = min_confidence
+
+    def threshold(self, seat: Seat) -> float:
+        return self._min_confidence if seat.p_min is None else seat.p_min
+
+    def draft(self, round: DraftingRound) -> None:
+        logits = self._heads(round.last_states())
+        for turn in range(min(round.longest, self.max_draft)):
+            round.append(logits[turn], turn, doubting=True)
 
 
 def best_tree(

@@ -30,9 +30,9 @@ from paceline.engine.governor import Governor
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
-from paceline.kv.following import Reader
+from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times, head_of, longest_draft
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -82,7 +82,8 @@ class DeviceStepper:
         self._rounds = rounds
         self._host = host
         self._guards = drafters
-        self._readers = {name: Reader(pool) for name in rounds.readers}  # drafters with keys and values of their own
+        # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
+        self._readers = {name: Reader(pool) for name, by in rounds.drafters.items() if by.reader or head_of(by)}
         self._governor = governor
         self._max_step_tokens = max_step_tokens
         self._clock = clock
@@ -108,7 +109,8 @@ class DeviceStepper:
         self._host.stop(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        return self._host.knows(sequence, page)
+        heads = [name for name in sequence.drafters if name in self._readers and name in self._rounds.tapping]
+        return self._host.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
@@ -169,7 +171,7 @@ class DeviceStepper:
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
         drafter = self._choose_drafter(seats, reading)
-        extra = self._catch_up(seats) if drafter in self._readers else []
+        extra = self._catch_up(seats) if drafter in self._rounds.readers else []
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
@@ -177,11 +179,17 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [Seat(work.sequence.lane, work.max_draft) for work in seats],
+            [self._seat(work) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
+
+    def _seat(self, work: Work) -> Seat:
+        sequence, price = work.sequence, 0.0
+        if work.max_draft:
+            price = self._governor.seat_price(sequence.drafter or "")
+        return Seat(sequence.lane, work.max_draft, price=price, p_min=sequence.request.speculation.p_min)
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -195,13 +203,14 @@ class DeviceStepper:
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
             state.pages = len(span.pages)
 
-    def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
+    def _choose_drafter(self, seats: Seq[Work], reading: list[Work]) -> str | None:
         """Pick the drafter of this step, round-robin; sequences of other drafters decode plainly. If none drafts, pick
-        one that has prompt tokens to read."""
+        one that has prompt tokens or hidden states to read."""
         wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft))
         if not wanted:
-            readers = [work.sequence.drafter for work in reading if work.sequence.drafter in self._readers]
-            return readers[0] if readers else None
+            reading = [work for work in reading if work.sequence.drafter in self._readers]
+            reading += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
+            return reading[0].sequence.drafter if reading else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
         for work in seats:
@@ -242,12 +251,21 @@ class DeviceStepper:
         if landed is None:
             return
         follower = work.sequence.in_flight.follower
-        if work.max_draft and drafter in self._readers and follower is not None:
+        if work.max_draft and drafter in self._rounds.readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
             follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
+        elif landed.drafted and drafter in self._readers and follower is not None:
+            self._follow_head(follower, len(work.sequence.tokens) - 1, drafter or "")
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
         work.in_place = True
+
+    def _follow_head(self, follower: Follower, end: int, drafter: str) -> None:
+        """Note that a head that drafts has read all held states, which end at `end`. States that were lost before leave
+        a gap for good."""
+        held = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
+        if end - follower.known <= held:
+            follower.reach(end)
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""

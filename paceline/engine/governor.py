@@ -17,7 +17,7 @@ from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Rounds
+from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
@@ -59,6 +59,13 @@ class Governor:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
+    def seat_price(self, drafter: str) -> float:
+        """Lowest probability of being right at which a device should draft one more token for a sequence.
+
+        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. Steps that
+        carry equal prices need no upload, so it is rounded."""
+        return round(self.row_price, 2) if self._ends_drafts(drafter) else 0.0
+
     @property
     def _weighs_cost(self) -> bool:
         return self._config.measure_cost and not self._config.fixed_draft
@@ -84,8 +91,7 @@ class Governor:
 
     def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
         """Cut `limit` to what the sequence's pace allows and to what pays, unless the drafter itself ends drafts."""
-        guard, pace = self._drafters.get(sequence.drafter or ""), sequence.pace
-        ends_drafts = guard is not None and guard.ends_drafts
+        pace, ends_drafts = sequence.pace, self._ends_drafts(sequence.drafter or "")
         if not ends_drafts:
             limit = min(limit, pace.length)
         affordable = self._affordable(sequence, pace) if by_cost and self._config.measure_cost else None
@@ -109,7 +115,14 @@ class Governor:
         guard = self._drafters.get(drafter)
         if self._rounds is None or drafter not in self._rounds.drafters:
             return self._drafters[drafter].max_draft
-        return self._rounds.max_draft if guard is None else min(guard.max_draft, self._rounds.max_draft)
+        longest = longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
+        return longest if guard is None else min(guard.max_draft, longest)
+
+    def _ends_drafts(self, drafter: str) -> bool:
+        guard, rounds = self._drafters.get(drafter), self._rounds
+        if rounds is not None and drafter in rounds.drafters:
+            return bool(getattr(rounds.drafters[drafter], "ends_drafts", False))
+        return guard is not None and guard.ends_drafts
 
     def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""

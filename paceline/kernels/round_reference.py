@@ -14,13 +14,13 @@ Probabilities are summed as integers, so that no order of addition can change wh
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.noise import gumbel_noise
+from paceline.kernels.noise import gumbel_noise, noise_of
 from paceline.sampling.filters import EXPONENTIAL as EXPONENTIAL
 from paceline.sampling.filters import FAINT as FAINT
 from paceline.sampling.filters import LOG2_E as LOG2_E
@@ -28,6 +28,9 @@ from paceline.sampling.filters import MASS_BITS as MASS_BITS
 from paceline.sampling.filters import mass as host_mass
 from paceline.sampling.sampler import Stream
 
+# How often a token that a head gives the probability p is the target's own, see drafters/draft_in_progress.py:
+# DRAWN[0] + DRAWN[1] · √p if both draw with the same noise, BEST[0] · p / (1 + BEST[1] · p) if both take the best one.
+DRAWN, BEST = (0.22, 0.65), (2.5, 1.5)
 SIZE_SHIFT = 24  # bits; a found n-gram is (its length << SIZE_SHIFT) + the position where it ends
 
 
@@ -45,6 +48,16 @@ class DeviceLanes(Protocol):
     seed: Tensor  # int64, the bits of the unsigned seed
 
 
+class Doubt(NamedTuple):
+    """Confidence in the draft of each row's seat, tensors [rows]: a draft below its threshold gets no more tokens."""
+
+    confidence: Tensor  # float32: the drafter's estimate that all tokens so far are right; below 0: no draft
+    thresholds: Tensor  # float32
+    limits: Tensor  # int32: most tokens of the draft
+    found: Tensor  # int32: tokens of the draft so far
+    turn: int  # tokens that were drawn before this one
+
+
 # ── draw ──
 
 
@@ -57,13 +70,17 @@ def draw(
     positions: Tensor | None = None,
     offset: int = 0,
     push: bool = False,
+    ids: Tensor | None = None,
+    doubt: Doubt | None = None,
     filters: bool = True,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
-    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
+    scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
+    min-p.
     """
     lane = lanes.long()
     at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
@@ -72,10 +89,25 @@ def draw(
     scaled = values * torch.where(inverse_temperatures > 0, inverse_temperatures, 1.0)[:, None]
     if filters:
         scaled = scaled.masked_fill(scaled < filter_floor(scaled, state, lane), -torch.inf)
-    noise = gumbel_noise(noise_keys(state.seed[lane], at, Stream.TOKEN), logits.shape[1])
-    out.copy_(torch.where(inverse_temperatures > 0, (scaled + noise).argmax(-1), values.argmax(-1)))
+    keys = noise_keys(state.seed[lane], at, Stream.TOKEN)
+    noise = gumbel_noise(keys, logits.shape[1]) if ids is None else noise_of(keys, ids.long())
+    column = torch.where(inverse_temperatures > 0, (scaled + noise).argmax(-1), values.argmax(-1))
+    out.copy_(column if ids is None else ids[column])
+    if doubt is not None:
+        probability = values.softmax(-1).gather(1, column[:, None])[:, 0]
+        update_doubt(doubt, probability, drawn=inverse_temperatures > 0)
     if push:
         write_tokens(state, lane, at, out)
+
+
+def update_doubt(doubt: Doubt, probability: Tensor, *, drawn: Tensor) -> None:
+    """Count the token of each unfinished draft, to which the drafter gives this `probability` [rows]."""
+    confidence = doubt.confidence
+    going = (confidence >= 0) & (confidence >= doubt.thresholds) & (doubt.turn < doubt.limits)
+    best = BEST[0] * probability / (1 + BEST[1] * probability)
+    right = torch.where(drawn, DRAWN[0] + DRAWN[1] * probability.sqrt(), best)
+    doubt.found.copy_(torch.where(going, doubt.turn + 1, doubt.found))
+    doubt.confidence.copy_(torch.where(going, confidence * right, confidence))
 
 
 def filter_floor(scaled: Tensor, state: DeviceLanes, lane: Tensor) -> Tensor:

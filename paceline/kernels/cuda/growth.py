@@ -167,7 +167,7 @@ Scratch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @lru_cache
 def _scratch(device: torch.device, rows: int, chunks: int, tops: int) -> Scratch:
-    """Return scores, logits and tokens [rows, chunks, tops] of the best columns, and peaks and totals [rows, chunks]."""
+    """Return scores, logits and tokens of the best columns [rows, chunks, tops]; peaks and totals [rows, chunks]."""
     best = [torch.zeros((rows, chunks, tops), device=device) for _ in range(2)]
     tokens = torch.zeros((rows, chunks, tops), dtype=torch.int32, device=device)
     sums = [torch.zeros((rows, chunks), device=device) for _ in range(2)]

@@ -24,7 +24,7 @@ from paceline.runner.rounds.buckets import Bucket, Choice, context_bound, draft_
 from paceline.runner.rounds.cuda_chunks import ChunkReader
 from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed, taps_of
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
@@ -60,9 +60,9 @@ class CudaRounds:
         drafters: Mapping[str, DeviceDrafter] | None = None,
         graphs: bool = True,
     ) -> None:
-        self._drafters = dict(drafters or {})
-        self.drafters: Collection[str] = self._drafters.keys()
-        readers = {name: on_cuda(by.reader) for name, by in self._drafters.items() if by.reader is not None}
+        self.drafters: Mapping[str, DeviceDrafter] = dict(drafters or {})
+        self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
+        readers = {name: on_cuda(by.reader) for name, by in self.drafters.items() if by.reader is not None}
         self.readers: Collection[str] = readers.keys()
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
@@ -99,7 +99,7 @@ class CudaRounds:
         self._apply_changes()
         if began:
             began.record()
-        prompts = self._read(chunks, self._drafters.get(drafter or ""), self._context(context))
+        prompts = self._read(chunks, self.drafters.get(drafter or ""), self._context(context))
         outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
@@ -143,7 +143,7 @@ class CudaRounds:
         draft = draft_length(max(seat.max_draft for seat in seats))
         count = seat_count(len(seats))
         wanted = sum(min(seat.max_draft, draft) for seat in seats)
-        if drafter is not None and self._drafters[drafter].finds_fewer:
+        if drafter is not None and self.drafters[drafter].finds_fewer:
             wanted = int(wanted * min(1.0, FOUND_MARGIN * self._found[drafter])) + 1
         bucket = Bucket(
             seats=count,
@@ -166,7 +166,7 @@ class CudaRounds:
     def _capture(self, bucket: Bucket) -> CudaRound:
         if len(self._captured) >= MAX_GRAPHS:
             self._drop_oldest()
-        by = self._drafters[bucket.drafter] if bucket.drafter is not None else None
+        by = self.drafters[bucket.drafter] if bucket.drafter is not None else None
         made = CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance)
         if self._graphs:
             made.capture(self._pool)

@@ -15,7 +15,7 @@ page table, or to the scratch page.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.kernels.base import Forward
+from paceline.runner.heads.protocol import HeadForward
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
@@ -51,6 +52,7 @@ class Seat:
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
     masked: bool = False  # the token after the last committed one must be in the lane's mask
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
+    p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,9 @@ class Times:
 class Rounds(Protocol):
     """Steps on a device. One thread calls in order; only `collect` waits for the device."""
 
-    drafters: Collection[str]  # names of the drafters that the device can run
+    drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
+    tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
 
@@ -111,7 +114,7 @@ class Rounds(Protocol):
 
         `drafter` reads the chunks with `drafts`, and drafts in the round. No sequence of the step can get longer than
         `context`. If the drafter is a reader, it has read all committed tokens of each drafting seat except the last
-        two, which its first pass reads.
+        two, which its first pass reads. If it has taps, the step holds the hidden states of the committed positions.
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""
@@ -154,8 +157,22 @@ class DraftingRound(Protocol):
         Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
         seats that may not have more than `turn` tokens are arbitrary."""
 
-    def append(self, logits: Tensor, turn: int) -> None:
-        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones."""
+    def guess(self, head: HeadForward, turn: int) -> Tensor:
+        """Run an EAGLE-3 head, after `turn` tokens have been drafted: first over all held states of each seat, then
+        over its own output.
+
+        Returns the logits [seats, draft vocabulary] after the last row of each seat; arbitrary ones for seats that may
+        not have more than `turn` tokens, or for which no states are held."""
+
+    def last_states(self) -> Tensor:
+        """Return the hidden state of the last position before the last committed token, [seats, width]."""
+
+    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
+        """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
+
+        `ids` int32 [vocab]: the target's token of each column, if these are not its vocabulary. `doubting`: a draft
+        whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
+        `guess` or `last_states` passes it, because seats without held states get no draft."""
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
@@ -165,10 +182,17 @@ class DraftingRound(Protocol):
 class DeviceDrafter(Protocol):
     """A drafter that runs inside rounds on the device, without the host.
 
-    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`. A drafter
-    with an attribute `tree` that is True drafts trees: it also writes the parent of each to `state.parents[lane, i]`,
-    parents before children and the likely path first (see Draft). The round moves keys and values of the accepted path
-    into place for the target alone: a `reader` that drafts trees must read that path again before it drafts."""
+    Drafted tokens go behind the committed ones of each seat's lane: `state.tokens[lane, lengths[lane] + i]`. It may
+    also have the attributes of `Drafter` that say what the engine may ask for, and `threshold`:
+
+    - `taps`: places of the target whose hidden states it reads, see `DraftingRound.guess` and `last_states`;
+    - `head`: an EAGLE-3 head with KV memory of its own, which reads these states of every committed position;
+    - `max_draft`: tokens of its longest draft;
+    - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
+    - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
+    - `tree`: True if it drafts trees. It then writes the parent of each token to `state.parents[lane, i]`, parents
+      before children (see Draft). The round moves keys and values of the accepted path into place for the target alone:
+      a `reader` that drafts trees must read that path again before it drafts."""
 
     @property
     def reader(self) -> Forward | None:
@@ -180,6 +204,28 @@ class DeviceDrafter(Protocol):
 
     def draft(self, round: DraftingRound) -> None:
         """Draft for all seats of a round, at most `limits` tokens each."""
+
+
+def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
+    """Return the places of the target whose hidden states a drafter reads."""
+    taps: Sequence[int] = getattr(drafter, "taps", ())
+    return taps
+
+
+def head_of(drafter: DeviceDrafter) -> HeadForward | None:
+    """Return the head of a drafter that has one."""
+    head: HeadForward | None = getattr(drafter, "head", None)
+    return head
+
+
+def longest_draft(drafter: DeviceDrafter, most: int) -> int:
+    """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
+    return min(most, getattr(drafter, "max_draft", most))
+
+
+def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
+    """Return the confidence below which the draft of a seat ends; 0: never."""
+    return float(drafter.threshold(seat)) if hasattr(drafter, "threshold") else 0.0
 
 
 def drafts_trees(drafter: DeviceDrafter | None) -> bool:

@@ -1,0 +1,107 @@
+"""A head inside of rounds drafts what it drafts on the host, and the states it needs survive whatever steps come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.draft import Draft
+from paceline.drafters.base import Ask
+from paceline.drafters.eagle.drafter import EagleDrafter
+from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.engine.scheduler import Work
+from paceline.errors import InvalidRequest
+from paceline.runner.rounds.protocol import Seat
+from paceline.types import OFF, Request, SamplingParams
+from tests.rig import EagleMade, Rig, build
+from tests.runs import prompt, run, tokens_of
+from tests.tiny_models import TARGET
+
+FIXED = {"fixed_draft": True, "max_draft": 5, "max_draft_batch": 8}
+Drafts = dict[tuple[int, ...], tuple[int, ...]]  # committed tokens → the draft after them
+
+
+def ask(id: str = "a", length: int = 40, *, tokens: int = 30, **params: Any) -> Request:
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": tokens, "ignore_eos": True, **params})
+    return Request(id=id, prompt=prompt(length, seed=len(id)), sampling=sampling)
+
+
+def host_drafts(monkeypatch: pytest.MonkeyPatch, made: EagleMade, asked: Sequence[Request]) -> Drafts:
+    found: Drafts = {}
+    propose = EagleDrafter.propose
+
+    def told(self: EagleDrafter, asks: Sequence[Ask]) -> list[Draft]:
+        drafts = propose(self, asks)
+        found.update({tuple(one.tokens.tolist()): draft.tokens for one, draft in zip(asks, drafts, strict=True)})
+        return drafts
+
+    with monkeypatch.context() as changed:
+        changed.setattr(EagleDrafter, "propose", told)
+        run(build("toy", {"eagle": made}, **FIXED), asked)
+    return found
+
+
+def device_drafts(rig: Rig, asked: Sequence[Request]) -> Drafts:
+    found: Drafts = {}
+    settle = rig.engine._stepper._settle
+
+    def told(work: Work, landed: Any, drafter: str | None) -> None:
+        settle(work, landed, drafter)
+        if landed is not None and work.max_draft:
+            found[tuple(work.sequence.tokens)] = landed.drafted
+
+    rig.engine._stepper._settle = told
+    run(rig, asked)
+    return found
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.0, "seed": 5, "top_k": 20}])
+@pytest.mark.parametrize("made", [EagleMade(draft_vocab=40), EagleMade(min_confidence=0.05)], ids=["fixed", "ending"])
+def test_drafts_are_those_of_the_host(made: EagleMade, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts come in several chunks, and sequences come and go."""
+    asked = [ask("a", **params), ask("bb", 70, tokens=24, **params), ask("ccc", 7, tokens=18, **params)]
+    ends = {len(one.prompt) + (one.sampling.max_tokens or 0) for one in asked}
+    wanted = host_drafts(monkeypatch, made, asked)
+    got = device_drafts(build("toy", on_device={"eagle": made}, **FIXED), asked)
+    both = {key for key in wanted.keys() & got.keys() if min(end - len(key) for end in ends if end >= len(key)) > 8}
+    assert len(both) >= 25
+    assert {key: got[key] for key in both} == {key: wanted[key] for key in both}
+    if made.min_confidence:
+        assert {len(draft) for draft in got.values()} > {1}  # they end at several lengths
+
+
+def test_a_step_without_states_costs_one_draft() -> None:
+    """Another drafter's turn holds no states for the head: in its next step it drafts nothing, then it goes on."""
+    on_device = {"eagle": EagleMade(), "good": TARGET}
+    rig = build("toy", on_device=on_device, fixed_draft=True)
+    told = run(rig, [ask("a"), ask("bb")])
+    assert tokens_of(told) == tokens_of(run(build("toy"), [ask("a"), ask("bb")]))
+    assert rig.engine.stats.drafted > 0
+
+
+def test_pages_that_the_head_has_not_read_are_computed_again() -> None:
+    rig = build("toy", on_device={"eagle": EagleMade()}, **FIXED)
+    plain = Request(id="plain", prompt=prompt(64, seed=1), sampling=SamplingParams(max_tokens=4), speculation=OFF)
+    spoken = Request(id="spoken", prompt=prompt(64, seed=1), sampling=SamplingParams(max_tokens=20, temperature=0))
+    again = Request(id="again", prompt=prompt(64, seed=1), sampling=SamplingParams(max_tokens=20, temperature=0))
+    run(rig, [plain])
+    told = run(rig, [spoken])
+    assert told["spoken", 0].stats.cached_tokens == 0  # the head has read none of them
+    assert run(rig, [again])["again", 0].stats.cached_tokens >= 48
+
+
+def test_the_request_or_the_drafter_or_the_price_ends_drafts() -> None:
+    head: Any = None
+    by_price, own = EagleOnDevice(head, taps=(0,)), EagleOnDevice(head, taps=(0,), min_confidence=0.3)
+    assert by_price.threshold(Seat(0, 4, price=0.1)) == pytest.approx(0.2)
+    assert own.threshold(Seat(0, 4, price=0.1)) == 0.3
+    assert own.threshold(Seat(0, 4, price=0.1, p_min=0.7)) == 0.7
+
+
+@pytest.mark.parametrize("options", [{"max_draft": 0}, {"min_confidence": 1.5}])
+def test_impossible_options(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="must be at least 1"):
+        EagleOnDevice(np.zeros(1), taps=(0,), **options)  # type: ignore[arg-type]
