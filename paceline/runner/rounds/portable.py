@@ -19,6 +19,7 @@ from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.runner.heads.protocol import HeadForward
 from paceline.runner.rounds.device_state import Changes, DeviceState
+from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import (
     Chunk,
     DeviceDrafter,
@@ -305,6 +306,7 @@ class _PortableRound:
         self._thresholds = torch.tensor([threshold_of(drafter, seat) for seat in seats])
         self._confidence = torch.full((len(seats),), -1.0 if taps_of(drafter) else 1.0)
         self._rows: list[int] = []  # row of each seat in the head's last pass; -1: none
+        self._growth: PortableGrowth | None = None  # None: the draft is a chain
 
     def limits(self) -> Tensor:
         return self._rounds._ints(self._limits)
@@ -320,6 +322,8 @@ class _PortableRound:
 
     def guess(self, head: HeadForward, turn: int) -> Tensor:
         assert self._held is not None, "a drafter that runs a head has taps"
+        if turn and self._growth is not None:
+            return self._growth.guess(head, turn, self._rounds._page_table)
         whole = torch.zeros(len(self._limits), len(head.ids))
         if turn == 0:
             logits = self._first_pass(head, self._held)
@@ -394,6 +398,20 @@ class _PortableRound:
         ops.draw(logits[wanting], self.state, lanes=lanes, offset=turn, out=out, push=True, ids=ids, doubt=doubt)
         if doubt is not None:
             self._confidence[wanting], self.found[wanting] = doubt.confidence, doubt.found
+
+    def plant(self, *, width: int, levels: int) -> None:
+        self._growth = PortableGrowth(self.state, self.lanes, limits=self.limits(), width=width, levels=levels)
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        ends = self._rounds._ints([0, *(row + 1 for row in self._rows or [0] * len(self._limits))])
+        self._growth.branch(
+            logits, level, ids=ids, fitted=fitted, roots=self._confidence, ends=ends, thresholds=self._thresholds
+        )
+
+    def prune(self) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        self._growth.prune(self.found)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         ops.lookup(

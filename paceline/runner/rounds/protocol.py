@@ -174,6 +174,22 @@ class DraftingRound(Protocol):
         whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
         `guess` or `last_states` passes it, because seats without held states get no draft."""
 
+    def plant(self, *, width: int, levels: int) -> None:
+        """Begin a tree for each seat: `width` nodes are read in a pass, and each has as many children.
+
+        `guess` then runs the head over the nodes of the last level, and returns logits [seats · width, …]. Its rows use
+        slots behind the committed text: levels - 1 passes of `width` rows must be at most `longest` + 1."""
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        """Add the best tokens of logits, drawn with the target's noise, as the nodes of a level: see
+        `kernels.growth_reference`.
+
+        `fitted`: logits are those of an EAGLE-3 head after each node, and confidence is as fitted for it. Otherwise
+        they are of one row for each seat, the same after all nodes, and confidence is their probability."""
+
+    def prune(self) -> None:
+        """Make the most likely nodes of each tree its draft, and write `found`."""
+
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
 
