@@ -31,7 +31,7 @@ from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
 from tests.heads import random_eagle, random_medusa
-from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward
+from tests.tiny_models import BAD, CONTEXT, NOISY, ON_GPU, TARGET, VOCAB, Model, cuda_forward, cuda_head
 from tests.toy import ToyForward
 from tests.watched_rounds import WatchedRounds
 
@@ -94,7 +94,7 @@ class EagleMade:
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         drafter = EagleDrafter(
-            self.forward(context.target, backend, pages=context.pool.num_pages, max_context=context.max_context),
+            self.forward(context.target, backend, context.pool.num_pages, context.max_context),
             taps=self.taps,
             width=3 * TARGET.config.hidden_size,
             lanes=context.lanes,
@@ -106,7 +106,8 @@ class EagleMade:
         return CopyDrafter(drafter, after=self.copy, longest=8) if self.copy else drafter
 
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
-        head = self.forward(target, backend, pages=target.kv.num_pages, max_context=CONTEXT)
+        pages = target.kv.num_pages
+        head = cuda_head(self.head, target) if backend == "cuda" else self.forward(target, backend, pages, CONTEXT)
         most = 8 if self.branches > 1 else 5
         options = {"max_draft": most, "min_confidence": self.min_confidence, "branches": self.branches}
         return EagleOnDevice(head, taps=self.taps, **options)
@@ -116,7 +117,7 @@ class EagleMade:
         config = replace(TARGET.config, vocab_size=self.vocab_size)
         return random_eagle(config, taps=self.taps, draft_vocab=self.draft_vocab)
 
-    def forward(self, target: Forward, backend: str, *, pages: int, max_context: int) -> HeadForward:
+    def forward(self, target: Forward, backend: str, pages: int, max_context: int) -> HeadForward:
         if backend == "compiled":
             assert isinstance(target, CompiledForward)
             return CompiledHead(self.head.in_format("int8"), target, num_pages=pages, max_context=max_context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from paceline.kernels.base import Forward
 from paceline.kernels.quant import quantise
 from paceline.models.config import ModelConfig
+from paceline.models.heads import EagleHead
 from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.forwards.torch import TorchForward
@@ -85,6 +86,15 @@ def cuda_forward(model: Model, *, num_pages: int, kv: Any = None, taps: Sequence
     )
     kv = kv or new_kv(model.config, num_pages=num_pages, dtype=dtype, device=device)
     return CudaForward(decoder, kv, taps=taps)
+
+
+def cuda_head(head: EagleHead, target: Any) -> Any:
+    """A head on the kernels for GPUs, beside a target of `cuda_forward`."""
+    from paceline.runner.heads.cuda import CudaHead
+
+    made = CudaHead(replace(head, weights=dict(head.weights)), target.decoder, max_context=CONTEXT + 32)
+    made.new_kv(target.kv.num_pages)
+    return made
 
 
 def _random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:

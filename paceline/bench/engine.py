@@ -30,6 +30,7 @@ import torch
 
 from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.config import EngineConfig
+from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.registry import find
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str, int, int], None]
 Mode = Literal["plain", "speculative", "off"]  # off: a drafter is loaded, but no request uses it
+EAGLE_SHAPE = "eagle-shape"  # drafter of random weights in the shape of an EAGLE-3 head
 MAX_PROMPT_ROWS = 8192  # rows of one pass over prompts
 SPARE_BYTES = 4 << 30  # GPU memory in bytes that must stay free beside two engines
 
@@ -196,6 +198,8 @@ def _ready(name: str, setup: Setup) -> ReadyModel:
 def drafter_words(setup: Setup) -> str:
     """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
+    if name == EAGLE_SHAPE:
+        return f"{EagleDrafter.name}:{SHAPE}"
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")

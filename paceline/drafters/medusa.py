@@ -22,6 +22,7 @@ from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
 from paceline.kernels.noise import gumbel_noise
 from paceline.models.weights import Progress
+from paceline.runner.heads.medusa import TorchMedusa
 from paceline.runner.heads.protocol import MedusaForward
 from paceline.runner.loading.heads import read_medusa
 from paceline.runner.loading.models import ReadyModel
@@ -101,7 +102,7 @@ class MedusaOnDevice:
     reader = None
     tree = True
 
-    def __init__(self, heads: MedusaForward, *, tap: int, max_draft: int = 16, min_confidence: float = 0.05) -> None:
+    def __init__(self, heads: TorchMedusa, *, tap: int, max_draft: int = 16, min_confidence: float = 0.05) -> None:
         self.taps = (tap,)
         self.max_draft = max_draft
         self._heads = heads
@@ -111,7 +112,7 @@ class MedusaOnDevice:
         return self._min_confidence if seat.p_min is None else seat.p_min
 
     def draft(self, round: DraftingRound) -> None:
-        logits = self._heads(round.last_states())
+        logits = self._heads.on_device(round.last_states())
         levels = min(round.longest, self._heads.depth)
         round.plant(width=BRANCHES_ON_DEVICE, levels=levels)
         for level in range(levels):
@@ -148,6 +149,15 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     directory, format, given = head_options(MedusaDrafter.name, options, {})
     ready = read_medusa(directory, target, format=format)
     tap = target.model.config.num_layers
+    if target.decoder is not None:
+        heads = TorchMedusa(ready.heads, dtype=ready.dtype, device=ready.device)
+        return Recipe(
+            name=MedusaDrafter.name,
+            build=lambda context: None,
+            how=ready.why,
+            pass_bytes=ready.pass_bytes,
+            on_device=lambda built, to: MedusaOnDevice(heads, tap=tap, **given),
+        )
     return Recipe(
         name=MedusaDrafter.name,
         build=lambda context: MedusaDrafter(ready.forward(threads=context.threads), tap=tap, **given),

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 REGISTRY: dict[str, DrafterKind] = {
     ngram.NgramDrafter.name: DrafterKind(ngram.recipe, on_gpu="device"),
     model.ModelDrafter.name: DrafterKind(model.recipe, on_gpu="device"),
-    eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="host"),
-    medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="host"),
+    eagle.EagleDrafter.name: DrafterKind(eagle.recipe, on_gpu="device"),
+    medusa.MedusaDrafter.name: DrafterKind(medusa.recipe, on_gpu="device"),
     prediction.PredictionDrafter.name: DrafterKind(prediction.recipe, on_gpu="host"),
     self_copy.NAME: DrafterKind(self_copy.recipe, on_gpu="device"),
 }

@@ -7,6 +7,7 @@ It keeps its keys and values under the target's page ids. `drafters.eagle.readin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,7 @@ from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter, FeatureDrafter, Seen
 from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafting import ChainDrafting, Thresholds, TreeDrafting, is_simple
+from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.shipped import head_options
@@ -24,11 +26,12 @@ from paceline.kv.pages import PagePool
 from paceline.models.weights import Progress
 from paceline.runner.heads.protocol import HeadForward, TreeHead
 from paceline.runner.lanes import Lanes
-from paceline.runner.loading.heads import read_eagle
+from paceline.runner.loading.heads import read_eagle, shape_of_eagle
 from paceline.runner.loading.models import ReadyModel
 from paceline.sampling.sampler import Pick
 from paceline.types import Off
 
+SHAPE, SHAPE_VOCAB = "shape", 32_000  # options of a head with random weights, and its draft vocabulary
 STATE_BYTES = 256 << 20  # bytes of memory for hidden states: about 39,000 tokens of SmolLM2
 COPY_AFTER = 5  # tokens: length of the match whose continuation is copied
 MAX_COPY = 16  # tokens of the longest copy
@@ -96,10 +99,15 @@ class EagleDrafter(FeatureDrafter):
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    directory, format, given = head_options(EagleDrafter.name, options, {"copy": int, "branches": int})
-    after = given.pop("copy", COPY_AFTER)
-    ready = read_eagle(directory, target, format=format)
-    config = ready.head.config
+    if options == SHAPE:
+        ready = shape_of_eagle(target, draft_vocab=SHAPE_VOCAB)
+        given: dict[str, Any] = {}
+    else:
+        directory, format, given = head_options(EagleDrafter.name, options, {"copy": int, "branches": int})
+        ready = read_eagle(directory, target, format=format)
+    after, config = given.pop("copy", COPY_AFTER), ready.head.config
+    if target.decoder is not None:
+        return on_gpu(ready, target, given)
 
     def build(context: BuildContext) -> Drafter:
         head = ready.forward(

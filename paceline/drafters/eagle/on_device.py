@@ -7,13 +7,21 @@ node for each token that is worth its row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from paceline.drafters.base import Drafter
 from paceline.drafters.eagle.drafting import DOUBTFUL_CONFIDENCE
+from paceline.drafters.recipe import Recipe
 from paceline.errors import InvalidRequest
-from paceline.runner.heads.protocol import HeadForward
-from paceline.runner.rounds.protocol import DraftingRound, Seat
+from paceline.kernels.base import Forward
+from paceline.runner.heads.protocol import Head
+from paceline.runner.loading.heads import ReadyHead
+from paceline.runner.loading.memory import memory_for
+from paceline.runner.loading.models import ReadyModel
+from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
 
+NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain
 MAX_NODES = 8  # tokens of a tree
 MAX_BRANCHES = 4  # children of a node
@@ -29,7 +37,7 @@ class EagleOnDevice:
 
     def __init__(
         self,
-        head: HeadForward,
+        head: Head,
         *,
         taps: Sequence[int],
         max_draft: int | None = None,
@@ -69,3 +77,29 @@ class EagleOnDevice:
         for level in range(levels):
             round.branch(round.guess(self.head, level), level, ids=self.head.ids)
         round.prune()
+
+
+def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
+    """Make the recipe of a head beside a target on a GPU, where only rounds run it."""
+    config, decoder = ready.head.config, target.decoder
+    assert decoder is not None, "the target runs on a CPU"
+    given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence", "branches")}
+    head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
+
+    def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:
+        head.new_kv(to.kv.num_pages)
+        return EagleOnDevice(head, taps=config.taps, **given)
+
+    def profile(rows: int, outs: int) -> None:
+        with memory_for(f"a pass of {rows} tokens of the head", "lower max_step_tokens or max_sequences"):
+            head.profile(rows, outs)
+
+    return Recipe(
+        name=NAME,
+        build=lambda context: None,
+        how=ready.why,
+        page_bytes=ready.page_bytes,
+        pass_bytes=ready.pass_bytes,
+        on_device=on_device,
+        profile=profile,
+    )

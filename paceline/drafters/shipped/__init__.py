@@ -16,11 +16,8 @@ DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weight
 
 
 def shipped_drafters(target: str, *, device: str) -> list[str]:
-    """Name the drafters of a target that comes with a head, for users who ask for none.
-
-    There are none on a GPU: heads draft with the host in between there, which costs a small target more than they
-    bring."""
-    return [f"eagle:{target}"] if device == "cpu" and _is_shipped(target) else []
+    """Name the drafters of a target that comes with a head, for users who ask for none."""
+    return [f"eagle:{target}"] if _is_shipped(target) else []
 
 
 def head_directory(name: str) -> Path:

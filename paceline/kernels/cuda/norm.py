@@ -124,6 +124,15 @@ def _embed(
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
     k = tl.arange(0, WIDTH)
     known = k < hidden
+    value = embedding(table, scales, minimums, token, k, known, hidden, FORMAT)
+    if SCALED:
+        value = value.to(x.dtype.element_ty).to(tl.float32) * scale
+    tl.store(x + row * hidden + k, value.to(x.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def embedding(table, scales, minimums, token, k, known, hidden, FORMAT: tl.constexpr):
+    """Load one row of an embedding of any format as float32."""
     if FORMAT == 3:  # NIBBLES
         q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
         q = tl.where(k % 64 < 32, q & 15, q >> 4)
@@ -138,9 +147,7 @@ def _embed(
         value = value * tl.load(scales + group, mask=known, other=0.0).to(tl.float32) + low
     elif FORMAT == 1 or FORMAT == 4:
         value *= tl.load(scales + token)
-    if SCALED:
-        value = value.to(x.dtype.element_ty).to(tl.float32) * scale
-    tl.store(x + row * hidden + k, value.to(x.dtype.element_ty), mask=known)
+    return value
 
 
 @triton.jit

@@ -10,6 +10,9 @@ A floor is found by bisection over float32 bit patterns, until it leaves exactly
 searches the list, which is nearly always enough, or else the whole row. Counts and masses are integers, so that neither
 the list's order nor the number of rows can change a token. Floating-point operations are never fused, because the noise
 must have the same bits on every machine.
+
+A head draws in a vocabulary of its own: its columns stand for the tokens `ids`, whose noise they get. Its confidence in
+a token is computed along the way, and `_settle` ends doubtful drafts.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from torch import Tensor
 from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
 from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
 from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
-from paceline.kernels.round_reference import EXPONENTIAL, FAINT, LOG2_E, MASS_BITS, DeviceLanes
+from paceline.kernels.round_reference import (
+    BEST,
+    DRAWN,
+    EXPONENTIAL,
+    FAINT,
+    LOG2_E,
+    MASS_BITS,
+    DeviceLanes,
+    Doubt,
+)
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
 PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
@@ -38,6 +50,7 @@ _NONE = tl.constexpr(0x7FFFFFFF)  # larger than any token
 _LOWEST = tl.constexpr(float("-inf"))
 _LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
+_DRAWN0, _DRAWN1, _BEST0, _BEST1 = (tl.constexpr(value) for value in (*DRAWN, *BEST))
 _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
 
@@ -50,36 +63,45 @@ def draw(
     positions: Tensor | None = None,
     offset: int = 0,
     push: bool = False,
+    ids: Tensor | None = None,
+    doubt: Doubt | None = None,
     filters: bool = True,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
 
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
-    it is also written to this position. `filters=False` promises that no lane asks for top-k, top-p or min-p.
+    it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
+    scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
+    min-p.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
     chunks = triton.cdiv(vocab, CHUNK)
     scratch = _scratch(logits.device, triton.next_power_of_2(rows), vocab)
     lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
-    row = (logits, logits.stride(0), vocab, lanes, lanes if positions is None else positions, offset)
+    names = lanes if ids is None else ids  # a placeholder is never read
+    row = (logits, logits.stride(0), vocab, names, lanes, lanes if positions is None else positions, offset)
     asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
     kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
-    options = {"FILTERS": filters, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
+    kinds = {"FILTERS": filters, "IDS": ids is not None, "DOUBT": doubt is not None}
+    options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
         _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
+    doubts = tuple(doubt or Doubt(scratch.scores, scratch.scores, out, out, 0))
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, **placed, **parts}
-    _settle[(rows,)](*row, *asked, *kept, *ahead, num_warps=8 if filters else 1, **shape, **options)
+    _settle[(rows,)](*row, *asked, *kept, *ahead, *doubts, num_warps=8 if filters else 1, **shape, **options)
 
 
 class _Scratch(NamedTuple):
     scores: Tensor  # float32 [rows, chunks] best score of each chunk
     tokens: Tensor  # int32 [rows, chunks] its token
+    peaks: Tensor  # float32 [rows, chunks] largest logit of each chunk, at temperature 1
+    totals: Tensor  # float32 [rows, chunks] sum of exponentials of its logits, relative to the largest
     maxima: Tensor  # float32 [rows, parts] largest logit of each part
 
 
@@ -96,6 +118,8 @@ def _scratch(device: torch.device, rows: int, vocab: int) -> _Scratch:
     return _Scratch(
         scores=torch.zeros((rows, chunks), device=device),
         tokens=torch.zeros((rows, chunks), dtype=torch.int32, device=device),
+        peaks=torch.zeros((rows, chunks), device=device),
+        totals=torch.zeros((rows, chunks), device=device),
         maxima=torch.zeros((rows, parts), device=device),
     )
 
@@ -118,6 +142,7 @@ def _score(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -129,6 +154,8 @@ def _score(
     seed,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -137,6 +164,8 @@ def _score(
     PLACED: tl.constexpr,
     FAST: tl.constexpr,
     FILTERS: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -151,14 +180,20 @@ def _score(
     part = tl.arange(0, _CHUNK // _PART)
     token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
     value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    chunks = tl.num_programs(0)
+    if DOUBT:
+        peak = tl.max(tl.max(value, axis=1), axis=0)
+        safe = tl.where(peak == _LOWEST, 0.0, peak)
+        tl.store(peaks + row * chunks + chunk, peak)
+        tl.store(totals + row * chunks + chunk, tl.sum(tl.sum(tl.exp(value - safe), axis=1), axis=0))
     if scale > 0:
         value = value * scale
     if (scale > 0) & (not filtered):
         high, low = keys_of(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
-        best, first = _top_with_noise(value, token, high, low, FAST)
+        name = _named(ids, token, token < vocab, IDS)
+        best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
         best, first = _top(value, token)
-    chunks = tl.num_programs(0)
     tl.store(scores + row * chunks + chunk, best)
     tl.store(tokens + row * chunks + chunk, first)
     if FILTERS:
@@ -175,6 +210,7 @@ def _gather(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -186,6 +222,8 @@ def _gather(
     seed,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -193,6 +231,8 @@ def _gather(
     list_tokens,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -219,11 +259,12 @@ def _gather(
             tl.atomic_add(masses + row, tl.sum(mass, axis=0))
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["offset", "turn"])
 def _settle(
     logits,
     stride,
     vocab,
+    ids,
     lanes,
     positions,
     offset,
@@ -235,6 +276,8 @@ def _settle(
     seed,
     scores,
     tokens,
+    peaks,
+    totals,
     maxima,
     counts,
     masses,
@@ -244,11 +287,18 @@ def _settle(
     ahead,
     ahead_stride,
     width,
+    confidence,
+    thresholds,
+    limits,
+    found,
+    turn,
     CHUNKS: tl.constexpr,
     PUSH: tl.constexpr,
     PLACED: tl.constexpr,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    IDS: tl.constexpr,
+    DOUBT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -275,11 +325,28 @@ def _settle(
                 enough = _mass_from(values, listed, 1.0, best, bound, 1024, True) >= _share(p, mass)
             if enough:
                 floor = _floor(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
-                chosen = _best(values, names, listed, 1.0, floor, high, low, 1024, True)
+                chosen = _best(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
             else:
                 source = logits + row * stride
                 floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
-                chosen = _best(source, names, vocab, scale, floor, high, low, 4096, False)
+                chosen = _best(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
+    if DOUBT:
+        peak = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
+        total = tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+        highest = tl.max(peak, axis=0)
+        total = tl.sum(total * tl.exp(peak - highest), axis=0)
+        probability = (
+            tl.exp(_clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST)) - highest)
+            / total
+        )
+        right = _BEST0 * probability / (1.0 + _BEST1 * probability)
+        if tl.load(inverse_temperature + lane) > 0:
+            right = _DRAWN0 + _DRAWN1 * tl.sqrt(probability)
+        sure = tl.load(confidence + row)
+        going = (sure >= 0) & (sure >= tl.load(thresholds + row)) & (turn < tl.load(limits + row))
+        tl.store(confidence + row, sure * right, mask=going)
+        tl.store(found + row, turn + 1, mask=going)
+    chosen = _named(ids, chosen, chosen < vocab, IDS)
     tl.store(out + row, chosen)
     if PUSH:
         tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
@@ -293,16 +360,25 @@ def _top(value, token):
 
 
 @triton.jit
-def _top_with_noise(value, token, high, low, FAST: tl.constexpr):
+def _named(ids, column, known, IDS: tl.constexpr):
+    """Return the target's token of a column."""
+    if IDS:
+        column = tl.load(ids + column, mask=known, other=0)
+    return column
+
+
+@triton.jit
+def _top_with_noise(value, token, name, high, low, FAST: tl.constexpr):
     """Find the top of value + noise. Exact noise is slow: it is computed for all only if rough noise leaves several."""
-    rough = value + rough_gumbel(token, high, low, FAST)
+    rough = value + rough_gumbel(name, high, low, FAST)
     best = tl.max(tl.max(rough, axis=1), axis=0)
     near = rough >= best - (_ROUGHLY + tl.abs(best) * 1e-6)  # the second term covers the rounding of sums
     if tl.sum(tl.sum(near.to(tl.int32), axis=1), axis=0) == 1:
         first = tl.min(tl.min(tl.where(near, token, _NONE), axis=1), axis=0)
-        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first, high, low)
+        first_name = tl.min(tl.min(tl.where(near, name, _NONE), axis=1), axis=0)
+        best = tl.sum(tl.sum(tl.where(near, value, 0.0), axis=1), axis=0) + gumbel(first_name, high, low)
     else:
-        best, first = _top(value + gumbel(token, high, low), token)
+        best, first = _top(value + gumbel(name, high, low), token)
     return best, first
 
 
@@ -375,7 +451,9 @@ def _halve(low, high, reached, wanted):
 
 
 @triton.jit
-def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+def _best(
+    source, names, ids, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr, IDS: tl.constexpr
+):
     """Find the token with the highest score among the logits at or above `floor`; of equal ones the lowest."""
     best, chosen = tl.full((), _LOWEST, tl.float32), tl.full((), _NONE, tl.int32)
     for start in range(0, length, BLOCK):
@@ -385,7 +463,7 @@ def _best(source, names, length, scale, floor, high, low, BLOCK: tl.constexpr, L
         if LISTED:
             token = tl.load(names + at, mask=at < length, other=_NONE)
         inside = (at < length) & (value >= floor)
-        score = tl.where(inside, value + gumbel(token, high, low), _LOWEST)
+        score = tl.where(inside, value + gumbel(_named(ids, token, inside, IDS), high, low), _LOWEST)
         top = tl.max(score, axis=0)
         first = tl.min(tl.where(inside & (score == top), token, _NONE), axis=0)
         better = (top > best) | ((top == best) & (first < chosen))

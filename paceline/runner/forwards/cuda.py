@@ -31,6 +31,7 @@ from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
+from paceline.kernels.cuda.states import keep
 from paceline.kernels.cuda.tiles import FEW_ROWS, parts_of
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
@@ -149,9 +150,9 @@ class CudaDecoder:
         """Bytes of the matrices that one pass reads."""
         return sum(matrix.bytes for matrix in self.matrices())
 
-    def fill(self, rows: DeviceBatch, kv: CudaKV) -> None:
-        """Compute keys and values of the rows, without logits."""
-        self._hidden(rows, kv)
+    def fill(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> None:
+        """Compute keys and values of the rows, without logits; see `logits` for `taps` and `kept`."""
+        self._hidden(rows, kv, taps=taps, kept=kept)
 
     def logits(
         self,
@@ -160,20 +161,19 @@ class CudaDecoder:
         *,
         every: int = 1,
         taps: Sequence[int] = (),
-        kept: list[Tensor] | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """Compute logits float32 [outs, vocab], in memory that the next pass with as many outs reuses.
 
-        Without `logit_rows` the outs are the last of each `every` rows. States at the `taps` are appended to `kept`."""
+        Without `logit_rows` the outs are the last of each `every` rows. States at the `taps`, side by side, are written
+        to `kept` [rows, taps · hidden]."""
         hidden = self._hidden(rows, kv, taps=taps, kept=kept)
         hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
         return out
 
-    def _hidden(
-        self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: list[Tensor] | None = None
-    ) -> Tensor:
+    def _hidden(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> Tensor:
         """Compute the hidden states [rows, hidden] after the final norm."""
         config, count = self.config, len(rows.tokens)
         x = self._buffer("x", count, config.hidden_size)
@@ -181,17 +181,21 @@ class CudaDecoder:
         embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
         norm(x, self.layers[0].attn_norm, y, eps=config.norm_eps, pdl=self.pdl)
         for index, layer in enumerate(self.layers):
-            if kept is not None and index in taps:
-                kept.append(x.clone())
+            self._keep(x, index, taps, kept)
             after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
             attended = self._attend(index, layer, y, rows, kv)
             self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
             gated = self._buffer("gated", count, config.intermediate_size)
             self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
-        if kept is not None and len(self.layers) in taps:
-            kept.append(y.clone())
+        self._keep(y, len(self.layers), taps, kept)
         return y
+
+    def _keep(self, x: Tensor, index: int, taps: Sequence[int], kept: Tensor | None) -> None:
+        """Copy the states at tap `index` to their places in `kept`."""
+        for place, tap in enumerate(taps):
+            if kept is not None and tap == index:
+                keep(x, kept, place, pdl=self.pdl)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up embeddings [n, hidden], unscaled."""
@@ -351,14 +355,16 @@ class CudaForward:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Output:
-        kept: list[Tensor] = []
-        rows, last = len(batch.tokens), len(self.decoder.layers)
-        taps = self.taps if batch.features else ()
-        wanted = (*taps, last) if batch.states and last not in taps else taps
+        rows, last, hidden = len(batch.tokens), len(self.decoder.layers), self.decoder.config.hidden_size
+        taps = tuple(self.taps) if batch.features else ()
+        wanted = (*taps, last) if batch.states else taps
+        kept = torch.empty(
+            (padded_rows(rows), len(wanted) * hidden), dtype=self.decoder.dtype, device=self.decoder.device
+        )
         logits = self.decoder.logits(self._placed(batch), self.kv, taps=wanted, kept=kept)
         argmax = logits.argmax(dim=-1).to(torch.int32)
-        features = torch.cat(kept[: len(taps)], dim=1)[:rows].float() if taps else None
-        states = kept[-1][:rows].float() if batch.states else None
+        features = kept[:rows, : len(taps) * hidden].float() if taps else None
+        states = kept[:rows, len(taps) * hidden :].float() if batch.states else None
         return Output(logits=logits.cpu(), argmax=argmax.cpu(), features=features, states=states)
 
     @torch.inference_mode()

@@ -48,8 +48,12 @@ class TorchMedusa:
 
     @torch.inference_mode()
     def __call__(self, features: Tensor) -> Tensor:
+        return self.on_device(features).cpu()
+
+    def on_device(self, features: Tensor) -> Tensor:
+        """Compute logits float32 [heads, n, vocab] that stay on the device."""
         states = features.to(device=self.device, dtype=self._dtype)
-        return torch.stack([self._logits(head, states) for head in self._heads]).cpu()
+        return torch.stack([self._logits(head, states) for head in self._heads])
 
     def _logits(self, head: MedusaHead, x: Tensor) -> Tensor:
         for weight, bias in head.blocks:

@@ -17,14 +17,19 @@ from torch import Tensor
 from paceline.kernels.base import Batch, KVMemory, Output
 
 
-class HeadForward(Protocol):
-    """An EAGLE-3 head that runs one pass at a time."""
+class Head(Protocol):
+    """An EAGLE-3 head, whoever runs its passes."""
 
     ids: Tensor  # int32 [draft vocabulary]: the target's token for each output
-    device: torch.device | str  # device that features must be on
 
     @property
     def kv(self) -> KVMemory: ...
+
+
+class HeadForward(Head, Protocol):
+    """An EAGLE-3 head that runs one pass at a time."""
+
+    device: torch.device | str  # device that features must be on
 
     def __call__(self, batch: Batch, *, features: Tensor | None = None, carry: Sequence[int] = ()) -> Output:
         """Run a pass. Logits and argmax are over the draft vocabulary."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,7 @@ from paceline.kernels.cpu.pack import Pack
 from paceline.kernels.kv_tensors import page_bytes
 from paceline.kernels.quant import GROUP
 from paceline.models.heads import EagleHead, MedusaHead, load_eagle, load_medusa
+from paceline.models.shapes import random_eagle
 from paceline.models.weights import weight_bytes
 from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
 from paceline.runner.heads.compiled import CompiledHead
@@ -22,8 +24,13 @@ from paceline.runner.heads.head_pack import fill_head, head_layout
 from paceline.runner.heads.medusa import CompiledMedusa, TorchMedusa
 from paceline.runner.heads.protocol import HeadForward, MedusaForward
 from paceline.runner.heads.torch import TorchHead
+from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
 from paceline.runner.loading.pack_cache import Origin, cached
+
+if TYPE_CHECKING:
+    from paceline.runner.forwards.cuda import CudaDecoder
+    from paceline.runner.heads.cuda import CudaHead
 
 logger = logging.getLogger(__name__)
 FORMATS = ("int8", "int4")  # weight formats of compiled heads
@@ -59,6 +66,13 @@ class ReadyHead:
     def pass_bytes(self) -> int:
         """Bytes of weights that a draft pass reads: all but `fc` and the embedding, of which it reads a few rows."""
         return sum(weight_bytes(weight) for name, weight in self.head.weights.items() if name not in ("embed", "fc"))
+
+    def on_cuda(self, target: CudaDecoder, *, max_context: int) -> CudaHead:
+        """Load the weights to the target's CUDA device. The head has no KV memory yet."""
+        from paceline.runner.heads.cuda import CudaHead
+
+        with memory_for("the weights of an EAGLE-3 head", "take a smaller model, or another drafter"):
+            return CudaHead(self.read(), target, max_context=max_context)
 
     def forward(self, target: Forward, *, num_pages: int, max_context: int, threads: int | None) -> HeadForward:
         if self.compiled:
@@ -124,6 +138,14 @@ def read_eagle(directory: Path, target: ReadyModel, *, format: str) -> ReadyHead
         device="cpu" if compiled else target.device,
         dtype=torch.float32 if target.decoder is None else torch.bfloat16,
     )
+
+
+def shape_of_eagle(target: ReadyModel, *, draft_vocab: int) -> ReadyHead:
+    """Make a head of random weights that fits any target, for measurements."""
+    config = target.model.config
+    dtype = torch.float32 if target.decoder is None else torch.bfloat16
+    head = random_eagle(config, draft_vocab=min(draft_vocab, config.vocab_size), device=target.device, dtype=dtype)
+    return ReadyHead(head, lambda: head, format="fp32", compiled=False, device=target.device, dtype=dtype)
 
 
 def _fits_kernels(head: EagleHead) -> bool:

@@ -32,6 +32,7 @@ class Bucket:
     def serves(self, wanted: Bucket) -> bool:
         """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
         same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
+        same = same and bool(self.draft) == bool(wanted.draft)  # a plain step never pays for draft passes
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
         return same and large and cheap

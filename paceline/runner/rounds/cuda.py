@@ -19,12 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import Bucket, Choice, context_bound, draft_length, draft_rows, seat_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader
 from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, read_landed, taps_of
+from paceline.runner.rounds.protocol import (
+    Chunk,
+    DeviceDrafter,
+    Landed,
+    Seat,
+    Times,
+    longest_draft,
+    read_landed,
+    taps_of,
+)
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
@@ -75,6 +85,7 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
+        self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._captured: dict[Bucket, CudaRound] = {}  # least recently used first
@@ -99,7 +110,8 @@ class CudaRounds:
         self._apply_changes()
         if began:
             began.record()
-        prompts = self._read(chunks, self.drafters.get(drafter or ""), self._context(context))
+        by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+        prompts = self._read(chunks, by, held, self._context(context))
         outcomes, stamps = round(seats) if round else (None, None)
         if done:
             done.record()
@@ -129,6 +141,16 @@ class CudaRounds:
         near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
         return min(near)[1] if near else None
 
+    def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
+        decoder = self._target.decoder
+        return HeldStates.empty(
+            lanes=self._state.dummy,
+            capacity=1 + longest_draft(drafter, self.max_draft),
+            width=len(taps_of(drafter)) * decoder.config.hidden_size,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+
     def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
         if self._state.device.type != "cuda":
             return None, None
@@ -149,7 +171,7 @@ class CudaRounds:
             seats=count,
             rows=count + draft_rows(wanted, most=count * draft),
             draft=draft,
-            drafter=drafter if draft else None,
+            drafter=drafter if draft or drafter in self._held else None,
             context=self._context(context),
             filters=any(seat.lane in self._filtered for seat in seats),
         )
@@ -167,7 +189,8 @@ class CudaRounds:
         if len(self._captured) >= MAX_GRAPHS:
             self._drop_oldest()
         by = self.drafters[bucket.drafter] if bucket.drafter is not None else None
-        made = CudaRound(bucket, self._state, self._target, by, self.synthetic_acceptance)
+        held = self._held.get(bucket.drafter or "")
+        made = CudaRound(bucket, self._state, self._target, by, held, self.synthetic_acceptance)
         if self._graphs:
             made.capture(self._pool)
         return made
@@ -182,7 +205,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and times.step:
-            seconds = self._seconds[bucket.draft, bucket.drafter]
+            seconds = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None]
             seconds[bucket.seats] = times.step + DECAY * (seconds.get(bucket.seats, times.step) - times.step)
         if bucket.drafter is not None and ticket.asked:
             share = sum(len(one.drafted) for one in landed) / ticket.asked

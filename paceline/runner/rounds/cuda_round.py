@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +20,17 @@ from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
+from paceline.kernels.round_reference import Doubt
+from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
+from paceline.runner.rounds.cuda_growth import CudaGrowth
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat, drafts_trees
+from paceline.runner.rounds.protocol import DeviceDrafter, Seat, drafts_trees, taps_of, threshold_of
 
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
@@ -36,8 +44,10 @@ class CudaRound:
         state: DeviceState,
         target: CudaForward,
         drafter: DeviceDrafter | None,
+        held: HeldStates | None,
         synthetic_acceptance: float,
     ) -> None:
+        """`held`: the hidden states of a drafter with taps."""
         self._bucket = bucket
         self.state = state
         self.longest = bucket.draft
@@ -48,27 +58,49 @@ class CudaRound:
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
-        self._asked = torch.zeros((2, seats), dtype=torch.int32, device=device)  # lanes, rows wanted
+        # Lanes, rows wanted, drafted tokens wanted, and the bits of the drafts' thresholds.
+        self._asked = torch.zeros((4, seats), dtype=torch.int32, device=device)
         self._asked[0] = state.dummy
         self._asked[1] = 1 + bucket.draft
-        self._counts, self._drawn, self._limits = (
-            torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(3)
-        )
-        self._same_counts = {rows: torch.full_like(self._limits, rows) for rows in (1, 2)}  # rows of a draft pass
+        self._asked[2] = bucket.draft
+        self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
+        self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tree = bucket.draft > 0 and drafts_trees(drafter)
+        self._growth: CudaGrowth | None = None  # None: no tree has been planted
         self._tails = torch.zeros((rows if self.tree else 0, bucket.draft), dtype=torch.int32, device=device)
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
         outcome = 4 + (4 if self.tree else 2) * bucket.draft  # numbers: see tree_accept, accept
         self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
+        self._held = held
+        self._taken: Taken | None = None  # rows of a head's first pass
+        self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
+        if held is not None:
+            self._hold_states(held)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
         pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros((2, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks = deque(torch.zeros((4, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+
+    def _hold_states(self, held: HeldStates) -> None:
+        """Allocate memory for the hidden states of the verified rows, and for the rows of a head's first pass."""
+        bucket, device, kind = self._bucket, self.state.device, held.states.dtype
+        self._kept = torch.zeros((bucket.rows, held.width), dtype=kind, device=device)
+        if bucket.draft:
+            taken = Taken.empty(
+                seats=bucket.seats,
+                rows=bucket.rows,
+                turns=bucket.draft - 1,
+                width=held.width,
+                dtype=kind,
+                device=device,
+            )
+            self._taken = replace(taken, found=self._counts)
+            self._singles = torch.arange(bucket.seats + 1, dtype=torch.int32, device=device)  # one row for each seat
 
     def capture(self, pool: Any) -> None:
         """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
@@ -98,10 +130,13 @@ class CudaRound:
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         asked = self._asks[0]
-        lanes, wanted = asked.numpy()
-        lanes[:], wanted[:] = self.state.dummy, 1
+        lanes, wanted, limits, thresholds = asked.numpy()
+        lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
         for i, seat in enumerate(seats):
-            lanes[i], wanted[i] = seat.lane, 1 + min(seat.max_draft, self._bucket.draft)
+            limit = min(seat.max_draft, self._bucket.draft)
+            lanes[i], wanted[i], limits[i] = seat.lane, 1 + limit, limit
+        if self._drafter is not None:
+            thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]
         self._asked.copy_(asked, non_blocking=True)
         self._last = list(seats)
 
@@ -110,14 +145,15 @@ class CudaRound:
         self._stamp(0)
         self._draft()
         self._stamp(1)
-        if self._drafter is None or not self._drafter.finds_fewer:
+        if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
             self._counts.copy_(self._asked[1])
         rows = (
             self._lay_out_trees()
             if self.tree
             else self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
         )
-        logits = self._target.decoder.logits(rows, self._target.kv)
+        taps = () if self._drafter is None else taps_of(self._drafter)
+        logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         draw(
@@ -131,6 +167,7 @@ class CudaRound:
             pdl=pdl,
         )
         self._accept(targets)
+        self._hold()
         self._stamp(3)
 
     def _accept(self, targets: Tensor) -> None:
@@ -147,8 +184,24 @@ class CudaRound:
         if self.tree:
             tree_move(self.state, self._target.kv, seats=self._asked[0], out=self._out, pdl=self._pdl)
 
+    def _hold(self) -> None:
+        """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
+        if self._held is None or self._kept is None:
+            return
+        hold(
+            self._held,
+            self.state,
+            seats=self._asked[0],
+            starts=self._starts,
+            outcomes=self._out,
+            features=self._kept,
+            read=self._asked[2] if self._bucket.draft else None,
+            tree=self.tree,
+            pdl=self._pdl,
+        )
+
     def _draft(self) -> None:
-        if self._drafter is not None:
+        if self._drafter is not None and self._bucket.draft:
             self._drafter.draft(self)
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification
@@ -164,14 +217,41 @@ class CudaRound:
         return self._counts
 
     def limits(self) -> Tensor:
-        return torch.sub(self._asked[1], 1, out=self._limits)
+        return self._asked[2]
 
     def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
         forward = on_cuda(model)
         laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
         return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
 
-    def append(self, logits: Tensor, turn: int) -> None:
+    def guess(self, head: Head, turn: int) -> Tensor:
+        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
+        held, taken = self._held, self._taken
+        if held is None or taken is None:
+            raise TypeError("a drafter that runs a head names its taps")
+        if turn == 0:
+            take(held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, held.capacity)
+            return head.first(rows, taken.features)
+        if self._growth is not None:
+            return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
+        later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
+        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
+
+    def last_states(self) -> Tensor:
+        if self._held is None or self._taken is None:
+            raise TypeError("a drafter that reads hidden states names its taps")
+        states, there = last(self._held, self.state, seats=self.lanes)
+        self._taken.confidence.copy_(torch.where(there, 1.0, -1.0))
+        self._counts.zero_()
+        return states
+
+    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
+        doubt = None
+        if doubting:
+            assert self._taken is not None, "only a drafter with taps can doubt its drafts"
+            thresholds = self._asked[3].view(torch.float32)
+            doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
         draw(
             logits,
             self.state,
@@ -179,9 +259,34 @@ class CudaRound:
             offset=turn,
             out=self._drawn,
             push=True,
+            ids=ids,
+            doubt=doubt,
             filters=self._bucket.filters,
             pdl=self._pdl,
         )
+
+    def plant(self, *, width: int, levels: int) -> None:
+        if self._growth is None:  # else the same launches run again
+            self._growth = CudaGrowth(
+                self.state,
+                self.lanes,
+                limits=self.limits(),
+                thresholds=self._asked[3].view(torch.float32),
+                width=width,
+                levels=levels,
+                context=self._bucket.context,
+                pdl=self._pdl,
+            )
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        assert self._taken is not None, "only a drafter with taps can grow trees"
+        roots, ends = self._taken.confidence, self._taken.row_starts
+        self._growth.branch(logits, level, ids=ids, fitted=fitted, roots=roots, ends=ends)
+
+    def prune(self) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        self._growth.prune(self.found)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         lookup(
@@ -208,11 +313,14 @@ class CudaRound:
             row_starts=self._starts,
             pdl=self._pdl,
         )
+        return self._batch(tokens, positions, slots, self._starts, longest)
+
+    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
         return DeviceBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            row_starts=self._starts,
+            row_starts=starts,
             page_table=self.state.pages,
             lanes=self._asked[0],
             seats=self._bucket.seats,

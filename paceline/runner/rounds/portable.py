@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from paceline.kernels import round_reference as ops
 from paceline.kernels import states_reference as states
 from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import (
@@ -39,7 +39,7 @@ from paceline.sampling.sampler import Sampler
 
 
 class _Hold(Protocol):
-    def __call__(self, **rows: Tensor) -> None: ...
+    def __call__(self, *, tree: bool = False, **rows: Tensor) -> None: ...
 
 
 class PortableRounds:
@@ -133,12 +133,13 @@ class PortableRounds:
             return
         along = [chunk.drafts for chunk in chunks for _ in range(chunk.count)]
         batch = self._chunk_rows([chunk for chunk in chunks if chunk.drafts], [], ahead=1)
-        head(batch, features=self._columns(drafter or "", features)[torch.tensor(along)])
+        cast(HeadForward, head)(batch, features=self._columns(drafter or "", features)[torch.tensor(along)])
 
     def _hold(self, drafter: str | None, features: Tensor | None, *, tree: bool = False, **rows: Tensor) -> None:
         """Hold the hidden states of the rows that acceptance has committed, if the drafter of the launch reads them."""
         if drafter in self._held and drafter and features is not None:
-            states.hold(self._held[drafter], self._state, features=self._columns(drafter, features), tree=tree, **rows)
+            own = {"features": self._columns(drafter, features), **rows}
+            states.hold(self._held[drafter], self._state, tree=tree, pdl=False, **own)
 
     def _no_states(self, drafter: DeviceDrafter) -> states.HeldStates:
         hidden = self._forward.embed(self._ints([0])).shape[1]
@@ -320,16 +321,16 @@ class _PortableRound:
         whole[wanting] = logits
         return whole
 
-    def guess(self, head: HeadForward, turn: int) -> Tensor:
+    def guess(self, head: Head, turn: int) -> Tensor:
         assert self._held is not None, "a drafter that runs a head has taps"
         if turn and self._growth is not None:
-            return self._growth.guess(head, turn, self._rounds._page_table)
+            return self._growth.guess(cast(HeadForward, head), turn, self._rounds._page_table)
         whole = torch.zeros(len(self._limits), len(head.ids))
         if turn == 0:
-            logits = self._first_pass(head, self._held)
+            logits = self._first_pass(cast(HeadForward, head), self._held)
         seats = [seat for seat in self._wanting(turn) if self._rows[seat] >= 0]
         if turn and seats:
-            logits = self._next_pass(head, seats, turn)
+            logits = self._next_pass(cast(HeadForward, head), seats, turn)
         if seats:
             whole[seats] = logits
         return whole

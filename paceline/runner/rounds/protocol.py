@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.kernels.base import Forward
-from paceline.runner.heads.protocol import HeadForward
+from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
@@ -157,7 +157,7 @@ class DraftingRound(Protocol):
         Returns the logits [seats, vocab] after the last one, with no columns beyond the target's vocabulary. Rows of
         seats that may not have more than `turn` tokens are arbitrary."""
 
-    def guess(self, head: HeadForward, turn: int) -> Tensor:
+    def guess(self, head: Head, turn: int) -> Tensor:
         """Run an EAGLE-3 head, after `turn` tokens have been drafted: first over all held states of each seat, then
         over its own output.
 
@@ -228,9 +228,9 @@ def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
     return taps
 
 
-def head_of(drafter: DeviceDrafter) -> HeadForward | None:
+def head_of(drafter: DeviceDrafter) -> Head | None:
     """Return the head of a drafter that has one."""
-    head: HeadForward | None = getattr(drafter, "head", None)
+    head: Head | None = getattr(drafter, "head", None)
     return head
 
 

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.cuda import CudaHead
+from paceline.runner.heads.medusa import TorchMedusa
+from paceline.runner.heads.torch import TorchHead
 from paceline.runner.rounds import buckets
 from paceline.runner.rounds import cuda as cuda_rounds
 from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
@@ -22,11 +27,13 @@ from paceline.runner.rounds.portable import PortableRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Rounds, Seat, Times
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
+from tests.heads import random_eagle, random_medusa
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.tiny_forward import PLAIN, floats, random_weights
 from tests.odd_drafters import AgainOnDevice, TreesOnDevice
 
 LANES, PAGES = 9, 40
+TAPS = (0, 1, 1)
 AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
 OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
 
@@ -41,14 +48,32 @@ def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaFor
     return CudaForward(decoder, kv or new_kv(PLAIN, num_pages=PAGES, dtype=torch.float32, device=device))
 
 
-def pair(device: torch.device, drafter: str | None = None) -> tuple[CudaRounds, PortableRounds]:
-    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES)
+def heads(
+    target: CudaForward, oracle: TorchForward, *, branches: int = 1, **options: Any
+) -> tuple[EagleOnDevice, EagleOnDevice]:
+    made = random_eagle(PLAIN, taps=TAPS, draft_vocab=60, **options)
+    head = CudaHead(replace(made, weights=dict(made.weights)), target.decoder, max_context=64)
+    head.new_kv(PAGES)
+    other = TorchHead(made, oracle, num_pages=PAGES + 1)  # with a page for padding, as a device has one
+    least = 0.2 if branches == 1 else 0.02
+    limits = {"max_draft": 5, "min_confidence": least, "branches": branches}
+    return tuple(EagleOnDevice(each, taps=TAPS, **limits) for each in (head, other))
+
+
+def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:
+    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=(0, 1))
     mine: dict[str, DeviceDrafter] = {}
     other: dict[str, DeviceDrafter] = {}
     if drafter == "ngram":
         mine["ngram"] = other["ngram"] = LookupOnDevice()
     elif drafter == "trees":
         mine["trees"] = other["trees"] = AGAIN["again"]  # until the texts are known
+    elif drafter == "eagle":
+        mine["eagle"], other["eagle"] = heads(target, oracle, **options)
+    elif drafter == "medusa":
+        mine["medusa"], other["medusa"] = (
+            MedusaOnDevice(TorchMedusa(random_medusa(PLAIN)), tap=1, min_confidence=0.0) for _ in range(2)
+        )
     elif drafter in AGAIN:
         mine[drafter] = other[drafter] = AGAIN[drafter]
     elif drafter is not None:
@@ -96,6 +121,40 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
     assert made[0].round_seconds(1, 1, drafter) is None or ON_GPU
 
 
+@pytest.mark.parametrize(
+    ("drafter", "options"),
+    [
+        ("eagle", {}),
+        ("eagle", {"hidden": 32, "norm_first": True}),
+        ("eagle", {"branches": 2}),
+        *([] if ON_GPU else [("medusa", {})]),
+    ],
+    ids=str,
+)
+def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], device: torch.device) -> None:
+    """Prompts in one chunk and in two, drafts of several lengths, plain steps between them, and a step whose states are
+    not held."""
+    made = pair(device, drafter, **options)
+    assert [*made[0].tapping] == [*made[1].tapping] == [drafter]
+    for rounds in made:
+        enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8, top_k=40, top_p=0.95, min_p=0.01)
+        enter(rounds, 0, [1, 2, 3, 1], temperature=0)
+        enter(rounds, 1, [4, 2], temperature=0.7)
+    begun = [Chunk(2, 0, 4, draws=False, drafts=True), Chunk(0, 0, 4, draws=True, drafts=True)]
+    both(made, [*begun, Chunk(1, 0, 2, draws=True)], [], drafter)
+    assert both(made, [Chunk(2, 4, 2, draws=True, drafts=True)], [Seat(0, 3)], drafter)[1][0].drafted
+    lengths = []
+    for turn in range(4):
+        _, landed = both(made, [], [Seat(2, 3), Seat(0, turn), Seat(1, 2)], drafter)
+        lengths += [len(each.drafted) for each in landed]
+    assert len({*lengths}) > 2
+    both(made, [], [Seat(0, 0), Seat(1, 0)], drafter)  # plain, with states
+    both(made, [], [Seat(2, 0)], None)  # without
+    _, landed = both(made, [], [Seat(2, 3), Seat(1, 2)], drafter)
+    assert landed[0].drafted == ()
+    assert both(made, [], [Seat(2, 3)], drafter)[1][0].drafted != ()
+
+
 @pytest.mark.parametrize("drafter", AGAIN)
 def test_a_device_drafter_from_outside(drafter: str, device: torch.device) -> None:
     made = pair(device, drafter)
@@ -127,7 +186,7 @@ def test_trees(device: torch.device) -> None:
     answers = [[*text, *(landed[i].tokens[0] for landed in said)] for i, text in enumerate(texts.values())]
     made = pair(device, "trees")
     for rounds in made:
-        rounds._drafters["trees"] = TreesOnDevice(answers, nodes=5, wrong=0.5, vocab_size=PLAIN.vocab_size)
+        rounds.drafters["trees"] = TreesOnDevice(answers, nodes=5, wrong=0.5, vocab_size=PLAIN.vocab_size)
         start(rounds)
     told: list[list[int]] = [[], []]
     paths = []

@@ -183,3 +183,30 @@ def test_a_position_past_the_width_is_not_written(device: torch.device) -> None:
     out = torch.zeros_like(lanes)
     sample.draw(random_logits(1, 500, device, spread=1.0), state, lanes=lanes, offset=1, out=out, push=True)
     assert state.tokens.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("filters", [False, True])
+def test_a_vocabulary_of_its_own_and_doubt(filters: bool, device: torch.device) -> None:
+    """Columns get the noise of the tokens that they stand for; doubtful drafts get no more tokens."""
+    lanes = torch.tensor([0, 1, 2, 1, 0, 5 if filters else 1, 8 if filters else 2], dtype=torch.int32, device=device)
+    rows, vocab = len(lanes), 5000
+    logits = random_logits(rows, vocab, device, spread=3.0)
+    ids = (torch.randperm(60000, generator=torch.Generator().manual_seed(1))[:vocab]).sort().values.int().to(device)
+    found, tokens = [], []
+    for draw in (sample.draw, round_reference.draw):
+        state = asking(device)
+        doubt = round_reference.Doubt(
+            confidence=torch.tensor([1.0, 1.0, 1.0, -1.0, 0.3, 1.0, 0.5], device=device),
+            thresholds=torch.tensor([0.0, 0.9, 0.0, 0.0, 0.4, 0.2, 0.1], device=device),
+            limits=torch.tensor([4, 4, 2, 4, 4, 4, 4], dtype=torch.int32, device=device),
+            found=torch.tensor([2, 2, 2, 0, 1, 2, 2], dtype=torch.int32, device=device),
+            turn=2,
+        )
+        out = torch.zeros(rows, dtype=torch.int32, device=device)
+        draw(logits, state, lanes=lanes, offset=2, out=out, push=True, ids=ids, doubt=doubt, filters=filters)
+        found.append(doubt)
+        tokens.append((out.tolist(), state.tokens.tolist()))
+    assert tokens[0] == tokens[1]
+    assert set(tokens[0][0]) <= set(ids.tolist())
+    assert found[0].found.tolist() == found[1].found.tolist() == [3, 3, 2, 0, 1, 3, 3]
+    assert torch.allclose(found[0].confidence, found[1].confidence, rtol=1e-4)
