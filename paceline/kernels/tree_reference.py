@@ -11,8 +11,9 @@ Nodes stand behind the committed tokens in `tokens`, in the order of rows. `pare
     nodes      0  1  2   3  4             slot  L-1  L  L+1 L+2 L+3 L+4    by the order of rows
                                           at    L-1  L  L+1 L+1  L  L+1    position by depth
 
-`tails` has the slots of each row's path, see Batch. The row at the end of a path *leads* all rows on it: they see the
-first slots of its tail, as rows of a chain do, so that attention reads a tail for each leaf instead of each row.
+`tails` has the slots of the path to each leaf; the first tails of a seat's rows are used, in the order of leaves. All
+rows on the path to a leaf can read its tail, as rows of a chain do, up to their own positions: `leads` says which tail
+a row reads. So attention reads a tail for each leaf instead of each row.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def tree_layout(
     """Make the rows of a verification: seat b gets its last committed token and `counts[b]` - 1 nodes.
 
     As `layout` does it, with positions by depth, and with `bases` [seats], `tails` [rows, most] and `leads` [rows]. No
-    tree has more than `most` nodes. If there are too few rows, trees lose their last nodes. Entries of `tails` past the
-    end of a row's path are arbitrary, and a row that only pads the pass leads itself.
+    tree has more than `most` nodes. If there are too few rows, trees lose their last nodes. Unused entries of `tails`
+    are left as they are, and `leads` of a row that only pads the pass is the row itself.
     """
     layout(
         state,
@@ -80,13 +81,14 @@ def tree_layout(
         path = path | (at[:, None] == row)
         steps += inner
     positions.copy_(torch.where(used, bases[seat] - 1 + steps, 0).clamp(max=state.tokens.shape[1] - 1))
-    on_path = path & (row > first[:, None]) & used[:, None]  # nodes alone
-    order = torch.where(on_path, steps[None, :] - 1, most)  # column of each node in the row's tail
-    wide = torch.zeros((rows, most + 1), dtype=torch.int32, device=tails.device)
-    wide.scatter_(1, order, slots.expand(rows, rows))
-    tails.copy_(wide[:, :most])
-    is_leaf = path.sum(0) == 1
-    leads.copy_(torch.where(path.T & is_leaf, row, rows).amin(1))
+    is_leaf = (path.sum(0) == 1) & used
+    leaves = is_leaf.long().cumsum(0)
+    before = (leaves - is_leaf.long())[first]  # leaves of earlier seats
+    order = torch.where(used, first + leaves - 1 - before, row)  # tail of each leaf
+    on_path = path & is_leaf[:, None] & (row > first[:, None])  # [leaf, node]
+    leaf, node = on_path.nonzero(as_tuple=True)
+    tails[order[leaf], steps[node] - 1] = slots[node]
+    leads.copy_(torch.where(path.T & (is_leaf | ~used), order, rows).amin(1))
 
 
 def tree_accept(

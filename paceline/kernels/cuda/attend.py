@@ -16,6 +16,9 @@ The division of work only matters for speed. While the device has room, each til
 the programs of a block take its splits in turns. If blocks alone fill the device, one program takes all splits of its
 block. The program of a block that finishes last merges the partials in scratch memory, so that one launch is enough.
 
+In the tiles behind the base of a tree, each path has slots of its own: see `_tail`. There is a tail for each leaf, and
+a tile with several paths takes little longer than one of a chain.
+
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of a tile before it reads the tile.
 """
@@ -37,7 +40,10 @@ from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 512  # most positions of a split
 FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
-NOBODY = tl.constexpr(1 << 30)  # a row past all rows
+STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
+CHUNK: tl.constexpr = tl.constexpr(16)  # positions that a product adds at a time
+OTHERS: tl.constexpr = tl.constexpr(128)  # positions of other paths that a program reads at a time
+NOBODY: tl.constexpr = tl.constexpr(1 << 30)  # a row past all rows
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -99,7 +105,7 @@ class Attention:
 
         `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
         page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written. With
-        `tails`, row r reads the tail of the row leads[r], as kernels/tree_reference.py describes it.
+        `tails`, row r reads tails[leads[r]], as kernels/tree_reference.py describes it.
         """
         _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
@@ -117,13 +123,13 @@ class Attention:
         padded = max(16, triton.next_power_of_2(head_dim))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or min(8, SPLIT // tile)
-        unit, units = self._units(tile, tiles, max_context, window, block_m // group, seats * blocks * kv_heads)
-        programs = units if unit == tile else min(units, max(1, self.fill // (seats * blocks * kv_heads)))
-        solo = programs == 1 and unit > tile
+        splits = self._splits(tile * tiles, max_context, window, block_m // group)
+        programs = min(splits, max(1, self.fill // (seats * blocks * kv_heads)))
+        solo = programs == 1
         crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # smaller programs then leave less idle
         warps = self.warps or (2 if crowded else 4)
         if programs > 1:
-            self.reserve(seats * blocks * kv_heads, units * block_m * (padded + 2))
+            self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
             queries,
             keys,
@@ -147,7 +153,7 @@ class Attention:
             page_table.shape[1],
             0 if tails is None else tails.shape[1],
             blocks,
-            units,
+            splits,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -155,11 +161,11 @@ class Attention:
             BLOCK_M=block_m,
             TILE=tile,
             TILES=tiles,
-            UNIT=unit,
             PAGE=PAGE_SIZE,
             WINDOW=window > 0,
             LANES=lanes is not None,
             TREE=tails is not None,
+            REACH=1 if tails is None else triton.next_power_of_2(triton.cdiv(tails.shape[1] + 15, 16)),
             SOLO=solo,
             TURN=rotation is not None,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
@@ -185,15 +191,11 @@ class Attention:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
-    def _units(self, tile: int, each: int, max_context: int, window: int, rows: int, blocks: int) -> tuple[int, int]:
-        """Choose the unit of work of a program, a tile or a split of `each` tiles, and count the units of a block."""
-        split = tile * each
-        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a unit
-        tiles = max(1, triton.cdiv(span, tile))
-        room = self.fill // 4 if tile >= 128 and tiles <= 4 else 2 * self.fill  # few tiles: one program is fast
-        if tiles == 1 or tiles * blocks <= room:
-            return tile, tiles
-        return split, triton.cdiv(span, split)
+    @staticmethod
+    def _splits(split: int, max_context: int, window: int, rows: int) -> int:
+        """Count the splits that a block of `rows` rows may see."""
+        span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
+        return max(1, triton.cdiv(span, split))
 
 
 def tile_for(head_dim: int) -> int:
@@ -207,7 +209,7 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "units"]
+    do_not_specialize=["window", "angles", "pages", "depth", "splits"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries,
@@ -232,7 +234,7 @@ def _attend(
     pages,
     depth,
     blocks,
-    units,
+    splits,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -240,11 +242,11 @@ def _attend(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    UNIT: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
     TREE: tl.constexpr,
+    REACH: tl.constexpr,
     SOLO: tl.constexpr,
     TURN: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -262,8 +264,6 @@ def _attend(
     stop = tl.load(row_starts + seat + 1)
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
-    if UNIT == TILE and not WINDOW:
-        slot = _slots(table, me, pages, TILE, PAGE)  # early: the first of a chain of loads
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -282,21 +282,19 @@ def _attend(
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
-    first = low // UNIT
-    count = tl.minimum(tl.maximum(tl.cdiv(end, UNIT) - first, 1), units)
-    if (start >= stop) | (me >= count):
+    SPLIT: tl.constexpr = TILE * TILES
+    first = low // SPLIT
+    count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
+    each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
+    if (start >= stop) | (me * each >= count):
         return
-    base, lead = end, row
-    if TREE:
-        base = tl.minimum(tl.load(bases + seat), end)
-        lead = tl.load(leads + row, mask=valid, other=NOBODY)
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
     if TURN:  # store the new rows of the positions that this program reads
         member = start + m
         mine = (m < ROWS) & (member < stop)
         at = tl.load(positions + member, mask=mine, other=0)
-        mine = mine & ((at // UNIT - first) % tl.num_programs(2) == me)
+        mine = mine & ((at // SPLIT - first) // each == me)
         slot_ = tl.load(slots + member, mask=mine, other=0)
         mine = mine & (slot_ >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
@@ -308,80 +306,147 @@ def _attend(
         tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
-    partials += block.to(tl.int64) * units * (BLOCK_M * (PADDED + 2))
+    partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
-    if UNIT == TILE:
-        if WINDOW:
-            slot = _slots(table, first + me, pages, TILE, PAGE)
-        peak, total, acc = _tile(
-            first + me, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-            KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-        )  # fmt: skip  # a name a line would hide the shape
-        if count == 1:
-            _write(out + cell, mask, total, acc)
-            return
-        _keep(partials, me, peak, total, acc, BLOCK_M, PADDED)
-    else:
-        peak, total, acc = _nothing(BLOCK_M, PADDED)
-        for index in range(me, count, tl.num_programs(2)):
-            tile = (first + index) * TILES
-            peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
-            for here in range(tl.maximum(tile, low // TILE), tl.minimum(tile + TILES, tl.cdiv(end, TILE))):
-                slot = _slots(table, here, pages, TILE, PAGE)
-                peak__, total__, acc__ = _tile(
-                    here, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-                    KV_HEADS, HEAD_DIM, PADDED, BLOCK_M, TILE, PAGE, WINDOW, TREE,
-                )  # fmt: skip  # a name a line would hide the shape
-                peak_, total_, acc_ = _merge(peak_, total_, acc_, peak__, total__, acc__)
+    whole_peak, whole_total, whole_acc = _nothing(BLOCK_M, PADDED)
+    peak, total, acc = _nothing(BLOCK_M, PADDED)
+    from_ = tl.maximum((first + me * each) * TILES, low // TILE)
+    past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
+    shared = past  # past the last tile whose slots all rows share
+    if TREE:
+        base = tl.load(bases + seat)
+        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
+    slot = _slots(table, from_, pages, TILE, PAGE)
+    for tile in range(from_, shared):
+        next_slot = _slots(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
+        if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
-                peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
+                whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
             else:
-                _keep(partials, index, peak_, total_, acc_, BLOCK_M, PADDED)
-        if SOLO:
-            _write(out + cell, mask, total, acc)
+                _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+            peak, total, acc = _nothing(BLOCK_M, PADDED)
+        peak, total, acc = _tile(
+            tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
+            KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
+        )  # fmt: skip  # a name a line would hide the shape
+        slot = next_slot
+    if TREE:
+        lead = tl.load(leads + row, mask=valid, other=NOBODY)
+        for tile in range(shared, past):
+            if (tile % TILES == 0) & (tile > from_):  # a split ended
+                if SOLO:
+                    whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
+                else:
+                    _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+                peak, total, acc = _nothing(BLOCK_M, PADDED)
+            peak, total, acc = _tail(
+                tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW, REACH,
+            )  # fmt: skip  # a name a line would hide the shape
+    if SOLO | (count == 1):
+        whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
+        _write(out + cell, mask, whole_total, whole_acc)
+        return
     if not SOLO:
+        _keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
         arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
-        if arrived == tl.minimum(tl.num_programs(2), count) - 1:
-            if UNIT == TILE:
-                total, acc = _merge_tiles(partials, first, count, BLOCK_M, PADDED, TILES)
-            else:
-                total, acc = _merge_splits(partials, count, BLOCK_M, PADDED)
+        if arrived == tl.cdiv(count, each) - 1:
+            total, acc = _merge_splits(partials, count, valid, BLOCK_M, PADDED)
             _write(out + cell, mask, total, acc)
             tl.store(counters + block, 0)
 
 
 @triton.jit
 def _tile(
-    tile, slot, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Compute the partial of one tile. `place`, `lead` [BLOCK_M]: positions of rows, rows whose tails they read."""
+    """Add one tile to a partial. `place` [BLOCK_M]: positions of rows."""
     position = tile * TILE + tl.arange(0, TILE)
+    k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+    scores = tl.where(_seen(place, position, window, WINDOW), tl.dot(q, k, input_precision="ieee"), float("-inf"))
+    return added(scores, v, scale, peak, total, acc)
+
+
+@triton.jit
+def _seen(place, position, window, WINDOW: tl.constexpr):
+    """Return which positions [n] the rows at `place` [BLOCK_M] see."""
     distance = place[:, None] - position[None, :]
     seen = distance >= 0
     if WINDOW:
         seen = seen & (distance < window)
-    if not TREE:
-        k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        peak, total, acc = _partial(q, k, v, seen, scale, TILE)
-    else:
-        peak, total, acc = _nothing(BLOCK_M, PADDED)
-        common = (base == end) | (tile * TILE + TILE <= base)  # True: all rows share the slots of this tile
-        leader = tl.min(lead, 0)
-        while leader < NOBODY:
-            mine = common | (lead == leader)  # slots of one path change nothing for rows on others
-            inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
-            own = inside & (position >= base) & (position - base < depth)
-            tail = tl.load(tails + leader.to(tl.int64) * depth + (position - base), mask=own, other=0)
-            where = tl.where(position < base, slot, tail)
-            k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-            peak_, total_, acc_ = _partial(q, k, v, seen & mine[:, None], scale, TILE)
-            acc_ = tl.where(mine[:, None], acc_, 0.0)  # 0 times NaN would be NaN
-            peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
-            leader = tl.where(common, NOBODY, tl.min(tl.where(lead > leader, lead, NOBODY), 0))
+    return seen
+
+
+@triton.jit
+def _tail(
+    tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read.
+
+        rows of the first path      │ chunk │ chunk │ chunk │ chunk │
+        rows of other paths         │ chunk │ chunk │               │ chunk  chunk │ …      each its own
+
+    A product adds 16 positions at a time, a chunk. Rows of another path see the chunks before the one in which paths
+    part, then REACH chunks of their own, in products that follow: the order of a chain. Chunks that a row does not see
+    leave its sums unchanged to the bit.
+    """
+    EACH: tl.constexpr = REACH * CHUNK  # positions of another path
+    PATHS: tl.constexpr = OTHERS // EACH  # other paths at a time
+    main = tl.min(lead, 0)
+    last = tl.max(tl.where(lead < NOBODY, lead, main), 0)
+    past = tl.minimum(tile * TILE + TILE, end)
+    fork = tl.maximum(base, tile * TILE) // CHUNK * CHUNK
+    position = tile * TILE + tl.arange(0, TILE)
+    index = tl.arange(0, OTHERS)
+    at = fork + index % EACH
+    for first in range(main + 1, tl.maximum(last, main + 1) + 1, PATHS):  # mostly once
+        path = first + index // EACH
+        inside, inside_ = position < past, (path <= last) & (at < past)
+        slot = _path_slots(table, position, tails + main.to(tl.int64) * depth, inside, base, depth, pages, PAGE)
+        slot_ = _path_slots(table, at, tails + path.to(tl.int64) * depth, inside_, base, depth, pages, PAGE)
+        k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        k_, v_ = _fetch(keys, values, slot_, inside_, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        mine = (lead < first + PATHS) & ((lead >= first) | (first == main + 1))  # rows of these paths
+        own = mine[:, None] & ((lead == main)[:, None] | (position < fork)[None, :])
+        scores = tl.dot(q, k, input_precision="ieee")
+        scores = tl.where(own & _seen(place, position, window, WINDOW), scores, float("-inf"))
+        own_ = (lead[:, None] == path[None, :]) & inside_[None, :]
+        scores_ = tl.dot(q, k_, input_precision="ieee")
+        scores_ = tl.where(own_ & _seen(place, at, window, WINDOW), scores_, float("-inf"))
+        higher = tl.maximum(peak, tl.maximum(tl.max(scores, 1), tl.max(scores_, 1)) * scale)
+        weights, weights_ = weights_of(scores, higher, scale), weights_of(scores_, higher, scale)
+        old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
+        total = tl.fma(total, old, (steps_of(weights) + steps_of(weights_)).to(tl.float32) * STEP)
+        finite, spoilt = _finite(v)
+        finite_, spoilt_ = _finite(v_)
+        acc = tl.dot(weights.to(v.dtype), finite, acc * old[:, None], input_precision="ieee")
+        acc = tl.dot(weights_.to(v.dtype), finite_, acc, input_precision="ieee")
+        bad = tl.max(tl.where(weights > 0, spoilt[None, :], 0), 1)
+        bad = bad | tl.max(tl.where(weights_ > 0, spoilt_[None, :], 0), 1)
+        total = tl.where(bad > 0, float("nan"), total)
+        peak = higher
     return peak, total, acc
+
+
+@triton.jit
+def _path_slots(table, position, tails, inside, base, depth, pages, PAGE: tl.constexpr):
+    """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
+    page = tl.load(table + position // PAGE, mask=inside & (position < base) & (position // PAGE < pages), other=0)
+    ahead = inside & (position >= base) & (position - base < depth)
+    tail = tl.load(tails + (position - base), mask=ahead, other=0)
+    return tl.where(position < base, page * PAGE + position % PAGE, tail)
+
+
+@triton.jit
+def _finite(v):
+    """Replace values that are not finite by 0, because 0 times such a value is NaN; say which positions had any."""
+    odd = (v - v) != 0
+    return tl.where(odd, 0.0, v).to(v.dtype), tl.max(odd.to(tl.int32), 1)
 
 
 @triton.jit
@@ -424,15 +489,43 @@ def _fetch(
 
 
 @triton.jit
-def _partial(q, k, v, seen, scale, TILE: tl.constexpr):
-    """Compute the softmax of one tile: the highest score, the sum of weights relative to it, and of weighted values."""
-    scores = tl.dot(q, k, input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    peak = tl.max(scores, 1)
-    safe = tl.where(peak == float("-inf"), 0.0, peak)
-    p = tl.exp2(scores - safe[:, None]).to(v.dtype)
-    total = tl.dot(p, tl.full([TILE, 16], 1.0, v.dtype), input_precision="ieee")  # 16 equal columns
-    return peak, tl.max(total, 1), tl.dot(p, v, input_precision="ieee")
+def added(scores, v, scale, peak, total, acc):
+    """Add a tile of `scores` [BLOCK_M, TILE], -inf where a row does not see, to a partial over the tiles before it.
+
+    Weights are relative to the highest score so far, in units of log2. Their sum is one of whole numbers, which is
+    exact in any order: between 2 and 4 the bits of a float32 count steps of 2^-22, and TILE twos vanish modulo 2^32.
+    `fma` fixes which product is fused; the compiler does not choose.
+    """
+    higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+    old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
+    weights = weights_of(scores, higher, scale)
+    total = tl.fma(total, old, steps_of(weights).to(tl.float32) * STEP)
+    acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def weights_of(scores, higher, scale):
+    """Compute weights relative to the highest score."""
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    return tl.exp2(tl.fma(scores, scale, -safe[:, None]))
+
+
+@triton.jit
+def steps_of(weights):
+    """Sum weights as whole numbers."""
+    return tl.sum((weights + 2.0).to(tl.int32, bitcast=True), 1)
+
+
+@triton.jit
+def merged(peak, total, acc, peak_, total_, acc_):
+    """Merge two partials, exactly if one is empty."""
+    higher = tl.maximum(peak, peak_)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
+    total = tl.fma(total, old, total_ * new)
+    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
+    return higher, total, acc
 
 
 @triton.jit
@@ -443,60 +536,35 @@ def _nothing(BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _merge(peak, total, acc, peak_, total_, acc_):
-    """Merge two partials, exactly if one is empty. `fma` fixes which product is fused; the compiler does not choose."""
-    higher = tl.maximum(peak, peak_)
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
-    total = tl.fma(total, old, total_ * new)
-    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
-    return higher, total, acc
-
-
-@triton.jit
-def _keep(partials, index, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+def _keep(partials, index, valid, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     """Store partial `index` of the block: [BLOCK_M] peaks, [BLOCK_M] totals, [BLOCK_M, PADDED] sums."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
-    tl.store(partials + m, peak)
-    tl.store(partials + BLOCK_M + m, total)
-    tl.store(partials + 2 * BLOCK_M + cell, acc)
+    tl.store(partials + m, peak, mask=valid)
+    tl.store(partials + BLOCK_M + m, total, mask=valid)
+    tl.store(partials + 2 * BLOCK_M + cell, acc, mask=valid[:, None])
 
 
 @triton.jit
 def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Load a partial that `_keep` stored, past caches that programs do not share; an empty one unless `there`."""
+    """Load a partial that `_keep` stored, past caches that programs do not share; empty for rows not `there`."""
     m = tl.arange(0, BLOCK_M)
     cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
     partials += index * (BLOCK_M * (PADDED + 2))
     peak = tl.load(partials + m, mask=there, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(partials + BLOCK_M + m, mask=there, other=0.0, cache_modifier=".cg")
-    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there, other=0.0, cache_modifier=".cg")
+    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there[:, None], other=0.0, cache_modifier=".cg")
     return peak, total, acc
 
 
 @triton.jit
-def _merge_tiles(partials, first, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr, TILES: tl.constexpr):
-    """Merge the partials of tiles `first` … `first + count - 1`: first within each split, then the splits."""
-    peak, total, acc = _nothing(BLOCK_M, PADDED)
-    for split in range(first // TILES, tl.cdiv(first + count, TILES)):
-        peak_, total_, acc_ = _nothing(BLOCK_M, PADDED)
-        for tile in tl.static_range(TILES):
-            index = split * TILES + tile - first
-            kept = _kept(partials, index, (index >= 0) & (index < count), BLOCK_M, PADDED)
-            peak_, total_, acc_ = _merge(peak_, total_, acc_, kept[0], kept[1], kept[2])
-        peak, total, acc = _merge(peak, total, acc, peak_, total_, acc_)
-    return total, acc
-
-
-@triton.jit
-def _merge_splits(partials, count, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
+def _merge_splits(partials, count, valid, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     peak, total, acc = _nothing(BLOCK_M, PADDED)
     for index in range(0, count, 4):  # the loads of four overlap
         for next_ in tl.static_range(4):
-            kept = _kept(partials, index + next_, index + next_ < count, BLOCK_M, PADDED)
-            peak, total, acc = _merge(peak, total, acc, kept[0], kept[1], kept[2])
+            kept = _kept(partials, index + next_, valid & (index + next_ < count), BLOCK_M, PADDED)
+            peak, total, acc = merged(peak, total, acc, kept[0], kept[1], kept[2])
     return total, acc
 
 

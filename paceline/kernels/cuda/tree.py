@@ -230,13 +230,14 @@ def _tree_layout(
         path = path | (at[:, None] == member[None, :])
     tl.store(positions + start + member, tl.minimum(length - 1 + depth, width - 1), mask=inside)
     deep = tl.sum(tl.where(member[:, None] == member[None, :], depth[:, None], 0), axis=0)  # depth of the other
-    cell = (start + member).to(tl.int64)[:, None] * most + (deep - 1)[None, :]
-    node = path & inside[:, None] & (member > 0)[None, :]
-    tl.store(tails + cell, tl.broadcast_to(slot[None, :], [MEMBERS, MEMBERS]), mask=node)
-    nodes = inside & (member > 0)
-    children = tl.sum(((parent[None, :] == member[:, None]) & nodes[None, :]).to(tl.int32), axis=1)
+    node = inside & (member > 0)
+    children = tl.sum(((parent[None, :] == member[:, None]) & node[None, :]).to(tl.int32), axis=1)
     leaf = inside & (children == 0)
-    lead = tl.min(tl.where(path & leaf[:, None], member[:, None], MEMBERS), axis=0)
+    order = tl.cumsum(leaf.to(tl.int32), axis=0) - 1  # of leaves
+    cell = (start + order).to(tl.int64)[:, None] * most + (deep - 1)[None, :]
+    on_path = path & leaf[:, None] & (member > 0)[None, :]
+    tl.store(tails + cell, tl.broadcast_to(slot[None, :], [MEMBERS, MEMBERS]), mask=on_path)
+    lead = tl.min(tl.where(path & leaf[:, None], order[:, None], MEMBERS), axis=0)
     tl.store(leads + start + member, start + lead, mask=inside)
 
 

@@ -58,7 +58,7 @@ def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) ->
     return int(compiled.metadata.shared)
 
 
-def attention(*, unit: int, solo: bool, turn: bool, tree: bool) -> int:
+def attention(*, solo: bool, turn: bool, tree: bool) -> int:
     """Return the constants of attention with 32 heads of 128 dimensions on 8 KV heads."""
     constants: dict[str, Any] = {
         "HEADS": 32,
@@ -68,11 +68,11 @@ def attention(*, unit: int, solo: bool, turn: bool, tree: bool) -> int:
         "BLOCK_M": 16,
         "TILE": 64,
         "TILES": 8,
-        "UNIT": unit,
         "PAGE": 16,
         "WINDOW": tree,
         "LANES": not tree,
         "TREE": tree,
+        "REACH": 2,
         "SOLO": solo,
         "TURN": turn,
         "LIMIT": 0.0,
@@ -91,9 +91,9 @@ def attention(*, unit: int, solo: bool, turn: bool, tree: bool) -> int:
 
 if __name__ == "__main__":
     found = {
-        "attention, a tile": attention(unit=64, solo=False, turn=True, tree=False),
-        "attention, splits": attention(unit=512, solo=False, turn=False, tree=True),
-        "attention, all": attention(unit=512, solo=True, turn=True, tree=False),
+        "attention, splits": attention(solo=False, turn=True, tree=False),
+        "attention, trees": attention(solo=False, turn=False, tree=True),
+        "attention, all": attention(solo=True, turn=True, tree=False),
     }
     for name, format in FORMATS.items():
         for gated in (False, True) if "all" in sys.argv else (True,):

@@ -21,7 +21,7 @@ from paceline.runner.lanes import Lanes
 from tests.kernels.cuda.conftest import ON_GPU
 
 PAGES, CONTEXT, LAYER = 40, 112, 1
-FORMS = ("tiles", "splits", "solo")  # a program to each tile, to every other split, to everything
+FORMS = ("splits", "runs", "solo")  # a program to each split, to two adjacent splits, to everything
 TREE = (-1, 0, 0, -1, 3, 2)  # parents; of node 1 there is no child
 
 
@@ -104,14 +104,14 @@ def run(
     )
 
 
-def made(device: torch.device, form: str = "tiles", *, blocks: int = 0) -> Attention:
+def made(device: torch.device, form: str = "splits", *, blocks: int = 0) -> Attention:
     """Make an Attention that divides work in the given form; `blocks` is the number of blocks of the call."""
-    return Attention(device=device, tile=16, tiles=2, fill={"tiles": 1000, "splits": 2 * blocks, "solo": 1}[form])
+    return Attention(device=device, tile=16, tiles=2, fill={"splits": 1000, "runs": 2 * blocks, "solo": 1}[form])
 
 
 def check_form(attention: Attention, form: str, *, blocks: int, head_dim: int = 16, context: int = 90) -> None:
-    """Check by its scratch memory that attention worked in the given form: tiles, splits or solo."""
-    units = {"tiles": -(-context // 16), "splits": -(-context // 32), "solo": 0}[form]
+    """Check by its scratch memory that attention worked in the given form: with partials of splits or without."""
+    units = 0 if form == "solo" else -(-context // 32)
     padded = max(16, 1 << (head_dim - 1).bit_length())
     assert attention.partials.numel() == blocks * units * 16 * (padded + 2)
     assert not attention.counters.any(), "the next call would merge too early"
@@ -136,9 +136,9 @@ def test_sizes_of_heads_and_groups(shape, dtype, device):
     """Three rows are several blocks if many query heads share a KV head."""
     scene, (heads, kv_heads, _) = Scene(shape, dtype, device), shape
     blocks = 2 * kv_heads * -(-3 // (16 // (heads // kv_heads)))
-    shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "splits", blocks=blocks)
+    shares, attention = (DECODE, share(2, 45, 1, *chain(2))), made(device, "runs", blocks=blocks)
     close(scene.attend(attention, *shares), scene.reference(*shares))
-    check_form(attention, "splits", blocks=blocks, head_dim=shape[2])
+    check_form(attention, "runs", blocks=blocks, head_dim=shape[2])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -166,7 +166,7 @@ def test_any_batch(seed, device):
 def test_a_row_is_the_same_whoever_rides_along_and_whoever_computes_it(window, dtype, device):
     scene, shares = Scene((4, 2, 16), dtype, device), (VERIFY, PREFILL, DECODE)
     together = scene.attend(made(device), *shares, window=window)
-    for form in ("splits", "solo"):
+    for form in ("runs", "solo"):
         assert torch.equal(scene.attend(made(device, form, blocks=6), *shares, window=window), together)
     first = 0
     for part in shares:
@@ -195,16 +195,45 @@ def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
     assert torch.equal(path, tree[[0, 1, 3]])
 
 
-def leads(*shares: Share) -> list[int]:
-    """The first leaf below each row; committed rows and rows of chains read no tail."""
-    found: list[int] = []
+@pytest.mark.parametrize("start", [27, 31, 45, 62])
+@pytest.mark.parametrize(
+    "shape", [(-1,) * 8, (-1, -1, 1, 0, 2, 4, 5, 3), (-1, 0, 1, 2, 3, 4, 5, 5), (-1, 0, 0, 1, 1, 2)]
+)
+def test_every_path_of_a_tree_is_a_chain_bit_by_bit(shape, start, dtype, device):
+    """Many leaves, and long paths across the end of a tile or split."""
+    scene, attention, works = Scene((2, 1, 16), dtype, device), made(device), (share(2, start, 1, *shape), DECODE)
+    batch, queries = scene.batch(*works), scene.rows(*works)
+    tails, leads = by_leaves(batch, *works)
+    options = {"leads": leads, "block_m": 32}
+    tree = run(attention, scene.kv, replace(batch, tails=tails), queries, torch.empty_like(queries), **options)
+    slots, saved = batch.slots.tolist(), (scene.kv.keys.clone(), scene.kv.values.clone())
+    for leaf in {*range(len(shape))} - {*shape}:
+        path = [leaf]
+        while shape[path[0]] >= 0:
+            path.insert(0, shape[path[0]])
+        scene.kv.move([slots[1 + node] for node in path], slots[1 : 1 + len(path)])
+        rows = [0, *(1 + node for node in path)]
+        asked = queries[rows].contiguous()
+        chained = scene.batch(share(2, start, 1, *chain(len(path))))
+        assert torch.equal(run(attention, scene.kv, chained, asked, torch.empty_like(asked)), tree[rows])
+        scene.kv.keys.copy_(saved[0]), scene.kv.values.copy_(saved[1])
+
+
+def by_leaves(batch: Batch, *shares: Share) -> tuple[Tensor, Tensor]:
+    """Tails of leaves alone, and the tail that each row reads."""
+    assert batch.tails is not None
+    tails, leads, first = torch.zeros_like(batch.tails), list(range(len(batch.tokens))), 0
     for one in shares:
-        start, nodes = len(found) + one.count, len(one.draft)
-        below = list(range(start, start + nodes))
-        for node, parent in reversed([*enumerate(one.draft.parents)]):
-            below[parent] = below[node] if parent >= 0 else below[parent]
-        found += [*range(len(found), start), *below]
-    return found
+        start, parents = first + one.count, one.draft.parents
+        leaves = [node for node in range(len(parents)) if node not in parents]
+        for order, leaf in reversed([*enumerate(leaves)]):
+            tails[first + order] = batch.tails[start + leaf]
+            while leaf >= 0:
+                leads[start + leaf] = first + order
+                leaf = parents[leaf]
+            leads[first:start] = [first] * one.count
+        first += one.rows
+    return tails, torch.tensor(leads, dtype=torch.int32, device=tails.device)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -212,11 +241,11 @@ def leads(*shares: Share) -> list[int]:
 def test_rows_of_a_path_share_a_tail_bit_by_bit(window, form, dtype, device):
     scene, works = Scene((4, 2, 16), dtype, device), (VERIFY, BRANCHED, share(0, 17, 1, *TREE), share(4, 3, 1, -1, -1))
     batch, queries = scene.batch(*works), scene.rows(*works)
-    together = torch.tensor(leads(*works), dtype=torch.int32, device=device)
-    assert len({*together[VERIFY.rows :][: BRANCHED.rows].tolist()}) == 4  # root, and three leaves
+    tails, leads = by_leaves(batch, *works)
+    assert len({*leads[VERIFY.rows :][: BRANCHED.rows].tolist()}) == 3
     apart, shared = (
-        run(made(device, form, blocks=8), scene.kv, batch, queries, torch.empty_like(queries), window=window, **options)
-        for options in ({}, {"leads": together})
+        run(made(device, form, blocks=8), scene.kv, each, queries, torch.empty_like(queries), window=window, **options)
+        for each, options in ((batch, {}), (replace(batch, tails=tails), {"leads": leads}))
     )
     assert torch.equal(apart, shared)
 
@@ -339,12 +368,12 @@ def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, branches, 
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     """A captured graph keeps the scratch memory that it was captured with."""
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
-    scene.attend(attention, share(0, 20, 1))
+    scene.attend(attention, share(0, 40, 1))
     small = attention.partials
     scene.attend(attention, *MIXED)
     assert attention.partials.numel() > small.numel() > 0
     assert any(old is small for old in attention._outgrown)
-    close(scene.attend(attention, share(0, 20, 1)), scene.reference(share(0, 20, 1)))
+    close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
 
 
 def test_tiles_and_splits_of_real_size(dtype, device):

@@ -75,13 +75,12 @@ def paths_are_those_of_drafts(state: DeviceState, seats: Tensor, rows: dict[str,
         slots = rows["slots"][starts[seat] + 1 : starts[seat + 1]].tolist()
         for node, parent in enumerate(draft.parents):
             paths.append([*(paths[parent] if parent >= 0 else []), slots[node]])
-            row = starts[seat] + 1 + node
-            assert rows["tails"][row, : len(paths[-1])].tolist() == paths[-1]
-            assert rows["positions"][row] == length + len(paths[-1]) - 1
-        for node, path in enumerate(paths):
-            lead = int(rows["leads"][starts[seat] + 1 + node]) - starts[seat] - 1
-            assert paths[lead][: len(path)] == path
-            assert lead not in draft.parents
+            assert rows["positions"][starts[seat] + 1 + node] == length + len(paths[-1]) - 1
+        leads = rows["leads"][starts[seat] : starts[seat + 1]].tolist()
+        leaves = max(1, sum(node not in draft.parents for node in range(count)))
+        assert {*leads} == {*range(starts[seat], starts[seat] + leaves)}
+        for lead, path in zip(leads[1:], paths, strict=True):
+            assert rows["tails"][lead, : len(path)].tolist() == path
 
 
 @pytest.mark.parametrize(("seats", "most"), [(1, 1), (1, 8), (9, 3), (30, 8), (12, 20)])

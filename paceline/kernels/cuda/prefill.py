@@ -1,0 +1,421 @@
+"""Attention of prompts on Hopper, to the bits of `attend`: the same tiles, splits and sums, arranged for many rows.
+
+One program runs on each multiprocessor. It takes blocks of rows of one sequence, with the query heads that share a KV
+head, in turns. Its warps have three parts:
+
+    loader      copies tiles of keys and values from pages to shared memory, ahead of their use (TMA)
+    2 x math    each computes 64 rows: the scores of the next tile while the weights of this tile meet its values
+
+The sums of finished splits rest in shared memory, so that registers hold only the split at work. The kernel is written
+in Gluon, which Triton's interpreter cannot run. `attend` is its twin: tests on a GPU compare both bit by bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda.kv import CudaKV
+
+MANY_ROWS = 64  # of a sequence: fewer leave most of a block empty
+WIDTH = 64  # columns of a copied box: 128 bytes, the widest swizzle of shared memory
+_BOX = gl.NVMMASharedLayout(8 * 16, 16, 2)  # swizzled by 128 bytes, elements of 16 bits
+
+
+def fits(queries: Tensor, kv: CudaKV, *, group: int, max_rows: int) -> bool:
+    """Return whether the kernel can compute this: bf16 on Hopper, heads of 64 or 128, up to 64 of them on a KV head."""
+    on_hopper = queries.is_cuda and torch.cuda.get_device_capability(queries.device) == (9, 0)
+    plain = queries.dtype == kv.keys.dtype == torch.bfloat16
+    return on_hopper and plain and queries.shape[-1] in (64, 128) and group <= 64 and max_rows > MANY_ROWS
+
+
+def prefill(
+    queries: Tensor,
+    kv: CudaKV,
+    layer: int,
+    *,
+    row_starts: Tensor,
+    positions: Tensor,
+    page_table: Tensor,
+    out: Tensor,
+    seats: int,
+    scale: float,
+    window: int,
+    lanes: Tensor | None,
+    tile: int,
+    tiles: int,
+) -> None:
+    """Compute `out` [rows, heads, head_dim]; the rows of a seat have ascending positions. `scale` is in units of log2,
+    `tile` in positions, `tiles` those of a split."""
+    rows, heads, head_dim = queries.shape
+    keys, values = kv.keys[layer], kv.values[layer]
+    kv_heads = keys.shape[1]
+    each = 2 * (64 // (heads // kv_heads))  # rows of a block
+    plan = torch.empty((rows // each + seats + 1, 4), dtype=torch.int32, device=queries.device)
+    _plan[(seats,)](
+        row_starts,
+        positions,
+        page_table,
+        row_starts if lanes is None else lanes,  # a placeholder is never read
+        values,
+        plan,
+        page_table.shape[1],
+        seats,
+        EACH=each,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE=PAGE_SIZE,
+        LANES=lanes is not None,
+        SEATS=triton.next_power_of_2(seats + 1),
+    )
+    boxes = [_boxes(memory) for memory in (keys, values)]
+    processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
+    _prefill[(processors,)](
+        queries,
+        *boxes,
+        out,
+        positions,
+        page_table,
+        plan,
+        page_table.shape[1],
+        scale,
+        window,
+        keys.shape[0] * kv_heads * PAGE_SIZE,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        TILE=tile,
+        TILES=tiles,
+        STAGES=32768 // (tile * head_dim),
+        PAGE=PAGE_SIZE,
+        WINDOW=window > 0,
+        num_warps=4,
+    )
+
+
+def _boxes(memory: Tensor) -> TensorDescriptor:
+    """Describe a layer's keys or values as rows of head_dim numbers, copied by boxes of a page times 64 columns."""
+    return TensorDescriptor.from_tensor(memory.view(-1, memory.shape[-1]), [PAGE_SIZE, WIDTH], _BOX)
+
+
+@triton.jit(do_not_specialize=["pages", "seats"])
+def _plan(
+    row_starts,
+    positions,
+    page_table,
+    lanes,
+    values,
+    plan,
+    pages,
+    seats,
+    EACH: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    LANES: tl.constexpr,
+    SEATS: tl.constexpr,
+):
+    """Divide a seat's rows into blocks, the last first: (first row, rows, lane, position) each; plan[0, 0] counts them.
+
+    It also clears the seat's values between its end and the end of its last page: 0 times NaN would be NaN.
+    """
+    seat = tl.program_id(0)
+    s = tl.arange(0, SEATS)
+    starts = tl.load(row_starts + s, mask=s < seats, other=0)
+    stops = tl.load(row_starts + s + 1, mask=s < seats, other=0)
+    blocks = tl.cdiv(stops - starts, EACH)
+    if seat == 0:
+        tl.store(plan, tl.sum(blocks, 0))
+    before = tl.sum(tl.where(s < seat, blocks, 0), 0)
+    start = tl.load(row_starts + seat)
+    stop = tl.load(row_starts + seat + 1)
+    if start >= stop:
+        return
+    lane = tl.load(lanes + seat) if LANES else seat
+    count = tl.cdiv(stop - start, EACH)
+    for index in range(count):
+        first = start + (count - 1 - index) * EACH
+        entry = plan + (1 + before + index) * 4
+        tl.store(entry, first)
+        tl.store(entry + 1, tl.minimum(stop - first, EACH))
+        tl.store(entry + 2, lane)
+        tl.store(entry + 3, tl.load(positions + first))
+    end = tl.load(positions + stop - 1) + 1
+    if end % PAGE != 0:
+        page = tl.load(page_table + lane.to(tl.int64) * pages + end // PAGE).to(tl.int64)
+        slot, d = tl.arange(0, PAGE), tl.arange(0, HEAD_DIM)
+        for head in range(KV_HEADS):
+            cell = ((page * KV_HEADS + head) * PAGE + slot)[:, None] * HEAD_DIM + d[None, :]
+            zero = tl.zeros([PAGE, HEAD_DIM], values.dtype.element_ty)
+            tl.store(values + cell, zero, mask=(slot >= end % PAGE)[:, None] & (d >= 0)[None, :])
+
+
+@gluon.jit
+def _block(plan, item, count, window, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
+    """Read a block of the plan: head, first row, rows, lane, first position, first tile and the one past the last."""
+    entry = plan + (1 + item % count) * 4
+    start = gl.load(entry)
+    rows = gl.load(entry + 1)
+    lane = gl.load(entry + 2)
+    low = gl.load(entry + 3)
+    first = low * 0
+    if WINDOW:
+        first = gl.maximum(low - window + 1, 0) // TILE
+    return item // count, start, rows, lane, low, first, (low + rows + TILE - 1) // TILE
+
+
+@gluon.jit
+def _page_rows(
+    table, tile, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.constexpr, PAGE: gl.constexpr, j: gl.constexpr
+):
+    """Return the row of the KV memory at which page `j` of a tile begins; one that does not exist past the end."""
+    page = tile * (TILE // PAGE) + j
+    inside = page * PAGE < end
+    known = gl.load(table + page, mask=inside, other=0)
+    return gl.where(inside, (known * KV_HEADS + head) * PAGE, beyond)
+
+
+@gluon.jit
+def _load(
+    k_boxes, v_boxes, page_table, plan, count, pages, window, beyond, k_mem, v_mem, k_ready, v_ready, k_free, v_free,
+    KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
+    WINDOW: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Copy the tiles of all blocks of this program, as stages of shared memory become free."""
+    HALVES: gl.constexpr = HEAD_DIM // WIDTH
+    done = 0
+    for item in range(gl.program_id(0), count * KV_HEADS, gl.num_programs(0)):
+        head, start, rows, lane, low, first, past = _block(plan, item, count, window, KV_HEADS, TILE, WINDOW)
+        table = page_table + lane.to(gl.int64) * pages
+        end = low + rows
+        for tile in range(first, past):
+            stage = done % STAGES
+            turn = (done // STAGES) & 1
+            r0 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 0)
+            r1 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 1)
+            r2 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 2)
+            r3 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 3)
+            at = (r0, r1, r2, r3)
+            if TILE == 128:
+                r4 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 4)
+                r5 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 5)
+                r6 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 6)
+                r7 = _page_rows(table, tile, end, head, beyond, KV_HEADS, TILE, PAGE, 7)
+                at = (r0, r1, r2, r3, r4, r5, r6, r7)
+            mbarrier.wait(k_free.index(stage), turn ^ 1)
+            mbarrier.expect(k_ready.index(stage), TILE * HEAD_DIM * 2)
+            for j in gl.static_range(TILE // PAGE):
+                for half in gl.static_range(HALVES):
+                    box = k_mem.index(stage * HALVES + half).slice(j * PAGE, PAGE)
+                    tma.async_copy_global_to_shared(k_boxes, [at[j], half * WIDTH], k_ready.index(stage), box)
+            mbarrier.wait(v_free.index(stage), turn ^ 1)
+            mbarrier.expect(v_ready.index(stage), TILE * HEAD_DIM * 2)
+            for j in gl.static_range(TILE // PAGE):
+                for half in gl.static_range(HALVES):
+                    box = v_mem.index(stage * HALVES + half).slice(j * PAGE, PAGE)
+                    tma.async_copy_global_to_shared(v_boxes, [at[j], half * WIDTH], v_ready.index(stage), box)
+            done += 1
+
+
+@gluon.jit
+def _weigh(raw, peak, total, scale):
+    """Turn scores into weights: `added` of attend.py up to its product."""
+    higher = gl.maximum(peak, gl.max(raw, 1) * scale)
+    safe = gl.where(higher == float("-inf"), 0.0, higher)
+    old = gl.exp2(peak - safe)
+    weights = gl.exp2(gl.fma(raw, scale, gl.expand_dims(-safe, 1)))
+    steps = gl.sum((weights + 2.0).to(gl.int32, bitcast=True), 1)
+    total = gl.fma(total, old, steps.to(gl.float32) * (1.0 / 4194304))
+    return weights, old, higher, total
+
+
+@gluon.jit
+def _merge(peak, total, acc, peak_, total_, acc_, OUT: gl.constexpr):
+    """Merge two partials, as `merged` of attend.py does."""
+    higher = gl.maximum(peak, peak_)
+    safe = gl.where(higher == float("-inf"), 0.0, higher)
+    old, new = gl.exp2(peak - safe), gl.exp2(peak_ - safe)
+    total = gl.fma(total, old, total_ * new)
+    old, new = gl.convert_layout(old, OUT), gl.convert_layout(new, OUT)
+    return higher, total, gl.fma(acc, gl.expand_dims(old, 1), acc_ * gl.expand_dims(new, 1))
+
+
+@gluon.jit
+def _seen(raw, place, tile, low, rows, window, TILE: gl.constexpr, S: gl.constexpr, WINDOW: gl.constexpr):
+    """Mask scores that a row does not see. Tiles that all rows of the block see, from `low` on, need no mask."""
+    edge = tile * TILE + TILE > low + 1
+    if WINDOW:
+        edge = edge | (tile * TILE + window < low + rows)
+    if edge:
+        n = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, S))
+        distance = gl.expand_dims(place, 1) - gl.expand_dims(n, 0)
+        seen = distance >= 0
+        if WINDOW:
+            seen = seen & (distance < window)
+        raw = gl.where(seen, raw, float("-inf"))
+    return raw
+
+
+@gluon.jit
+def _attend(
+    which: gl.constexpr, queries, out, positions, plan, count, scale, window, q_mem, k_mem, v_mem,
+    k_ready, v_ready, k_free, v_free, sums,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Compute 64 rows of each block of this program: `which` half of it."""
+    GROUP: gl.constexpr = HEADS // KV_HEADS
+    ROWS: gl.constexpr = 64 // GROUP
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, S)
+    OUT: gl.constexpr = gl.SliceLayout(1, O)
+    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    done = 0
+    zero = gl.full([64, TILE], 0.0, gl.float32, S)
+    for item in range(gl.program_id(0), count * KV_HEADS, gl.num_programs(0)):
+        head, start, rows, lane, low, first, past = _block(plan, item, count, window, KV_HEADS, TILE, WINDOW)
+        m = gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
+        d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LOAD))
+        row = which * ROWS + m // GROUP
+        valid = (m // GROUP < ROWS) & (row < rows)
+        cell = ((start + row).to(gl.int64) * HEADS + head * GROUP + m % GROUP) * HEAD_DIM
+        q = gl.load(queries + gl.expand_dims(cell, 1) + gl.expand_dims(d, 0), mask=gl.expand_dims(valid, 1), other=0.0)
+        q_mem.store(q)
+        fence_async_shared()
+        m = gl.arange(0, 64, layout=ROW)
+        row = which * ROWS + m // GROUP
+        place = gl.load(positions + start + row, mask=(m // GROUP < ROWS) & (row < rows), other=-1)
+        whole_peak = gl.full([64], float("-inf"), gl.float32, ROW)
+        whole_total = gl.full([64], 0.0, gl.float32, ROW)
+        peak, total = whole_peak, whole_total
+        acc = gl.full([64, HEAD_DIM], 0.0, gl.float32, O)
+        sums.store(acc)
+        stage = done % STAGES
+        mbarrier.wait(k_ready.index(stage), (done // STAGES) & 1)
+        raw = warpgroup_mma(q_mem, k_mem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+        raw = warpgroup_mma_wait(0, deps=[raw])
+        mbarrier.arrive(k_free.index(stage), count=1)
+        raw = _seen(raw, place, first, low, rows, window, TILE, S, WINDOW)
+        weights, old, peak, total = _weigh(raw, peak, total, scale)
+        weights = gl.convert_layout(weights.to(gl.bfloat16), P)
+        for tile in range(first + 1, past):
+            before, turn = done % STAGES, (done // STAGES) & 1
+            done += 1
+            stage = done % STAGES
+            mbarrier.wait(k_ready.index(stage), (done // STAGES) & 1)
+            raw = warpgroup_mma(q_mem, k_mem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+            mbarrier.wait(v_ready.index(before), turn)
+            acc = warpgroup_mma(weights, v_mem.index(before), acc, is_async=True)
+            raw = warpgroup_mma_wait(1, deps=[raw])
+            mbarrier.arrive(k_free.index(stage), count=1)
+            raw = _seen(raw, place, tile, low, rows, window, TILE, S, WINDOW)
+            opens = tile % TILES == 0  # a split
+            ended_peak, ended_total = peak, total
+            peak = gl.where(opens, float("-inf"), peak)
+            total = gl.where(opens, 0.0, total)
+            weights, old, peak, total = _weigh(raw, peak, total, scale)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_free.index(before), count=1)
+            if opens:
+                whole_peak, whole_total, whole = _merge(
+                    whole_peak, whole_total, sums.load(O), ended_peak, ended_total, acc, OUT
+                )
+                sums.store(whole)
+                acc = gl.full([64, HEAD_DIM], 0.0, gl.float32, O)
+            else:
+                acc = acc * gl.expand_dims(gl.convert_layout(old, OUT), 1)
+            weights = gl.convert_layout(weights.to(gl.bfloat16), P)
+        before, turn = done % STAGES, (done // STAGES) & 1
+        done += 1
+        mbarrier.wait(v_ready.index(before), turn)
+        acc = warpgroup_mma(weights, v_mem.index(before), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(v_free.index(before), count=1)
+        whole_peak, whole_total, whole = _merge(whole_peak, whole_total, sums.load(O), peak, total, acc, OUT)
+        safe = gl.convert_layout(gl.where(whole_total == 0.0, 1.0, whole_total), OUT)
+        m = gl.arange(0, 64, layout=OUT)
+        d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, O))
+        row = which * ROWS + m // GROUP
+        valid = (m // GROUP < ROWS) & (row < rows)
+        cell = ((start + row).to(gl.int64) * HEADS + head * GROUP + m % GROUP) * HEAD_DIM
+        mean = (whole / gl.expand_dims(safe, 1)).to(gl.bfloat16)
+        gl.store(out + gl.expand_dims(cell, 1) + gl.expand_dims(d, 0), mean, mask=gl.expand_dims(valid, 1))
+
+
+@gluon.jit(do_not_specialize=["pages", "window", "beyond"])
+def _prefill(
+    queries,
+    k_boxes,
+    v_boxes,
+    out,
+    positions,
+    page_table,
+    plan,
+    pages,
+    scale,
+    window,
+    beyond,
+    HEADS: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TILE: gl.constexpr,
+    TILES: gl.constexpr,
+    STAGES: gl.constexpr,
+    PAGE: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
+    WIDTH: gl.constexpr = k_boxes.block_shape[1]
+    HALVES: gl.constexpr = HEAD_DIM // WIDTH
+    BOX: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    SUMS: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])  # without conflicts of banks
+    count = gl.load(plan)
+    q_mem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, HEAD_DIM], BOX)
+    k_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
+    v_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
+    k_mem = k_halves._reinterpret(gl.bfloat16, [STAGES, TILE, HEAD_DIM], BOX)  # columns are stored by halves
+    v_mem = v_halves._reinterpret(gl.bfloat16, [STAGES, TILE, HEAD_DIM], BOX)
+    sums0 = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], SUMS)
+    sums1 = gl.allocate_shared_memory(gl.float32, [64, HEAD_DIM], SUMS)
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=2)
+        mbarrier.init(v_free.index(i), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_attend, (
+                gl.constexpr(0), queries, out, positions, plan, count, scale, window, q_mem.index(0), k_mem, v_mem,
+                k_ready, v_ready, k_free, v_free, sums0, HEADS, KV_HEADS, HEAD_DIM, TILE, TILES, STAGES, WINDOW,
+            )),
+            (_attend, (
+                gl.constexpr(1), queries, out, positions, plan, count, scale, window, q_mem.index(1), k_mem, v_mem,
+                k_ready, v_ready, k_free, v_free, sums1, HEADS, KV_HEADS, HEAD_DIM, TILE, TILES, STAGES, WINDOW,
+            )),
+            (_load, (
+                k_boxes, v_boxes, page_table, plan, count, pages, window, beyond, k_halves, v_halves,
+                k_ready, v_ready, k_free, v_free, KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip  # a name a line would hide the shape
