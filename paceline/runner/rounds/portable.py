@@ -259,6 +259,7 @@ class PortableRounds:
             bases = positions[row_starts[1:].long() - 1] + 1
         else:
             lay_out(bases=bases, tails=tails, leads=leads)
+            tails = tails[leads.long()]
         rows, table = self._ints(range(len(tokens))), self._page_table(seats, bases)
         return Batch(tokens, positions, slots, row_starts, bases, table, rows, tails), owners
 
