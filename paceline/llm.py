@@ -103,7 +103,7 @@ class LLM:
         `options` are fields of `EngineConfig`."""
         self._device = device = choose_device(device)
         if drafter is None:
-            drafter = shipped_drafters(target, device=device)
+            drafter = shipped_drafters(target)
         words = [drafter] if isinstance(drafter, str) else list(drafter)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(

@@ -20,7 +20,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from paceline.bench.engine import Setup, build, requests
+from paceline.bench.engine import Setup, build, prompts_of, requests
 from paceline.engine.engine import Engine
 
 WAITING_CALLS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "cudaFree", "cudaMalloc")
@@ -39,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         output_tokens=16 + args.rounds * (args.draft + 1),
     )
     parts = build(setup, drafting=args.drafter is not None)
-    vocab_size = parts.target.model.config.vocab_size
+    prompts = prompts_of(setup, parts)
     mode: Any = "speculative" if args.drafter else "plain"
     for warm in (True, False):
-        for request in requests(setup, args.batch, mode=mode, round=0, vocab_size=vocab_size):
+        for request in requests(setup, args.batch, mode=mode, round=0, prompts=prompts):
             parts.engine.submit(request)
         if warm:
             drain(parts.engine)

@@ -146,20 +146,10 @@ SAMPLED = (
         temperature=0.8, top_k=20, top_p=0.9, seed=6, frequency_penalty=0.7, allowed_tokens=tuple(range(50))
     ),
 )
-# What a device can do by itself.
+# Both, and sequences that end early while a step is in flight.
 DEVICE_PARAMS: Mapping[str, Sequence[SamplingParams]] = {
-    "greedy": (
-        SamplingParams(temperature=0),
-        SamplingParams(temperature=0, n=2),
-        SamplingParams(temperature=0, stop_ids=tuple(range(3, 10))),
-    ),
-    "sampled": (
-        SamplingParams(temperature=1, seed=5),
-        SamplingParams(temperature=0.7, top_k=5, seed=2**64 - 1),
-        SamplingParams(temperature=0.9, top_p=0.6, seed=3, n=3),
-        SamplingParams(temperature=1.3, min_p=0.05, seed=4, stop_ids=tuple(range(3, 10))),
-        SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=6),
-    ),
+    "greedy": (*GREEDY, SamplingParams(temperature=0, stop_ids=tuple(range(3, 10)))),
+    "sampled": (*SAMPLED, SamplingParams(temperature=1.3, min_p=0.05, seed=4, stop_ids=tuple(range(3, 10)))),
 }
 LENGTHS = (1, 50, 17, 9, 33, 16, 70)  # of prompts: shorter and longer than a step's rows, at and off a page's end
 

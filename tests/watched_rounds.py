@@ -42,6 +42,9 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
         self._orders.append(functools.partial(super().set_pages, lane, first, pages))
 
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._orders.append(functools.partial(super().set_mask, lane, bits, sure=sure))
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}
         self._in_flight.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))
@@ -53,7 +56,7 @@ class WatchedRounds(PortableRounds):
         return self._orders[-1]
 
     def _launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int) -> Ticket:
-        self._apply_changes()
+        self._changes.apply(self._upload)
         for seat in seats:
             assert self._state.lengths[seat.lane] + seat.max_draft + 1 <= context
         return super().launch(chunks, seats, drafter=drafter, context=context)

@@ -29,6 +29,8 @@ from typing import Any, Literal
 import torch
 
 from paceline.bench.machine import copy_bandwidth, describe, release
+from paceline.bench.workloads import workload
+from paceline.chat.template import ChatTemplate
 from paceline.config import EngineConfig
 from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.registry import find
@@ -58,10 +60,11 @@ class Setup:
     target: str  # a shape, a config.json, or a model
     drafter: str | None = None  # a shape, a config.json, a model, or any drafter of the registry
     batches: tuple[int, ...] = (1,)
-    draft: int = 4  # tokens of every draft
+    draft: int = 4  # tokens of every draft; on real prompts, of the longest
     acceptance: float | None = None  # synthetic, a probability per position; None: the target decides
     prompt_tokens: int = 128
     output_tokens: int = 320
+    prompts: tuple[str, ...] = ()  # sets or files of real prompts, at most `prompt_tokens` long; (): random tokens
     format: Format = "auto"
     drafter_format: Format | None = None
     kv_format: str = "bf16"  # ignored on a CPU
@@ -76,6 +79,8 @@ class Setup:
             raise InvalidRequest(f"output-tokens must be at least 2, not {self.output_tokens}: speed starts at the 2nd")
         if self.acceptance is not None and not 0 < self.acceptance <= 1:
             raise InvalidRequest(f"acceptance must be above 0 and at most 1, not {self.acceptance:g}")
+        if self.prompts and self.acceptance is not None:
+            raise InvalidRequest("--acceptance is for random prompts: on real ones the target decides")
         if self.drafter is None and (self.off or self.acceptance is not None):
             raise InvalidRequest("--off and --acceptance speak of a drafter: name one with --drafter")
 
@@ -199,7 +204,7 @@ def drafter_words(setup: Setup) -> str:
     """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
     if name == EAGLE_SHAPE:
-        return f"{EagleDrafter.name}:{SHAPE}"
+        return f"{EagleDrafter.name}:{SHAPE},max_draft={setup.draft},min_confidence=0"
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
@@ -211,8 +216,8 @@ def drafter_words(setup: Setup) -> str:
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Make options under which each run does the same work: drafts of one length for all sequences, whether they pay or
-    not, and no shared pages."""
+    """Make options under which each run does the same work: no shared pages, and on random prompts drafts of one length
+    for all sequences, whether they pay or not."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
@@ -223,13 +228,9 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "max_draft": setup.draft,
     }
     if drafting:
-        options |= {
-            "fixed_draft": True,
-            "measure_cost": False,
-            "max_draft_tokens": most * setup.draft,
-            "max_draft_batch": most,
-            "min_acceptance": 0.0,
-        }
+        options |= {"max_draft_tokens": most * setup.draft, "max_draft_batch": most}
+        if not setup.prompts:
+            options |= {"fixed_draft": True, "measure_cost": False, "min_acceptance": 0.0}
         if setup.acceptance is not None:
             options["synthetic_acceptance"] = setup.acceptance
     return EngineConfig.of(**options)
@@ -260,13 +261,13 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
 def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterator[BatchRun]:
     """Run every batch size: once as a warm-up, then all modes in turns."""
     done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(engines)
+    prompts = prompts_of(setup, next(iter(engines.values())))
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
             for mode, parts in engines.items():
                 say(f"{mode}, batch {batch}, {_which(round)}", done, total)
                 done += 1
-                vocab_size = parts.target.model.config.vocab_size
-                asked = requests(setup, batch, mode=mode, round=round, vocab_size=vocab_size)
+                asked = requests(setup, batch, mode=mode, round=round, prompts=prompts)
                 run = run_batch(parts.engine, asked, mode=mode, round=round)
                 logger.info("%s, batch %d, %s: %.1f tokens/s", mode, batch, _which(round), run.tok_s)
                 if round >= 0:
@@ -277,16 +278,30 @@ def _which(round: int) -> str:
     return "warming up" if round < 0 else f"round {round + 1}"
 
 
-def requests(setup: Setup, batch: int, *, mode: Mode, round: int, vocab_size: int) -> list[Request]:
+def prompts_of(setup: Setup, parts: Parts) -> list[tuple[int, ...]]:
+    """Make the prompts: random tokens, or real prompts by the model's chat template, without those that are longer."""
+    most = max(setup.batches)
+    if not setup.prompts:
+        rng, vocab_size = random.Random(setup.seed), parts.target.model.config.vocab_size
+        return [tuple(rng.randrange(vocab_size) for _ in range(setup.prompt_tokens)) for _ in range(most)]
+    template = ChatTemplate(parts.tokenizer)
+    given = workload(setup.prompts, data=None, count=4 * most, max_tokens=setup.output_tokens, words=lambda kind: 64)
+    encoded = [prompt.tokens or tuple(template.encode(prompt.messages)) for prompt in given]
+    kept = [tokens for tokens in encoded if len(tokens) <= setup.prompt_tokens]
+    if not kept:
+        raise InvalidRequest(f"no prompt has {setup.prompt_tokens} tokens or fewer: raise --prompt-tokens")
+    return kept
+
+
+def requests(setup: Setup, batch: int, *, mode: Mode, round: int, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     """Make the requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic
     acceptance, differ by round."""
-    rng = random.Random(setup.seed)
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)
     return [
         Request(
             id=str(i),
-            prompt=tuple(rng.randrange(vocab_size) for _ in range(setup.prompt_tokens)),
+            prompt=prompts[i % len(prompts)],
             sampling=replace(sampling, seed=(1 + round) * batch + i),
             speculation=speculation,
         )

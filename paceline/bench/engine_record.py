@@ -6,7 +6,7 @@ Figures that depend on a synthetic acceptance have it in their names: `synthetic
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -148,12 +148,18 @@ def _busy(run: BatchRun) -> float:
     return run.draft_seconds + run.verify_seconds + run.accept_seconds
 
 
+def _prompts(setup: Mapping[str, Any]) -> str:
+    if setup["prompts"]:
+        return f"{', '.join(setup['prompts'])}, prompts of at most {setup['prompt_tokens']} tokens"
+    return f"{setup['prompt_tokens']} tokens in"
+
+
 def text(record: Record) -> str:
     """The record for people: the machine, and a table."""
     machine, setup = record["machine"], record["setup"]
     drafter = f" + {setup['drafter']}, {setup['draft']} drafted" if setup["drafter"] else ""
     lines = [
-        f"{setup['target']}{drafter} · {setup['prompt_tokens']} tokens in, {setup['output_tokens']} out, greedy",
+        f"{setup['target']}{drafter} · {_prompts(setup)}, {setup['output_tokens']} tokens out, greedy",
         f"{machine.get('gpu') or machine['cpu']} · torch {machine['torch']} · paceline {machine['paceline']} "
         f"({machine['commit']}) · copy {record['copy_bandwidth'] / 1e9:.0f} GB/s",
     ]

@@ -28,6 +28,8 @@ ENGINE = """The engine alone: random prompts in batches, greedy, plain and specu
 
 paceline bench engine --target smollm2 --drafter ngram
 paceline bench engine --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8 --batch 1,8,32,64
+paceline bench engine --target llama-3.1-8b --drafter eagle-shape --acceptance 0.8 --batch 1,32,64
+paceline bench engine --target smollm2 --drafter eagle:smollm2 --prompts mt_bench --prompt-tokens 200 --batch 1,16,64
 
 tok/s is decode speed at the size of the batch: tokens by seconds from the moment every request has its first token to
 the moment the first of them has its last. `to the end` goes on until all have, when fewer and fewer run; `total` counts
@@ -74,7 +76,10 @@ def _add_models(parser: ArgumentParser) -> None:
         help=f"a model, or a shape with random weights: {SHAPES}, or a config.json",
     )
     parser.add_argument(
-        "--drafter", metavar="DRAFTER", help="a model, a shape, ngram, or self:FORMAT (default: plain runs only)"
+        "--drafter",
+        metavar="DRAFTER",
+        help="a model, a shape, ngram, self:FORMAT, eagle:PATH, or eagle-shape, an EAGLE-3 head with random weights "
+        "(default: plain runs only)",
     )
     formats = ", ".join(FORMATS)
     parser.add_argument("--format", choices=FORMATS, default="auto", metavar="FORMAT", help=f"of the target: {formats}")
@@ -98,6 +103,14 @@ def _add_work(parser: ArgumentParser) -> None:
         type=float,
         metavar="P",
         help="SYNTHETIC: each drafted token counts as right with this probability (default: real comparison)",
+    )
+    parser.add_argument(
+        "--prompts",
+        action="append",
+        default=[],
+        metavar="FILE|SET",
+        help="real prompts of at most --prompt-tokens, such as mt_bench, and drafts as the engine chooses, of at most "
+        "--draft tokens (default: random tokens)",
     )
     parser.add_argument("--prompt-tokens", type=count, default=128, metavar="N", help="of each request (default: 128)")
     parser.add_argument("--output-tokens", type=count, default=320, metavar="N", help="of each request (default: 320)")
@@ -144,6 +157,7 @@ def _setup(args: Namespace) -> Setup:
         acceptance=args.acceptance,
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,
+        prompts=tuple(args.prompts),
         format=args.format,
         drafter_format=args.drafter_format,
         kv_format=args.kv_format,

@@ -123,10 +123,9 @@ def engine_config(args: Namespace, *, device: str = "cpu") -> EngineConfig:
 def drafters_of(args: Namespace) -> list[str]:
     """List the drafters that --drafter names; none for `--drafter none`, the defaults without --drafter."""
     from paceline.drafters.registry import shipped_drafters
-    from paceline.runner.loading.models import choose_device
 
     if not args.drafter:
-        return [*shipped_drafters(args.target, device=choose_device(args.device)), "ngram"]
+        return [*shipped_drafters(args.target), "ngram"]
     return [] if args.drafter == ["none"] else list(args.drafter)
 
 

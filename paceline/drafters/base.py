@@ -6,6 +6,10 @@ nothing of queues, and it never sees a token before the target has committed it.
 The calls for one sequence come in this order, all on one thread:
 
     start   propose (observe)   propose (observe)   …   stop
+
+Beside a target on a GPU a step is in flight while the drafter is asked. Then a draft is asked for before the draft
+before it has been observed, and it must be longer: the step in flight commits the first tokens of it, if they are
+right, and the next step verifies the rest. A draft that the step in flight contradicts is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class Ask:
     key: int  # names the sequence from start to stop
     lane: int  # row of the sequence in the engine's tables; only drafters with KV memory of their own need it
     tokens: np.ndarray  # int32 [committed], a read-only view, valid only during the call
-    max_draft: int  # tokens, at least 1
+    max_draft: int  # tokens, at least 1; beside a GPU it includes what the step in flight may commit
     sampler: Sampler  # the request's sampling: temperature, filters, seed, penalties, grammar
     rule: Rule = Rule.COUPLED  # acceptance rule; if `rule.wants_probs`, sampled drafts must have `probs`
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
@@ -61,7 +65,7 @@ class Drafter(ABC):
     """A drafter that runs on the host. Derive from it, give it a `name`, and write `propose`."""
 
     name: str  # used by requests, statistics and messages
-    max_draft: int = 16  # tokens; the engine never asks for more
+    max_draft: int = 16  # tokens; a step never verifies more
     inline: bool = True  # every call returns in bounded time; False: run on a thread of its own, with a time limit
     ends_drafts: bool = False  # sets draft lengths itself, by `Ask.price`; False: the engine does, by past acceptance
     needs_prediction: bool = False  # drafts only for requests with a prediction, and before their other drafter
@@ -76,11 +80,11 @@ class Drafter(ABC):
         """Return one draft for each ask, in order; `EMPTY` for no draft."""
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        """Learn how many tokens of the last draft were accepted; `tokens` are all committed ones.
+        """Learn how many tokens of a draft were right, from its beginning; `tokens` are all committed ones.
 
-        Called after the step that verified a draft of this drafter, unless the draft was empty or the sequence ended
-        with it. Tokens that were committed otherwise (plain steps, another drafter's drafts, a grammar that left no
-        choice) are not announced: the next ask shows them."""
+        Called after the step that verified a draft of this drafter, unless the draft was empty or dropped, or the
+        sequence ended with it. Tokens that were committed otherwise (plain steps, another drafter's drafts, a grammar
+        that left no choice) are not announced: the next ask shows them."""
         return
 
     def stop(self, key: int) -> None:

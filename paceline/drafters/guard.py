@@ -1,8 +1,9 @@
 """Guards protect the engine from drafters: one that raises, hangs or returns invalid drafts costs only speed.
 
 The engine calls every drafter through a guard. It turns a failure into an empty draft and a reason. After `FAILURES` in
-a row, or a single hang, the drafter is never called again. A drafter that is not `inline` runs on a thread of its own,
-and the engine waits for it no longer than `timeout` seconds.
+a row, or a single hang, the drafter is never called again. A drafter that is not `inline` runs on a thread of its own.
+The engine waits for its drafts (`propose`) no longer than `timeout` seconds, or not at all (`exchange`), and never for
+anything that returns nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -34,26 +40,63 @@ class Guard:
         self._vocab_size = vocab_size
         self._failures = 0
         self._thread = None if drafter.inline else _Thread(timeout)
+        self._posted: deque[Future[Any]] = deque()  # calls whose results nobody waits for, oldest first
+        self._proposing: tuple[Sequence[Ask], Future[Any]] | None = (
+            None  # asks that the thread works on, and its drafts
+        )
         self.taps = drafter.taps
         self.ends_drafts = drafter.ends_drafts
         self.needs_prediction = drafter.needs_prediction
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        self._call(lambda: self._drafter.start(key, lane, tokens))
+        kept = self._kept(tokens)
+        self._post(lambda: self._drafter.start(key, lane, kept))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Ask for drafts, and wait for them."""
         before = self._failures
         drafts = self._call(lambda: self._drafter.propose(asks))
+        return self._checked(asks, drafts, failed=self._failures > before)
+
+    def exchange(self, asks: Sequence[Ask]) -> list[tuple[Ask, Draft]]:
+        """Ask for drafts, and return the asks that are answered by now, which may be earlier ones.
+
+        An inline drafter answers at once. One on a thread takes new asks when it has answered the earlier ones; nothing
+        waits for it, and asks that come while it is busy are dropped."""
+        if self._thread is None:
+            return list(zip(asks, self.propose(asks), strict=True))
+        answered = self._answered()
+        if self._proposing is None and self.out is None:
+            kept = [replace(ask, tokens=self._kept(ask.tokens)) for ask in asks]
+            self._proposing = kept, self._thread.begin(lambda: self._drafter.propose(kept))
+        return answered
+
+    def _answered(self) -> list[tuple[Ask, Draft]]:
+        """Take the thread's drafts if they are there. A thread that hangs puts the drafter out of use."""
+        assert self._thread is not None
+        self._settle_posted()
+        if self.out is None and self._thread.hangs:
+            self._fail_for_good(self._thread.hung)
+        if self.out is not None or self._proposing is None or not self._proposing[1].done():
+            return []
+        (asks, future), self._proposing = self._proposing, None
+        before = self._failures
+        drafts = self._guarded(future.result)
+        return list(zip(asks, self._checked(asks, drafts, failed=self._failures > before), strict=True))
+
+    def _checked(self, asks: Sequence[Ask], drafts: Any, *, failed: bool) -> list[Draft]:
+        """Return the drafts if all are valid, else empty ones; a call that `failed` has been counted already."""
         problem = self._problem(asks, drafts)
         if problem is None:
             self._failures = 0
             return list(drafts)
-        if self.out is None and self._failures == before:
+        if self.out is None and not failed:
             self._fail(f"returned {problem}")
         return [EMPTY] * len(asks)
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        self._call(lambda: self._drafter.observe(key, tokens, accepted))
+        kept = self._kept(tokens)
+        self._post(lambda: self._drafter.observe(key, kept, accepted))
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         drafter = cast(FeatureDrafter, self._drafter)
@@ -66,7 +109,7 @@ class Guard:
         return self._call(lambda: drafter.knows(page)) is not False
 
     def stop(self, key: int) -> None:
-        self._call(lambda: self._drafter.stop(key))
+        self._post(lambda: self._drafter.stop(key))
 
     def _problem(self, asks: Sequence[Ask], drafts: Any) -> str | None:
         if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
@@ -82,18 +125,48 @@ class Guard:
                 return problem
         return None
 
+    def _kept(self, tokens: np.ndarray) -> np.ndarray:
+        """Return tokens that stay as they are until the call: a thread may come to it after the engine's next steps."""
+        if self._thread is None:
+            return tokens
+        copy = tokens.copy()
+        copy.flags.writeable = False
+        return copy
+
+    def _post(self, call: Callable[[], Any]) -> None:
+        """Make a call that returns nothing, without waiting for it."""
+        if self._thread is None:
+            self._call(call)
+        elif self.out is None:
+            self._settle_posted()
+            self._posted.append(self._thread.begin(call))
+
+    def _settle_posted(self) -> None:
+        """Count the failures of posted calls that have come to their end."""
+        while self.out is None and self._posted and self._posted[0].done():
+            self._guarded(self._posted.popleft().result)
+
     def _call(self, call: Callable[[], Any]) -> Any:
-        if self.out is not None:
-            return None
+        """Make a call and wait for its result; None if it fails."""
+        if self._thread is None:
+            return None if self.out is not None else self._guarded(call)
+        result = None if self.out is not None else self._guarded(self._thread.run, call)
+        self._settle_posted()
+        return result
+
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call() if self._thread is None else self._thread.run(call)
-        except TimeoutError as error:
-            self._failures = FAILURES
-            self._fail(str(error))
+            return call(*arguments)
+        except _Hangs as error:
+            self._fail_for_good(str(error))
         except Exception as error:  # a drafter is foreign code: whatever it raises must not reach the engine
             logger.warning("drafter %s raised", self.name, exc_info=error)
             self._fail(f"raised {type(error).__name__}: {error}")
         return None
+
+    def _fail_for_good(self, what: str) -> None:
+        self._failures = FAILURES
+        self._fail(what)
 
     def _fail(self, what: str) -> None:
         self._failures += 1
@@ -102,29 +175,49 @@ class Guard:
             self.out = f"drafter {self.name} is out: it {what}"
 
 
+class _Hangs(Exception):
+    """A call did not come back in time."""
+
+
 class _Thread:
-    """A daemon thread that runs one call at a time; abandoned, not joined, when a call does not come back."""
+    """A daemon thread that runs one call at a time, in order; abandoned, not joined, when a call does not come back."""
 
     def __init__(self, timeout: float) -> None:
+        self.hung = f"did not answer within {timeout:g} s"
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._since: float | None = None  # time at which the running call began
         threading.Thread(target=self._serve, name="drafter", daemon=True).start()
 
+    @property
+    def hangs(self) -> bool:
+        """True if the running call has taken too long."""
+        since = self._since
+        return since is not None and time.monotonic() - since > self._timeout
+
+    def begin(self, call: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((call, future))
+        return future
+
     def run(self, call: Callable[[], Any]) -> Any:
-        self._calls.put(call)
+        future = self.begin(call)
         try:
-            result, error = self._results.get(timeout=self._timeout)
-        except queue.Empty:
-            raise TimeoutError(f"did not answer within {self._timeout:g} s") from None
-        if error is not None:
-            raise error
-        return result
+            return future.result(timeout=self._timeout)
+        except FutureTimeout:
+            if future.done():
+                raise  # the call itself raised a TimeoutError
+            raise _Hangs(self.hung) from None
 
     def _serve(self) -> None:
         while True:
-            call = self._calls.get()
+            call, future = self._calls.get()
+            self._since = time.monotonic()
             try:
-                self._results.put((call(), None))
-            except BaseException as error:  # handed over to the caller of run()
-                self._results.put((None, error))
+                result = call()
+            except BaseException as error:  # handed over to whoever takes the result
+                self._since = None
+                future.set_exception(error)
+            else:
+                self._since = None
+                future.set_result(result)

@@ -64,7 +64,7 @@ class DrafterKind:
     """A kind of drafter that a name stands for, and where it can run.
 
     `on_gpu` says what happens where the target runs on a GPU: "device", the recipe has `on_device`, which returns a
-    `DeviceDrafter`; "host", it drafts on the host, and the whole batch takes host steps while it does; "refused", it is
+    `DeviceDrafter`; "host", it drafts on the host, beside the step in flight (`engine.offers`); "refused", it is
     an error, before any weights are read."""
 
     make: MakeRecipe

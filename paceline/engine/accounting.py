@@ -67,7 +67,7 @@ class Accounting:
         self._stats.output_tokens += kept
         self._stats.drafted += drafted
         self._stats.accepted += accepted
-        if drafted and not work.forced and sequence.finish is None:
+        if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
         if work.drafter in sequence.predictors and not work.forced:
             sequence.counters.prediction_accepted += min(accepted, kept)

@@ -93,6 +93,11 @@ class CostModel:
         return row + (drafting.share if drafting.slope is None else drafting.slope) * self._tokens / self._step_seconds
 
     @property
+    def knows_rows(self) -> bool:
+        """True if steps of different numbers of rows were measured."""
+        return self._passes.slope is not None
+
+    @property
     def row_price(self) -> float:
         """Lowest probability of being right at which one more token pays on a level that is drafted anyway."""
         row = self._passes.slope

@@ -1,10 +1,10 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it. Such a sequence has a drafter on the device or
-none, and no sampling parameter that needs the host between two tokens. With a drafter it also has the coupled rule, or
-any lossless rule at temperature 0, where all of them agree. Any other step runs on the host's stepper, once everything
-in flight has landed. One drafter drafts in a step; if sequences want several, the drafters take turns. A landing has
-drafts and verdicts, as one from the host has.
+A step runs on the device if the device can run every sequence of it. Such a sequence has no sampling parameter that
+needs the host between two tokens. With a drafter it also has the coupled rule, or any lossless rule at temperature 0,
+where all of them agree. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of
+the device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
+step in flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
 
@@ -18,21 +18,25 @@ prefix cache leave a gap; the drafter then reads the missing positions as chunks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.draft import Draft
-from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
+from paceline.engine.hearing import Hearing
+from paceline.engine.host_drafters import HostDrafters
+from paceline.engine.masks import Masks
+from paceline.engine.offers import Offers
+from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
-from paceline.kv.following import Follower, Reader
+from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Rounds, Seat, Ticket, Times, head_of, longest_draft
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -47,7 +51,10 @@ class Part:
     draws: bool
 
     def launch(self) -> None:
-        self.work.sequence.in_flight.launch(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+        work = self.work
+        work.sequence.in_flight.launch(
+            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.drafted_from >= 0
+        )
 
     def land(self) -> None:
         self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
@@ -72,7 +79,7 @@ class DeviceStepper:
         rounds: Rounds,
         *,
         host: Stepper,
-        drafters: Mapping[str, Guard],
+        drafters: HostDrafters,
         pool: PagePool,
         governor: Governor,
         max_step_tokens: int,
@@ -81,42 +88,62 @@ class DeviceStepper:
         """`host` runs the steps that the device cannot."""
         self._rounds = rounds
         self._host = host
-        self._guards = drafters
+        self._drafters = drafters
+        self._offers = Offers(drafters, governor, clock)
+        self._hearing = Hearing(rounds)
         # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
-        self._readers = {name: Reader(pool) for name, by in rounds.drafters.items() if by.reader or head_of(by)}
+        own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing]
+        self._readers = {name: Reader(pool) for name in own}
         self._governor = governor
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._launched: deque[Launched] = deque()
+        self._masks = Masks(rounds)
+        self._overlap = Overlap()
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
+        self._step_seconds = 0.0  # time that the device took for the last step
 
     @property
     def in_flight(self) -> int:
         return len(self._launched) + self._host.in_flight
 
     def depth(self, running: Seq[Sequence]) -> int:
-        return DEPTH if all(map(self._can_run, running)) else 0
+        if not all(map(self._can_run, running)):
+            return 0
+        waiting = sum(sequence.sampler.grammar is not None for sequence in running)
+        return DEPTH if self._overlap.pays(waiting / max(len(running), 1)) else 0
 
     def start(self, sequence: Sequence) -> None:
         self._host.start(sequence)
+        self._masks.start(sequence)
         span, reader = sequence.span, next((name for name in sequence.drafters if name in self._readers), None)
         assert span is not None
         if reader is not None:
             follower = self._readers[reader].start(lambda first, stop: span.pages[first:stop], span.reserved)
-            sequence.in_flight.follower = follower
+            sequence.in_flight.follower, sequence.in_flight.heard = follower, follower.known
 
     def stop(self, sequence: Sequence) -> None:
         self._host.stop(sequence)
+        self._masks.stop(sequence)
+        self._offers.forget(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        heads = [name for name in sequence.drafters if name in self._readers and name in self._rounds.tapping]
+        heads = [name for name in sequence.drafters if name in self._hearing]
         return self._host.knows(sequence, page) and all(page in self._readers[name] for name in heads)
+
+    def ready(self, sequence: Sequence) -> bool:
+        """True unless a grammar must see a token in flight first, or its mask is not there yet."""
+        if sequence.sampler.grammar is None:
+            return True
+        return not sequence.in_flight.least and self._masks.has(sequence)
 
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
-            return
-        if all(self._can_run(work.sequence) for work in plan.works):
+            if not self.in_flight:
+                self._masks.wait()
+        elif all(self._can_run(work.sequence) for work in plan.works):
             self._launch(plan.works)
+            self._overlap.launched(self._clock())
         else:
             assert not self._launched, "a step on the host is launched while the device still runs one"
             self._host.launch(plan)
@@ -128,13 +155,15 @@ class DeviceStepper:
             return self._host.land()
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        waited = self._clock() - began
+        ended_at, self._step_seconds = self._clock(), times.step
+        waited = ended_at - began
+        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
         for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
             part.land()
             sequence = part.work.sequence
             if not sequence.in_flight.left:
-                self._settle(part.work, landed, launched.drafter)
+                self._settle(part.work, landed)
                 works.append(part.work)
             elif not sequence.in_flight.steps:
                 ended.append(sequence)
@@ -147,6 +176,11 @@ class DeviceStepper:
     def observe(self, landing: Landing) -> None:
         if landing.inside:
             self._host.observe(landing)
+        else:
+            self._drafters.observe(landing.works)
+        self._masks.ask(work.sequence for work in landing.works)
+        if all(work.sequence.finish is not None for work in landing.works):
+            self._overlap.idle()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
@@ -156,22 +190,26 @@ class DeviceStepper:
 
     def _can_run(self, sequence: Sequence) -> bool:
         """True if the device can run all of this sequence's steps."""
-        params, drafter = sequence.request.sampling, sequence.drafter
-        if params.edits_logits or params.logprobs is not None or sequence.needs_prompt_rows:
-            return False
-        if drafter is None or (drafter in self._guards and self._guards[drafter].out is not None):
+        drafter = sequence.drafter
+        guard = self._drafters.guards.get(drafter or "")
+        if drafter is None or (guard is not None and guard.out is not None):
             return True
         rule = sequence.request.speculation.rule
-        coupled = rule is Rule.COUPLED or (rule.lossless and sequence.sampler.greedy)
-        return coupled and drafter in self._rounds.drafters
+        # The coupled rule leaves the distribution unchanged, too, and is the only one that can do without masks.
+        masked = sequence.sampler.grammar is not None
+        coupled = rule is Rule.COUPLED or (rule.lossless and (sequence.sampler.greedy or masked))
+        return coupled and (drafter in self._rounds.drafters or (guard is not None and not guard.taps))
 
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
             self._write(work.sequence)
         reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
+        forced = self._masks.write(works)
         drafter = self._choose_drafter(seats, reading)
-        extra = self._catch_up(seats) if drafter in self._rounds.readers else []
+        offers = forced | self._make_offers(seats)
+        read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
+        extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
         parts += [Part(work, rows=0, draws=True) for work in seats]
@@ -179,17 +217,17 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [self._seat(work) for work in seats],
+            [self._seat(work, offers.get(work.sequence.key)) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
 
-    def _seat(self, work: Work) -> Seat:
+    def _seat(self, work: Work, offer: Offer | None) -> Seat:
         sequence, price = work.sequence, 0.0
-        if work.max_draft:
-            price = self._governor.seat_price(sequence.drafter or "")
-        return Seat(sequence.lane, work.max_draft, price=price, p_min=sequence.request.speculation.p_min)
+        if work.max_draft and offer is None:
+            price = self._governor.seat_price(work.drafter or "")
+        return Seat(sequence.lane, work.max_draft, offer, price=price, p_min=sequence.request.speculation.p_min)
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -203,27 +241,35 @@ class DeviceStepper:
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
             state.pages = len(span.pages)
 
-    def _choose_drafter(self, seats: Seq[Work], reading: list[Work]) -> str | None:
-        """Pick the drafter of this step, round-robin; sequences of other drafters decode plainly. If none drafts, pick
-        one that has prompt tokens or hidden states to read."""
-        wanted = list(dict.fromkeys(work.sequence.drafter for work in seats if work.max_draft))
+    def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
+        """Pick the device's drafter of this step, round-robin; sequences of its other drafters decode plainly. If none
+        drafts, pick one that has prompt tokens or hidden states to read."""
+        wanting = [work for work in seats if work.max_draft and not work.forced]
+        inside = [work for work in wanting if work.drafter in self._rounds.drafters]
+        wanted = list(dict.fromkeys(work.drafter for work in inside))
         if not wanted:
-            reading = [work for work in reading if work.sequence.drafter in self._readers]
-            reading += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
-            return reading[0].sequence.drafter if reading else None
+            readers = [work for work in reading if work.sequence.drafter in self._readers]
+            readers += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
+            return readers[0].sequence.drafter if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
-        for work in seats:
-            if work.max_draft and work.sequence.drafter != chosen:
+        for work in inside:
+            if work.drafter != chosen:
                 work.go_plain(Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}"))
         return chosen
+
+    def _make_offers(self, seats: Seq[Work]) -> dict[int, Offer]:
+        """Ask the drafters on the host for works that have no drafter on the device."""
+        wanting = [work for work in seats if work.max_draft and not work.forced]
+        works = [work for work in wanting if work.drafter not in self._rounds.drafters]
+        return self._offers.make(works, free=self._step_seconds if self._launched else 0.0) if works else {}
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
         """Make chunks with which the drafter reads its missing positions of sequences that want a draft. A sequence
         whose missing positions do not fit into the step decodes plainly."""
         chunks, room = [], self._max_step_tokens
         for work in seats:
-            if not work.max_draft:
+            if not work.max_draft or work.forced or work.drafter not in self._readers:
                 continue
             sequence, state = work.sequence, work.sequence.in_flight
             unread = state.unread(len(sequence.tokens))
@@ -244,35 +290,44 @@ class DeviceStepper:
         along = follower is not None and follower.known >= work.start
         if follower is not None and along:
             follower.reach(end)
-        return Chunk(sequence.lane, work.start, work.count, draws=work.samples, drafts=along)
+            sequence.in_flight.heard = end
+        return Chunk(
+            sequence.lane,
+            work.start,
+            work.count,
+            draws=work.samples,
+            drafts=along,
+            scored=work.scored,
+            top=sequence.request.sampling.prompt_logprobs or 0,
+            states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
+        )
 
-    def _settle(self, work: Work, landed: Landed | None, drafter: str | None) -> None:
-        """Set draft and verdict of a work from its outcome; None: the work drew no token."""
+    def _settle(self, work: Work, landed: Landed | None) -> None:
+        """Set draft, verdict, scores and states of a work from its outcome; None: only keys and values were wanted."""
         if landed is None:
             return
+        work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
+        if not landed.tokens:
+            return
+        verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
         follower = work.sequence.in_flight.follower
-        if work.max_draft and drafter in self._rounds.readers and follower is not None:
+        inside = work.drafter if work.max_draft and not work.forced else None
+        if inside in self._rounds.readers and follower is not None:
             # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-            follower.reach(len(work.sequence.tokens) + min(landed.accepted, work.max_draft - 1))
-        elif landed.drafted and drafter in self._readers and follower is not None:
-            self._follow_head(follower, len(work.sequence.tokens) - 1, drafter or "")
+            follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
+        elif landed.drafted and inside is not None and inside in self._hearing:
+            self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
-        work.verdict = Verdict(path=landed.path, token=landed.tokens[-1])
+        work.verdict = verdict
         work.in_place = True
-
-    def _follow_head(self, follower: Follower, end: int, drafter: str) -> None:
-        """Note that a head that drafts has read all held states, which end at `end`. States that were lost before leave
-        a gap for good."""
-        held = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
-        if end - follower.known <= held:
-            follower.reach(end)
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
-        drafted = sum(len(work.draft) for work in works)
+        drafted = sum(len(work.draft) for work in works if work.drafter == drafter)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
 def _decodes(work: Work) -> bool:
-    return work.samples and work.count == 1
+    """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
+    return work.samples and work.count == 1 and work.sequence.pool is None

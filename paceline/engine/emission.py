@@ -6,9 +6,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.kernels.base import Output
 from paceline.sampling.grammar import DEAD_END
-from paceline.sampling.sampler import logprobs_of
 from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow
@@ -45,7 +43,7 @@ def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     return (*[ACCEPTED] * len(verdict.path), own)[:count]
 
 
-def event(work: Work, verdict: Verdict, kept: list[int], text: str, logprobs: tuple[Logprob, ...]) -> TokenEvent:
+def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
     """Make the event of a work, with the tokens `kept`."""
     sequence, drafted = work.sequence, len(work.draft.tokens)
     return TokenEvent(
@@ -57,37 +55,22 @@ def event(work: Work, verdict: Verdict, kept: list[int], text: str, logprobs: tu
         drafted=drafted,
         accepted=len(verdict.path),
         text=text,
-        logprobs=logprobs,
+        logprobs=tuple(work.scores[: len(kept)]),
         prompt_logprobs=prompt_scores(sequence) if sequence.counters.steps == 1 else None,
     )
 
 
-def score(work: Work, verdict: Verdict, tokens: list[int], output: Output) -> tuple[Logprob, ...]:
-    """Return log-probabilities of the new tokens; empty if the request asks for none."""
-    top = work.sequence.request.sampling.logprobs
-    if top is None:
-        return ()
-    rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
-    return tuple(logprobs_of(output.logits[rows[: len(tokens)]], tokens, top))
+def take_prompt(work: Work) -> None:
+    """Take from a work what it computed of the prompt: log-probabilities, and hidden states for the pool.
 
-
-def score_prompt(work: Work, output: Output) -> None:
-    """Append log-probabilities of prompt tokens. The row at position i - 1 scores token i; the first token has none."""
+    A sequence that was preempted reads its prompt again; scores that are known are left out."""
     sequence, scores = work.sequence, work.sequence.prompt_logprobs
-    if not scores:
-        scores.append(None)
-    first, last = len(scores), min(work.start + work.count, sequence.prompt_length - 1)
-    if first <= last:
-        rows = slice(work.first_out + first - 1 - work.start, work.first_out + last - work.start)
-        top = sequence.request.sampling.prompt_logprobs or 0
-        scores += logprobs_of(output.logits[rows], sequence.tokens[first : last + 1], top)
-
-
-def pool_prompt(work: Work, output: Output) -> None:
-    """Add the hidden states of this step's rows to the pool of the sequence."""
-    assert work.sequence.pool is not None, "a sequence without pooling"
-    assert output.states is not None, "a pass without states for a sequence with pooling"
-    work.sequence.pool.add(work.start, output.states[work.first_row : work.first_row + work.count])
+    if sequence.scores_prompt:
+        if not scores:
+            scores.append(None)  # nothing comes before the first token
+        scores += work.prompt_scores[len(scores) - 1 - work.start :]
+    if sequence.pool is not None and work.states is not None:
+        sequence.pool.add(work.start + work.count - len(work.states), work.states)
 
 
 def prompt_scores(sequence: Sequence) -> tuple[Logprob | None, ...] | None:

@@ -24,6 +24,7 @@ from paceline.engine.admission import Admission, grammars_of
 from paceline.engine.device import DeviceStepper
 from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
+from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.probe import Probes
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
@@ -77,7 +78,14 @@ class Engine:
         )
         governor = Governor(config, self.drafters, max_context=max_context, rounds=rounds)
         self._stepper = self._make_stepper(forward, governor, config, rounds)
-        self._scheduler = Scheduler(config, lanes=lanes, cache=cache, governor=governor, knows=self._stepper.knows)
+        self._scheduler = Scheduler(
+            config,
+            lanes=lanes,
+            cache=cache,
+            governor=governor,
+            knows=self._stepper.knows,
+            ready=self._stepper.ready,
+        )
         self._accounting = Accounting(self.stats, governor, clock)
         self.probes = Probes(forward, lanes, cache, self._admission, max_step_tokens=config.max_step_tokens)
         self._events: list[TokenEvent] = []  # not yet handed out
@@ -168,8 +176,11 @@ class Engine:
         self._land(plan.depth)
 
     def _expire(self, now: float) -> None:
+        """End sequences whose deadline is over, and those that the stepper found complete or stuck since their step."""
         for sequence in self._sequences():
-            if sequence.deadline is not None and now > sequence.deadline:
+            if sequence.finish is not None:
+                self._events.append(self._end(sequence, sequence.finish))
+            elif sequence.deadline is not None and now > sequence.deadline:
                 self._events.append(self._end(sequence, Finish.DEADLINE))
 
     def _admit(self) -> None:
@@ -219,20 +230,16 @@ class Engine:
         """Hand out the new tokens, and end the sequences that are complete."""
         for work in landing.works:
             sequence = work.sequence
-            if sequence.scores_prompt and landing.output is not None:
-                emission.score_prompt(work, landing.output)
-            if sequence.pool is not None and landing.output is not None:
-                emission.pool_prompt(work, landing.output)
+            if sequence.needs_prompt_rows:
+                emission.take_prompt(work)
             if work.verdict is None:
                 continue
             kept, text = emission.keep(sequence, work.tokens)
-            # Before `extend`: the rows of the pass belong to the tokens that the sequence had then.
-            logprobs = () if landing.output is None else emission.score(work, work.verdict, kept, landing.output)
             sequence.extend(kept)
             self._accounting.count_tokens(work, len(kept))
             if sequence.finish is None:
                 sequence.choose_drafter()
-            event = emission.event(work, work.verdict, kept, text, logprobs)
+            event = emission.event(work, work.verdict, kept, text)
             self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
     def _end(self, sequence: Sequence, finish: Finish, event: TokenEvent | None = None) -> TokenEvent:
@@ -271,7 +278,8 @@ class Engine:
     def _make_stepper(
         self, forward: Forward, governor: Governor, config: EngineConfig, rounds: Rounds | None
     ) -> Stepper:
-        host = HostStepper(forward, lanes=self._lanes, drafters=self.drafters, governor=governor, clock=self._clock)
+        drafters = HostDrafters(self.drafters, lanes=self._lanes, governor=governor, taps=forward.taps)
+        host = HostStepper(forward, lanes=self._lanes, drafters=drafters, governor=governor, clock=self._clock)
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
@@ -280,7 +288,7 @@ class Engine:
         return DeviceStepper(
             rounds,
             host=host,
-            drafters=self.drafters,
+            drafters=drafters,
             pool=self._cache.pool,
             governor=governor,
             max_step_tokens=config.max_step_tokens,

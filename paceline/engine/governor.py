@@ -16,6 +16,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
 from paceline.engine.pace import Pace
+from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, speeds
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
@@ -23,6 +24,7 @@ from paceline.types import Off, OffKind
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
 # drafters with `ends_drafts` would make all first drafts equally long, and the cost of a row could not be fitted.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
+PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
 
 class Governor:
@@ -34,12 +36,19 @@ class Governor:
         self._drafters = drafters
         self._max_context = max_context
         self._rounds = rounds
+        self._rests = Rests()
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
-        seconds = self._round_seconds(sequences)
-        wishes = [self._wish(sequence, running, by_cost=sequence.drafter not in seconds) for sequence in sequences]
+        resting = self._resting(sequences)
+        seconds = self._round_seconds(sequences, resting)
+        wishes = [
+            self._rest(sequence)
+            if sequence.drafter in resting and sequence.sampler.grammar is None
+            else self._wish(sequence, running, by_cost=sequence.drafter not in seconds)
+            for sequence in sequences
+        ]
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
         total = min(rows, self._config.max_draft_tokens)
@@ -62,9 +71,11 @@ class Governor:
     def seat_price(self, drafter: str) -> float:
         """Lowest probability of being right at which a device should draft one more token for a sequence.
 
-        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. Steps that
-        carry equal prices need no upload, so it is rounded."""
-        return round(self.row_price, 2) if self._ends_drafts(drafter) else 0.0
+        Draft passes run for all sequences of a round, so a token costs its row of the verification alone. That may be
+        nothing: few rows take as long as one. It is rounded, because equal seats need no upload."""
+        if not self._weighs_cost or not self._ends_drafts(drafter):
+            return 0.0
+        return round(self.cost.row_price if self.cost.knows_rows else PRIOR_ROW_PRICE, 2)
 
     @property
     def _weighs_cost(self) -> bool:
@@ -74,6 +85,7 @@ class Governor:
         if not self._config.fixed_draft:
             output = len(sequence.tokens) - sequence.prompt_length
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
+            self._rests.tell(drafter)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
         useful, drafter = self._useful(sequence), sequence.drafter
@@ -81,7 +93,7 @@ class Governor:
             return forced
         if drafter is None or useful <= 0:
             return 0
-        sequence.off = self._reason_against(sequence, running)
+        sequence.off = self._reason_against(sequence, running) or self._grammars_reason(sequence)
         if sequence.off is not None:
             return 0
         limit = min(useful, self._config.max_draft, self._longest(drafter))
@@ -100,9 +112,24 @@ class Governor:
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
         """Count the next tokens that the grammar forces: they need no drafter, and always pay."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
-        if grammar is None or not speculation.enabled or running > self._config.max_draft_batch:
+        if grammar is None or grammar.slow or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
-        return len(grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful)))
+        forced = grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful))
+        return grammar.sure(forced) if self._needs_all_masks(sequence) else len(forced)
+
+    def _grammars_reason(self, sequence: Sequence) -> Off | None:
+        """Return why only the tokens that the grammar forces are drafted; None: others may be drafted, too."""
+        grammar = sequence.sampler.grammar
+        if grammar is not None and grammar.slow:
+            return Off(OffKind.GRAMMAR, "the grammar's masks take long: the tokens of a draft would wait for them")
+        if self._needs_all_masks(sequence):
+            return Off(OffKind.GRAMMAR, "a grammar with top-k, top-p or min-p: only what it forces is drafted")
+        return None
+
+    def _needs_all_masks(self, sequence: Sequence) -> bool:
+        """Return True if the tokens behind drafted ones cannot be checked afterwards: a device draws them without the
+        grammar's masks, and filters need these (`Sampler.count_masked`)."""
+        return self._rounds is not None and sequence.sampler.grammar is not None and sequence.sampler.filters
 
     def _useful(self, sequence: Sequence) -> int:
         """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
@@ -112,11 +139,11 @@ class Governor:
         return min(needed, self._max_context + self._config.max_draft - sequence.longest)
 
     def _longest(self, drafter: str) -> int:
-        guard = self._drafters.get(drafter)
-        if self._rounds is None or drafter not in self._rounds.drafters:
-            return self._drafters[drafter].max_draft
-        longest = longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)
-        return longest if guard is None else min(guard.max_draft, longest)
+        rounds = self._rounds
+        own = [] if drafter not in self._drafters else [self._drafters[drafter].max_draft]
+        if rounds is not None and drafter in rounds.drafters:
+            own.append(longest_draft(rounds.drafters[drafter], rounds.max_draft))
+        return min(own if rounds is None else [*own, rounds.max_draft])
 
     def _ends_drafts(self, drafter: str) -> bool:
         guard, rounds = self._drafters.get(drafter), self._rounds
@@ -124,14 +151,22 @@ class Governor:
             return bool(getattr(rounds.drafters[drafter], "ends_drafts", False))
         return guard is not None and guard.ends_drafts
 
-    def _round_seconds(self, sequences: Seq[Sequence]) -> dict[str, list[float]]:
+    def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
+        """Return the drafters that rest in this round."""
+        drafters = {sequence.drafter for sequence in sequences}
+        return {drafter for drafter in drafters if self._rests.count_down(drafter, batch=len(sequences))}
+
+    def _rest(self, sequence: Sequence) -> int:
+        sequence.off = PLAIN_FASTER
+        return 0
+
+    def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
             return {}
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences if sequence.drafter is not None)
-        if not drafters.keys() <= {*self._rounds.drafters}:
-            return {}
-        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in drafters}
+        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
+        inside = [drafter for drafter in drafters if drafter in self._rounds.drafters and drafter not in resting]
+        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in inside if drafter is not None}
         return {drafter: table for drafter, table in tables.items() if table}
 
     def _table(self, drafter: str, *, batch: int) -> list[float]:
@@ -151,24 +186,35 @@ class Governor:
         self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: Seq[float]
     ) -> list[int]:
         """Cap the drafts of `drafter` at the length that maximises tokens per second of the batch, in which sequences
-        of other drafters decode plainly. If that length is 0, these sequences pause; afterwards each probes with one
-        draft, unless even perfect drafts would not pay."""
+        of other drafters decode plainly. If that length is 0, this round probes, unless even perfect drafts would not
+        pay, and the drafter rests afterwards."""
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
-        drafts = [(sequence.pace.rate, wish) for sequence, wish in zip(sequences, own, strict=True)]
-        best = _best_length(drafts, seconds)
-        hopeless = not best and not _best_length([(1.0, wish) for wish in own], seconds)
-        cut = list(wishes)
-        for i, (sequence, wish) in enumerate(zip(sequences, own, strict=True)):
-            if not wish:
-                continue
-            if best:
-                cut[i] = min(wish, best)
-            elif hopeless or not sequence.pace.probing:
-                cut[i] = 0
-                self._pause(sequence, Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second"))
-            elif sequence.in_flight.most != sequence.in_flight.least:  # the last probe has not landed
-                cut[i] = 0
-        return cut
+        if not any(own):
+            return wishes
+        pairs = [*zip(sequences, own, strict=True)]
+        speed = speeds(
+            [Chance(s.pace.found, s.pace.recent_rate, wish) if wish else PLAIN for s, wish in pairs], seconds
+        )
+        length = speed.index(max(speed))
+        if length:
+            self._rests.end(drafter)
+        else:
+            begins, length = drafter not in self._rests, self._probe(drafter, own, speed, seconds)
+            for sequence in (sequence for sequence, wish in pairs if wish):
+                sequence.off = PLAIN_FASTER
+                sequence.pace.pauses += begins
+        return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
+
+    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float]) -> int:
+        """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
+        already, or if even perfect drafts would not pay."""
+        if drafter in self._rests:
+            return 0
+        perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
+        length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
+        dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
+        self._rests.begin(drafter, batch=len(wishes), dearer=dearer)
+        return length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
@@ -197,17 +243,6 @@ class Governor:
         if not config.fixed_draft and sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
             return sequence.pace.reason
         return None
-
-
-def _best_length(drafts: Seq[tuple[float, int]], seconds: Seq[float]) -> int:
-    """Return the cap on draft lengths with which the batch makes the most tokens per second. `drafts` has a pair for
-    each sequence: the probability that a drafted token is right, and its longest draft. `seconds[n]`: time of a round
-    with drafts of n tokens."""
-
-    def tokens(length: int) -> float:
-        return sum(sum(rate**i for i in range(min(wish, length) + 1)) for rate, wish in drafts)
-
-    return max(range(max(wish for _, wish in drafts) + 1), key=lambda length: tokens(length) / seconds[length])
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -5,17 +5,12 @@ A step is complete when `launch` returns; `land` only hands out its outcome.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from paceline.draft import Draft
-from paceline.drafters.base import Ask, Seen
-from paceline.drafters.guard import Guard
 from paceline.engine.governor import Governor
+from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.judge import COUPLED, judge, rule_of
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
@@ -24,7 +19,8 @@ from paceline.kernels.base import Forward, Output
 from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Times
-from paceline.types import Off, OffKind
+from paceline.sampling.sampler import logprobs_of
+from paceline.types import Off, OffKind, Verdict
 
 PASSING_TOKENS = 32  # new tokens that a drafter reads along with a draft without distorting the draft's measured cost
 
@@ -37,7 +33,7 @@ class HostStepper:
         forward: Forward,
         *,
         lanes: Lanes,
-        drafters: Mapping[str, Guard],
+        drafters: HostDrafters,
         governor: Governor,
         clock: Callable[[], float],
     ) -> None:
@@ -50,11 +46,6 @@ class HostStepper:
         self._crowded = False  # too many sequences ran in that step for any to draft
         # (drafter, sequence) → length of the sequence when the drafter last drafted or had read all of it
         self._asked: dict[tuple[str, int], int] = {}
-        self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
-        self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
-        self._columns = {
-            name: _columns(guard.taps, forward.taps) for name, guard in drafters.items() if guard.taps
-        }  # drafter → function that selects its taps from the features of all taps
 
     @property
     def in_flight(self) -> int:
@@ -62,6 +53,9 @@ class HostStepper:
 
     def depth(self, running: Seq[Sequence]) -> int:
         return 0
+
+    def ready(self, sequence: Sequence) -> bool:
+        return True
 
     def launch(self, plan: StepPlan) -> None:
         if not plan.works:
@@ -86,31 +80,20 @@ class HostStepper:
         self._landing = None
 
     def observe(self, landing: Landing) -> None:
-        for work in landing.works:
-            if work.draft and not work.forced and work.verdict is not None and work.sequence.finish is None:
-                drafter, sequence = self._drafters[work.drafter or ""], work.sequence
-                drafter.observe(sequence.key, self._view(sequence), len(work.verdict.path))
+        self._drafters.observe(landing.works)
         if landing.output is not None and landing.output.features is not None:
-            self._feed(landing.works, landing.output.features)
+            self._drafters.feed(landing.works, landing.output.features, crowded=self._crowded)
 
     def start(self, sequence: Sequence) -> None:
-        for name in sequence.drafters:
-            if name in self._drafters:
-                self._drafters[name].start(sequence.key, sequence.lane, self._view(sequence))
-            if name in self._columns:
-                self._readers[sequence.key] = name
+        self._drafters.start(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        """True if no drafter of the sequence needs hidden states of this page that it does not have."""
-        return all(self._drafters[name].knows(page) for name in sequence.drafters if name in self._columns)
+        return self._drafters.knows(sequence, page)
 
     def stop(self, sequence: Sequence) -> None:
-        self._readers.pop(sequence.key, None)
-        self._lost.pop(sequence.key, None)
+        self._drafters.stop(sequence)
         for name in sequence.drafters:
             self._asked.pop((name, sequence.key), None)
-            if name in self._drafters:
-                self._drafters[name].stop(sequence.key)
 
     def _draft(self, plan: StepPlan) -> None:
         """Ask each drafter once for all its sequences, and write the drafts behind the committed tokens. Tokens that a
@@ -121,15 +104,16 @@ class HostStepper:
             if forced := self._forced(work):
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
-            elif work.max_draft and name in self._columns and work.sequence.key in self._lost:
-                work.go_plain(self._lost[work.sequence.key])
-            elif work.max_draft and name in self._drafters:
+            elif work.max_draft and (lost := self._drafters.lost(work)) is not None:
+                work.go_plain(lost)
+            elif work.max_draft and name in self._drafters.guards:
                 asking.setdefault(name, []).append(work)
             elif work.max_draft:
                 work.go_plain(Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not"))
         for name, works in asking.items():
             began, price = self._clock(), self._governor.price(name)
-            drafts = self._drafters[name].propose([self._ask(work, price) for work in works])
+            asks = [self._drafters.ask(work, max_draft=work.max_draft, price=price) for work in works]
+            drafts = self._drafters.guards[name].propose(asks)
             in_step = [self._is_in_step(name, work.sequence) for work in works]
             if all(in_step):
                 tokens, depth = sum(map(len, drafts)), sum(draft.depth for draft in drafts)
@@ -149,7 +133,7 @@ class HostStepper:
         return grammar.forced(work.max_draft) if grammar is not None and work.max_draft else ()
 
     def _attach(self, work: Work, draft: Draft) -> None:
-        work.draft = draft
+        work.draft, work.drafted_from = draft, len(work.sequence.tokens)
         self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
     def _verify(self, plan: StepPlan) -> Output:
@@ -166,7 +150,7 @@ class HostStepper:
             work.first_row, first_row = first_row, first_row + work.rows
             work.first_out, work.root = first_out, first_out + outs - 1
             first_out += outs + len(work.draft.tokens)
-        features = any(work.sequence.key in self._readers for work in plan.works)
+        features = any(self._drafters.reads(work.sequence) for work in plan.works)
         states = any(work.sequence.pool is not None for work in plan.works)
         return self._forward(build_batch(self._lanes, shares, features=features, states=states))
 
@@ -175,46 +159,27 @@ class HostStepper:
         verdicts = judge(works, output, self._forward.pick)
         for work in works:
             work.verdict = verdicts[work.sequence.key]
-
-    def _feed(self, works: Seq[Work], features: Tensor) -> None:
-        """Hand the hidden states of committed rows to the drafters that read them."""
-        seen: dict[str, list[Seen]] = {}
-        for work in works:
-            sequence = work.sequence
-            name = self._readers.get(sequence.key)
-            if name is not None and sequence.finish is None:
-                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(work.first_row)))
-        for name, parts in seen.items():
-            lost = self._drafters[name].feed(self._columns[name](features), parts, crowded=self._crowded)
-            self._lost |= lost
-            unread = lost if self._drafters[name].out is None else [each.key for each in parts]
-            for key in unread:
-                del self._readers[key]
-
-    def _view(self, sequence: Sequence) -> np.ndarray:
-        """Return the committed tokens of a sequence, read-only: drafters are not trusted."""
-        return self._lanes.view(sequence.lane, len(sequence.tokens))
-
-    def _ask(self, work: Work, price: float) -> Ask:
-        sequence = work.sequence
-        return Ask(
-            key=sequence.key,
-            lane=sequence.lane,
-            tokens=self._view(sequence),
-            max_draft=work.max_draft,
-            sampler=sequence.sampler,
-            rule=sequence.request.speculation.rule,
-            p_min=sequence.request.speculation.p_min,
-            price=price,
-            row_price=self._governor.row_price,
-            left=sequence.max_length - len(sequence.tokens),
-            predicted=() if sequence.trail is None else sequence.trail.ahead(work.max_draft),
-        )
+            _score(work, work.verdict, output)
+        for work in plan.works:
+            if work.sequence.needs_prompt_rows:
+                _keep_prompt(work, output)
 
 
-def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:
-    """Return a function that selects the columns of the `wanted` taps from features of all `kept` taps."""
-    if list(wanted) == list(kept):
-        return lambda features: features
-    places = [kept.index(tap) for tap in wanted]
-    return lambda features: torch.cat([features.chunk(len(kept), dim=1)[place] for place in places], dim=1)
+def _score(work: Work, verdict: Verdict, output: Output) -> None:
+    """Set the log-probabilities of the new tokens, if the request asks for them."""
+    top = work.sequence.request.sampling.logprobs
+    if top is not None:
+        rows = [work.root, *(work.root + 1 + node for node in verdict.path)]
+        tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
+        work.scores = logprobs_of(output.logits[rows], tokens, top)
+
+
+def _keep_prompt(work: Work, output: Output) -> None:
+    """Set the log-probabilities of prompt tokens, and the hidden states for a pool."""
+    sequence = work.sequence
+    if work.scored:
+        logits = output.logits[work.first_out : work.first_out + work.scored]
+        tokens = sequence.tokens[work.start + 1 : work.start + 1 + work.scored]
+        work.prompt_scores = logprobs_of(logits, tokens, sequence.request.sampling.prompt_logprobs or 0)
+    if sequence.pool is not None and output.states is not None:
+        work.states = output.states[work.first_row : work.first_row + work.count]

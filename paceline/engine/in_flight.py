@@ -25,16 +25,17 @@ class InFlight:
     left: bool = False  # the sequence ended while in flight: its lane and pages wait for the last step
     on_device: bool = False  # the device's lane has all of the host's tokens, and perhaps later ones
     pages: int = 0  # entries of the page table that the device has
-    drafts: bool = False  # the latest launch drafts for it
+    drafts: bool = False  # the device's drafter drafts for it in the latest launch
+    heard: int = 0  # positions before this one whose hidden states the device's head has read
     follower: Follower | None = None  # positions that the device's drafter will have read when the next launch runs
 
-    def launch(self, *, rows: int, draws: bool, max_draft: int) -> None:
-        """Count a step that was launched."""
+    def launch(self, *, rows: int, draws: bool, max_draft: int, offered: bool) -> None:
+        """Count a step that was launched. `offered`: the host drafts for it, not the device's drafter."""
         self.steps += 1
         self.rows += rows
         self.least += draws
         self.most += draws + max_draft
-        self.drafts = max_draft > 0
+        self.drafts = max_draft > 0 and not offered
 
     def land(self, *, rows: int, draws: bool, max_draft: int) -> None:
         """Subtract a step that has landed from the counts."""
@@ -45,7 +46,8 @@ class InFlight:
 
     def unread(self, length: int) -> range | None:
         """Return the positions that the drafter must read before the next launch can draft. The host knows `length`
-        tokens of the sequence. None: unknown, because an earlier draft in flight may add more or fewer tokens."""
+        tokens of the sequence. None: unknown, because an earlier draft in flight, not of this drafter, may add more or
+        fewer tokens."""
         if self.most > self.least:
             return range(0) if self.drafts else None
         assert self.follower is not None, "no drafter of the device reads this sequence"

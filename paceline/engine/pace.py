@@ -22,13 +22,15 @@ class Pace:
     length: int = FIRST_DRAFT  # tokens of the next draft
     pauses: int = 0
     reason: Off | None = None  # reason for the last pause
+    found: float = 1.0  # share of recent drafts that had any token
     _drafted: int = 0  # drafted tokens in the current acceptance window
     _accepted: int = 0  # accepted tokens in that window
     _resume_at: int = 0  # output tokens at which the pause ends
     _strikes: int = 0  # pauses since acceptance was last good
-    _probing: bool = False
+    _probing: bool = False  # after a pause: the next draft ignores cost, to measure whether acceptance has changed
     _right: float = 0.0  # recently judged tokens that were right, decayed
     _judged: float = 0.0  # all recently judged tokens, decayed
+    _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent_rate`, decayed
 
     @property
     def rate(self) -> float:
@@ -36,9 +38,11 @@ class Pace:
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
 
     @property
-    def probing(self) -> bool:
-        """True after a pause: the next draft ignores cost, to measure whether acceptance has changed."""
-        return self._probing
+    def recent_rate(self) -> float:
+        """Probability that a drafted token is right, by recent drafts alone once there are some.
+
+        For rounds on a device, where all sequences pay for a draft that is wrong."""
+        return (self._right + PRIOR_RATE * self._prior) / (self._judged + self._prior)
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
@@ -62,12 +66,16 @@ class Pace:
         self._probing = True
 
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
+        self.found += (1 - DECAY) * ((drafted > 0) - self.found)
+        if not drafted:
+            return
         self.length = min(2 * max(self.length, drafted), config.max_draft) if accepted == drafted else accepted + 2
         self._probing = False
         if 2 * accepted > drafted:
             self._strikes = 0
         self._right = DECAY * self._right + accepted
         self._judged = DECAY * self._judged + accepted + (accepted < drafted)
+        self._prior *= DECAY
         self._drafted += drafted
         self._accepted += accepted
         if self._drafted >= config.acceptance_window:

@@ -24,6 +24,10 @@ class Pool:
             self._sum = part if self._sum is None else self._sum + part
         self._read = max(self._read, end)
 
+    def wanted(self, start: int, count: int) -> int:
+        """Return how many of the last rows of a chunk, from position `start` on, have a state that counts."""
+        return max(0, min(count, start + count - self._first))
+
     def embedding(self) -> tuple[float, ...] | None:
         """Return the vector with a length of 1; None as long as the prompt was not read to its end."""
         if self._sum is None or self._read < self._length:

@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
@@ -27,7 +28,7 @@ from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
-from paceline.types import Off, OffKind, Verdict
+from paceline.types import Logprob, Off, OffKind, Verdict
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
+    sure: int = 0  # first tokens of the draft that are the only ones to come: a device accepts them unseen
+    drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
@@ -49,6 +52,9 @@ class Work:
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
     tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
+    scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
+    prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
+    states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling
 
     @property
     def rows(self) -> int:
@@ -66,6 +72,12 @@ class Work:
         if self.in_place or not path or path[-1] == len(path) - 1:
             return range(first, drafted + len(path))
         return [*range(first, drafted), *(drafted + node for node in path)]
+
+    @property
+    def scored(self) -> int:
+        """Number of rows whose next token is one of the prompt that is scored."""
+        sequence = self.sequence
+        return max(0, min(self.count, sequence.prompt_length - 1 - self.start)) if sequence.scores_prompt else 0
 
     def go_plain(self, reason: Off) -> None:
         """Ask for no draft in this step, and say why."""
@@ -93,8 +105,10 @@ class Scheduler:
         cache: KVCache,
         governor: Governor,
         knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
+        ready: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
-        """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again."""
+        """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again.
+        `ready` returns whether a sequence can take part in the next step; if not, it is left out."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
@@ -103,6 +117,7 @@ class Scheduler:
         self._cache = cache
         self._governor = governor
         self._knows = knows
+        self._ready = ready
         self._turn = 0  # index of the step's first decoding sequence, if there are fewer rows than sequences
 
     def admit(self) -> list[Sequence]:
@@ -191,11 +206,11 @@ class Scheduler:
         return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
 
     def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the running sequences that decode, and those with more tokens to compute than the last one."""
+        """Return the ready sequences that decode, and those with more tokens to compute than the last one."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            todo = 0 if sequence.is_ending else sequence.todo
+            todo = 0 if sequence.is_ending or not self._ready(sequence) else sequence.todo
             if todo == 1:
                 decoding.append(sequence)
             elif todo > 1:

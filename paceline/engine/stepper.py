@@ -52,8 +52,14 @@ class Stepper(Protocol):
     def knows(self, sequence: Sequence, page: int) -> bool:
         """Return whether this sequence can use a page of the prefix cache; if not, the page is computed again."""
 
+    def ready(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence can take part in the next step; if not, the others go on without it.
+
+        May set `finish` of a sequence that turns out to be complete, or cannot go on."""
+
     def launch(self, plan: StepPlan) -> None:
-        """Begin a step. A plan without works launches nothing."""
+        """Begin a step. A plan without works launches nothing: if nothing is in flight either, wait a moment for a
+        sequence to become ready."""
 
     def land(self) -> Landing:
         """Wait for the oldest step in flight, and return its outcome."""

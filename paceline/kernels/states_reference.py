@@ -114,14 +114,16 @@ def hold(
 
 
 def take(
-    held: HeldStates, state: DeviceLanes, *, seats: Tensor, limits: Tensor, into: Taken, pdl: bool = False
+    held: HeldStates, state: DeviceLanes, *, seats: Tensor, limits: Tensor, most: int, into: Taken, pdl: bool = False
 ) -> None:
-    """Lay out the held rows of all seats with a limit above 0. If there are too few rows, seats lose their oldest ones,
-    later seats first; each keeps one. Padding is token 0 at position 0 of the dummy lane, on the scratch page."""
+    """Lay out the last `most` held rows of all seats with a limit above 0.
+
+    If there are too few rows, seats lose their oldest ones, later seats first; each keeps one. Padding is token 0 at
+    position 0 of the dummy lane, on the scratch page."""
     lane, rows = seats.long(), len(into.tokens)
     length = state.lengths[lane].long()
     there = (held.ends[lane] == length - 1) & (limits > 0) & (held.counts[lane] > 0) & (lane != state.dummy)
-    wanted = torch.where(there, held.counts[lane], 0).long()
+    wanted = torch.where(there, held.counts[lane], 0).long().clamp(max=most)
     extra = (wanted - 1).clamp(min=0)
     before = extra.cumsum(0) - extra
     count = torch.minimum(wanted, 1 + torch.minimum(extra, (rows - len(seats) - before).clamp(min=0)))

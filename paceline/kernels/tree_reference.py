@@ -46,13 +46,15 @@ def tree_layout(
     bases: Tensor,
     tails: Tensor,
     leads: Tensor,
+    ancestors: Tensor,
     pdl: bool = False,
 ) -> None:
     """Make the rows of a verification: seat b gets its last committed token and `counts[b]` - 1 nodes.
 
     As `layout` does it, with positions by depth, and with `bases` [seats], `tails` [rows, most] and `leads` [rows]. No
     tree has more than `most` nodes. If there are too few rows, trees lose their last nodes. Unused entries of `tails`
-    are left as they are, and `leads` of a row that only pads the pass is the row itself.
+    are left as they are, and `leads` of a row that only pads the pass is the row itself. `ancestors` [rows, most] has
+    the tokens of each node's path, its own last, filled up with -1.
     """
     layout(
         state,
@@ -81,6 +83,9 @@ def tree_layout(
         path = path | (at[:, None] == row)
         steps += inner
     positions.copy_(torch.where(used, bases[seat] - 1 + steps, 0).clamp(max=state.tokens.shape[1] - 1))
+    ancestors.fill_(-1)
+    below, node = (path & used[:, None] & (row > first[:, None])).nonzero(as_tuple=True)
+    ancestors[below, steps[node] - 1] = tokens[node]
     is_leaf = (path.sum(0) == 1) & used
     leaves = is_leaf.long().cumsum(0)
     before = (leaves - is_leaf.long())[first]  # leaves of earlier seats

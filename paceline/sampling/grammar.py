@@ -2,7 +2,7 @@
 
 `Grammars` compiles a request's `types.Grammar` for one vocabulary, and keeps the grammars that were used last.
 `GrammarState` is the position of one sequence in its grammar: at its committed tokens, from where it looks along drafts
-and comes back.
+and comes back. Masks are words of 32 tokens each, the lowest bit first, as a device takes them.
 
 Invariants: Control tokens are in no grammar. An end-of-sequence token is allowed exactly where the text so far
 is complete. The tokens allowed after a text depend on that text alone, not on earlier queries. Compiling and every
@@ -11,7 +11,9 @@ query are bounded, by llguidance's limits and ours: a grammar beyond them is ref
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -34,9 +36,12 @@ MAX_CACHED_GRAMMARS = 64  # compiled grammars that are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
+MAX_INLINE_SECONDS = 0.0003  # time of a mask beyond which a worker computes the next; usual ones take 10 to 100 µs
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
 Path = tuple[int, ...]
+Compiled = tuple["LLMatcher", np.ndarray]
+"""A matcher at the beginning of the text, and its mask there."""
 
 
 class Grammars:
@@ -61,9 +66,12 @@ class Grammars:
         self._special = sorted({*(token for token in special if token < vocab_size), *self.eos_ids})
         self._encode = encode
         self._cached = cached
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
+        ends = [token for token in self.eos_ids if token < vocab_size]
+        self._not_ends = pack(range(vocab_size), vocab_size) & ~pack(ends, vocab_size)
+        self._ends_are_tokens = bool(ends)
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -74,16 +82,16 @@ class Grammars:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return
-        matcher = self._matcher(grammar)
+        compiled = self._compile(grammar)
         with self._lock:
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = compiled
             while len(self._compiled) > self._cached:
                 self._compiled.popitem(last=False)
 
     def start(self, grammar: Grammar) -> GrammarState:
         return GrammarState(self, grammar)
 
-    def fresh(self, grammar: Grammar, *, anew: bool = False) -> LLMatcher:
+    def fresh(self, grammar: Grammar, *, anew: bool = False) -> Compiled:
         """Make a matcher at the beginning of the text. Copies of a compiled grammar share their state, including that
         it ran into a limit: `anew` compiles the grammar once more."""
         if anew:
@@ -93,13 +101,23 @@ class Grammars:
             self.compile(grammar)
             with self._lock:
                 if grammar in self._compiled:  # other threads may have pushed it out again
-                    return self._compiled[grammar].deep_copy()
+                    matcher, first = self._compiled[grammar]
+                    return matcher.deep_copy(), first
 
-    def _matcher(self, grammar: Grammar) -> LLMatcher:
+    def mask(self, matcher: LLMatcher) -> np.ndarray:
+        """Compute which tokens may come next, uint32 [vocab / 32]. Other threads run meanwhile."""
+        words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: len(self._not_ends)]
+        return words if self._ends_are_tokens else words & self._not_ends
+
+    def goes_on(self, mask: np.ndarray) -> bool:
+        """True if something other than the end may follow."""
+        return bool((mask & self._not_ends).any())
+
+    def _compile(self, grammar: Grammar) -> Compiled:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError:
-            raise MissingExtra("grammars need llguidance", extra="serve") from None
+            raise MissingExtra("grammars need llguidance", extra="grammar") from None
         limits = LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
         )
@@ -109,11 +127,10 @@ class Grammars:
             raise _unusable(grammar, _first_lines(error)) from None
         if matcher.is_error():
             raise _unusable(grammar, _first_lines(matcher.get_error()))
-        mask = _mask_of(matcher, self.vocab_size)
-        mask[[token for token in self.eos_ids if token < self.vocab_size]] = False
-        if matcher.is_error() or not mask.any():
+        first = self.mask(matcher)
+        if matcher.is_error() or not self.goes_on(first):
             raise _unusable(grammar, "no text that this model spells fits it")
-        return matcher
+        return matcher, first
 
     def _tokenizer(self) -> LLTokenizer:
         """Return llguidance's view of the vocabulary. The first grammar makes it, which takes a tenth of a second."""
@@ -173,41 +190,65 @@ class GrammarState:
     """
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
+        self.beside = False  # True: a worker computes the mask behind the last token if that takes long
         self._grammars = grammars
         self._grammar = grammar
-        self._matcher = grammars.fresh(grammar)
+        self._matcher, first = grammars.fresh(grammar)
         self._committed: list[int] = []
         self._path: Path = ()  # the matcher's position behind the committed tokens
-        self._masks: dict[Path, np.ndarray | None] = {}  # masks computed since the last commit
+        self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
+        self._seconds = math.inf  # time of the latest mask
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
-        self._lock = threading.Lock()  # a drafter that timed out may still look, on a thread of its own
+        self._lock = threading.Lock()  # workers compute masks, and a drafter that timed out may still look
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
         """Tokens that may follow `path`: bool [vocab]. None: there are none, or `path` itself does not fit."""
+        mask = self.mask(path)
+        if mask is None:
+            return None
+        bits = np.unpackbits(mask.view(np.uint8), count=self._grammars.vocab_size, bitorder="little")
+        return torch.from_numpy(bits.view(np.bool_))
+
+    def mask(self, path: Sequence[int] = ()) -> np.ndarray | None:
+        """Tokens that may follow `path`: uint32 [vocab / 32], read-only. None as for `allowed`."""
         with self._lock:
-            mask = self._look(tuple(path))
-        return None if mask is None else torch.from_numpy(mask)
+            return self._look(tuple(path))
+
+    @property
+    def looked(self) -> bool:
+        """True if the mask behind the committed tokens is known."""
+        return () in self._masks
+
+    @property
+    def slow(self) -> bool:
+        """True if masks are left to a worker: the latest one took long, or none was computed yet."""
+        return self.beside and self._seconds > MAX_INLINE_SECONDS
+
+    def goes_on(self, mask: np.ndarray) -> bool:
+        """True if something other than the end may follow."""
+        return self._grammars.goes_on(mask)
 
     def fits(self, tokens: Sequence[int]) -> tuple[int, Finish | None]:
         """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
-        grammar cannot be followed; None: it goes on."""
+        grammar cannot be followed; None: it goes on, or the mask behind the last token is left to a worker."""
         with self._lock:
             for count in range(1, len(tokens) + 1):
-                mask = self._look(tuple(tokens[:count]))
+                path = tuple(tokens[:count])
+                if count == len(tokens) and self._leaves(path):
+                    return self._fits_so_far(path)
+                mask = self._look(path)
                 if mask is None:
-                    return count - 1, Finish.ERROR
-                if not self._goes_on(mask):
+                    return (count if self._allowed_last(path) else count - 1), Finish.ERROR
+                if not self.goes_on(mask):
                     return count, Finish.STOP
         return len(tokens), None
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follow tokens that were committed."""
+        """Follow tokens that were committed. A matcher that ran into a limit is led to them by the next look."""
         path = tuple(tokens)
         with self._lock:
-            if self._matcher.is_error():
-                self._renew()
-            self._lost = not self._walk(path) or self._lost
+            self._lost = not (self._walk(path) or self._matcher.is_error()) or self._lost
             self._committed += path
             self._path = ()
             self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
@@ -219,36 +260,59 @@ class GrammarState:
         with self._lock:
             while len(path) < limit:
                 mask = self._look(path)
-                if mask is None or not self._goes_on(mask):
+                if mask is None or not self.goes_on(mask):
                     break
-                only = np.flatnonzero(mask).tolist() if np.count_nonzero(mask) == 1 else []
-                more = only or (self._matcher.compute_ff_tokens() if self._walk(path) else [])
+                only = only_token(mask)
+                more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
                 if not more:
                     break
                 path = (*path, *more)
         return path[:limit]
 
-    def _goes_on(self, mask: np.ndarray) -> bool:
-        """True if something other than the end may follow."""
-        ends = sum(bool(mask[token]) for token in self._grammars.eos_ids if token < len(mask))
-        return int(np.count_nonzero(mask)) > ends
+    def sure(self, path: Path) -> int:
+        """Count the tokens at the beginning of `path` that are the only ones to come: they need no drawing."""
+        with self._lock:
+            count = 0
+            while count < len(path):
+                mask = self._look(path[:count])
+                if mask is None or only_token(mask) != path[count]:
+                    break
+                count += 1
+        return count
+
+    def _allowed_last(self, path: Path) -> bool:
+        """Return True if the last token of `path` fits, whether or not anything may follow it."""
+        before = self._masks.get(path[:-1])
+        return before is not None and has_token(before, path[-1])
+
+    def _leaves(self, path: Path) -> bool:
+        """Return True if a worker has to compute this mask: it may take long, or needs a freshly compiled grammar."""
+        return self.beside and path not in self._masks and (self.slow or not self._attempt(path))
+
+    def _fits_so_far(self, path: Path) -> tuple[int, Finish | None]:
+        """Answer `fits` without the mask behind `path`. A matcher at a limit says nothing: the worker finds out."""
+        if self._walk(path) or self._matcher.is_error():
+            complete = self._matcher.is_stopped() and not self._matcher.is_error()
+            return len(path), Finish.STOP if complete else None
+        return len(path) - 1, Finish.ERROR
 
     def _look(self, path: Path) -> np.ndarray | None:
-        if path not in self._masks:
-            self._masks[path] = self._mask(path)
+        """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""
+        if path not in self._masks and not self._attempt(path):
+            self._renew()
+            if not self._attempt(path):
+                self._masks[path] = None
         return self._masks[path]
 
-    def _mask(self, path: Path) -> np.ndarray | None:
-        """Compute a mask. An error may come from earlier queries, so only one after a fresh start counts."""
-        for _ in range(2):
-            if self._matcher.is_error():
-                self._renew()
-            if self._lost:
-                return None
-            mask = _mask_of(self._matcher, self._grammars.vocab_size) if self._walk(path) else None
-            if not self._matcher.is_error():
-                return mask
-        return None
+    def _attempt(self, path: Path) -> bool:
+        """Compute a mask with the matcher as it is. False: it has run into a limit."""
+        began = time.perf_counter()
+        mask = None if self._lost or not self._walk(path) else self._grammars.mask(self._matcher)
+        self._seconds = time.perf_counter() - began
+        if self._matcher.is_error() and not self._lost:
+            return False
+        self._masks[path] = mask
+        return True
 
     def _walk(self, path: Path) -> bool:
         """Move the matcher to the end of `path`. False: the path does not fit, and it stopped where it last did."""
@@ -268,14 +332,26 @@ class GrammarState:
         if self._renewals > MAX_RENEWALS:
             self._lost = True
             return
-        self._matcher = self._grammars.fresh(self._grammar, anew=True)
+        self._matcher, _ = self._grammars.fresh(self._grammar, anew=True)
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
 
 
-def _mask_of(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
-    """Tokens that may come next, bool [vocab]."""
-    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
+def pack(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
+    """Make the mask of some tokens: uint32 [vocab / 32]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[np.fromiter(tokens, dtype=np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def has_token(mask: np.ndarray, token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
+
+
+def only_token(mask: np.ndarray) -> int | None:
+    """Return the token of a mask with exactly one; None: it has none or several."""
+    [places] = np.nonzero(mask)
+    word = int(mask[places[0]]) if len(places) == 1 else 0
+    return 32 * int(places[0]) + word.bit_length() - 1 if word and not word & (word - 1) else None
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

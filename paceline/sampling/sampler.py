@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.sampling.filters import filter_floor
-from paceline.sampling.grammar import GrammarState
+from paceline.sampling.grammar import GrammarState, has_token, only_token, pack
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -91,8 +92,9 @@ class Sampler:
         self.filters = bool(params.filters and not params.greedy)
         self.output_tokens = 0
         self.inverse_temperature = 0.0 if params.greedy else 1.0 / params.temperature
-        self._stops = sorted({*eos_ids, *params.stop_ids})
-        self._additive = _additive(params, vocab_size)  # [vocab] or None
+        self._vocab_size = vocab_size
+        self.stops = sorted({*eos_ids, *params.stop_ids})  # tokens forbidden before min_tokens
+        self.additive = _additive(params, vocab_size)  # [vocab] or None
         self._counts: Tensor | None = None  # output tokens, for presence and frequency
         self._seen: Tensor | None = None  # prompt and output, for repetition
         if params.presence_penalty or params.frequency_penalty:
@@ -124,7 +126,7 @@ class Sampler:
         for row, before in zip(logits, ancestors, strict=True):
             self._penalise(row, list(before))
             self._forbid(row, before)
-        return logits if self._additive is None else logits + self._additive
+        return logits if self.additive is None else logits + self.additive
 
     def shape(self, logits: Tensor) -> Tensor:
         """Scale and filter edited logits; their softmax is the distribution drawn from (temperature > 0)."""
@@ -146,13 +148,40 @@ class Sampler:
             logits, scale = self.shape(logits), 1.0
         return pick(logits, torch.full((len(logits),), scale), keys)
 
+    def mask(self, path: Sequence[int] = ()) -> np.ndarray | None:
+        """Tokens that min_tokens and the grammar leave after `path`: uint32 [vocab / 32], for a sampler with a grammar.
+        None: the grammar cannot be followed there."""
+        assert self.grammar is not None, "a mask without a grammar"
+        mask = self.grammar.mask(path)
+        if mask is None or self.output_tokens + len(path) >= self.params.min_tokens:
+            return mask
+        rest: np.ndarray = mask & ~self._stop_bits
+        return rest if rest.any() else mask
+
+    def count_masked(self, tokens: Sequence[int], *, known: int) -> int:
+        """Count the tokens, drawn one after the other, that masks would not change. The first `known` had their masks.
+
+        A token drawn without its mask is the masked one if the mask has it: the best of all is the best of a part that
+        contains it. Filters see more tokens without the mask, so that behind them only a mask of one token is sure."""
+        count = min(known, len(tokens))
+        while count < len(tokens):
+            mask = self.mask(tokens[:count])
+            if mask is None or not has_token(mask, tokens[count]) or (self.filters and only_token(mask) is None):
+                break
+            count += 1
+        return count
+
+    @cached_property
+    def _stop_bits(self) -> np.ndarray:
+        return pack(self.stops, self._vocab_size)
+
     def _forbid(self, row: Tensor, before: Sequence[int]) -> None:
         """Mask stop tokens before min_tokens, and tokens that the grammar forbids. Where the grammar leaves only stops,
         it wins over min_tokens. Rows behind a token that the grammar forbids are never used."""
         early = self.output_tokens + len(before) < self.params.min_tokens
         allowed = None if self.grammar is None else self.grammar.allowed(before)
-        if early and (allowed is None or _any_beside(allowed, self._stops)):
-            row[self._stops] = -torch.inf
+        if early and (allowed is None or _any_beside(allowed, self.stops)):
+            row[self.stops] = -torch.inf
         if allowed is not None:
             row.masked_fill_(~allowed, -torch.inf)
 
@@ -196,15 +225,32 @@ def sample(logits: Tensor, argmax: Tensor, groups: Sequence[RowGroup], pick: Pic
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
     """Score `tokens`, one for each row of logits [rows, vocab], before any sampling parameter."""
     values = torch.log_softmax(logits, dim=-1)
-    chosen = values.gather(1, torch.tensor(tokens, dtype=torch.int64)[:, None])  # [rows, 1]
-    ranks = (values > chosen).sum(-1).tolist()
-    best = torch.topk(values, min(max(top, 1), values.shape[-1]), dim=-1)
-    alternatives = [
-        tuple(zip(ids, scores, strict=True))[:top]
-        for ids, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    chosen = torch.tensor(tokens, dtype=torch.int64)[:, None]
+    best = best_tokens(logits, min(top, logits.shape[-1]))
+    alternatives = zip(best.tolist(), values.gather(1, best).tolist(), strict=True)
+    columns = zip(tokens, values.gather(1, chosen)[:, 0].tolist(), token_ranks(logits, chosen).tolist(), strict=True)
+    return [
+        Logprob(token=token, logprob=value, rank=rank, top=tuple(zip(*most, strict=True)))
+        for (token, value, rank), most in zip(columns, alternatives, strict=True)
     ]
-    columns = zip(tokens, chosen[:, 0].tolist(), ranks, alternatives, strict=True)
-    return [Logprob(token=token, logprob=value, rank=rank, top=most) for token, value, rank, most in columns]
+
+
+def token_ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Count the logits of each row [rows, vocab] that are larger than that of its token `chosen` int64 [rows, 1]."""
+    return (logits > logits.gather(1, chosen)).sum(-1)
+
+
+def best_tokens(logits: Tensor, top: int) -> Tensor:
+    """Find the `top` largest logits of each row [rows, vocab], largest first; of equal ones the lower token first."""
+    if not top:
+        return torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)
+    floors = torch.topk(logits, top, dim=-1).values[:, -1:]
+    best = []
+    for row, floor in zip(logits, floors, strict=True):
+        candidates = (row >= floor).nonzero()[:, 0]  # ascending, and nearly always as many as wanted
+        order = torch.sort(row[candidates], descending=True, stable=True).indices
+        best.append(candidates[order[:top]])
+    return torch.stack(best) if best else floors.new_zeros((0, top), dtype=torch.int64)
 
 
 def _any_beside(allowed: Tensor, tokens: Sequence[int]) -> bool:

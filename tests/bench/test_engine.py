@@ -20,6 +20,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.types import Finish, TokenEvent
 
 SETUP = Setup(target="tiny", drafter="ngram", batches=(2,), prompt_tokens=10, output_tokens=4)
+PROMPTS = [(1, 2), (3, 4), (5, 6)]
 PLAIN = BatchRun(
     mode="plain",
     batch=2,
@@ -78,7 +79,7 @@ class ScriptedEngine:
 def run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> BatchRun:
     clock = itertools.count()
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)) ** 2)  # 0, 1, 4
-    asked = bench.requests(SETUP, 2, mode="plain", round=0, vocab_size=50)
+    asked = bench.requests(SETUP, 2, mode="plain", round=0, prompts=PROMPTS)
     return bench.run_batch(engine, asked, mode="plain", round=0)
 
 
@@ -108,13 +109,43 @@ def test_a_run_that_breaks_is_no_measurement(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_mode_and_round_gets_the_same_prompts() -> None:
-    plain, again = (bench.requests(SETUP, 3, mode="plain", round=round, vocab_size=50) for round in range(2))
-    drafting = bench.requests(SETUP, 3, mode="speculative", round=0, vocab_size=50)
+    plain, again = (bench.requests(SETUP, 3, mode="plain", round=round, prompts=PROMPTS) for round in range(2))
+    drafting = bench.requests(SETUP, 3, mode="speculative", round=0, prompts=PROMPTS)
     assert len({one.sampling.seed for one in [*plain, *again]}) == 6
     assert [one.prompt for one in plain] == [one.prompt for one in again] == [one.prompt for one in drafting]
     assert len({one.prompt for one in plain}) == 3
     assert not any(one.speculation.enabled for one in plain)
     assert all(one.speculation.enabled and one.sampling.greedy and one.sampling.ignore_eos for one in drafting)
+
+
+def parts(**tokenizer: Any) -> Any:
+    target = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=50)))
+    return SimpleNamespace(target=target, tokenizer=SimpleNamespace(**tokenizer))
+
+
+def test_random_prompts() -> None:
+    found = bench.prompts_of(replace(SETUP, batches=(1, 3)), parts())
+    assert [len(prompt) for prompt in found] == [10] * 3
+    assert len({*found}) == 3
+    assert max(token for prompt in found for token in prompt) < 50
+    assert found == bench.prompts_of(replace(SETUP, batches=(3,)), parts())
+
+
+def test_real_prompts_that_are_short_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And drafts as the engine chooses: on real text their lengths matter."""
+    monkeypatch.setattr(
+        bench, "ChatTemplate", lambda tokenizer: SimpleNamespace(encode=lambda said: [*range(len(said[-1]["content"]))])
+    )
+    setup = replace(SETUP, prompts=("mt_bench",), prompt_tokens=120)
+    found = bench.prompts_of(setup, parts())
+    assert found
+    assert all(0 < len(prompt) <= 120 for prompt in found)
+    config = bench.config_of(setup, drafting=True)
+    assert (config.fixed_draft, config.measure_cost) == (False, True)
+    with pytest.raises(InvalidRequest, match="no prompt has 1 tokens or fewer: raise --prompt-tokens"):
+        bench.prompts_of(replace(setup, prompt_tokens=1), parts())
+    with pytest.raises(InvalidRequest, match="--acceptance is for random prompts"):
+        replace(setup, acceptance=0.5)
 
 
 def test_drafts_are_as_long_as_asked_for_whatever_they_cost() -> None:

@@ -15,8 +15,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.kernels.base import PAGE_SIZE
 from paceline.types import OFF, Finish, Origin, Request, Rule, SamplingParams, Speculation
-from tests.odd_drafters import Silent
-from tests.rig import DEVICE_RIGS, RIGS, Rig, always, build
+from tests.rig import DEVICE_RIGS, RIGS, Rig, build
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds
@@ -164,7 +163,7 @@ def test_who_must_yield_lands_first(pages: int) -> None:
     assert rig.engine.stats.preemptions > 0
 
 
-HOST_ONLY: Mapping[str, SamplingParams] = {
+PARAMETERS: Mapping[str, SamplingParams] = {
     "penalties": SamplingParams(temperature=0, presence_penalty=0.5),
     "bias": SamplingParams(temperature=0, logit_bias={5: 3.0}),
     "allowed": SamplingParams(temperature=0, allowed_tokens=tuple(range(40))),
@@ -174,24 +173,19 @@ HOST_ONLY: Mapping[str, SamplingParams] = {
 }
 
 
-@pytest.mark.parametrize("kind", HOST_ONLY)
-def test_one_that_needs_the_host_among_others(kind: str) -> None:
-    """It comes while others run on the device, and leaves before they end: device, land, host, device."""
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_no_parameter_disturbs_the_others(kind: str) -> None:
+    """It comes while others run on the device, and leaves before they end."""
     rig = build("toy", {"good": RIGS["model"]["good"]}, on_device=GOOD)
     going = Run(rig)
     others = [ask(str(i), 12 + i, tokens=60, text=i, temperature=i, seed=9) for i in (0, 1)]
-    odd = Request(id="odd", prompt=prompt(20, seed=8), sampling=replace(HOST_ONLY[kind], max_tokens=12))
+    odd = Request(id="odd", prompt=prompt(20, seed=8), sampling=replace(PARAMETERS[kind], max_tokens=12))
     going.submit(others)
     for _ in range(4):
         going.step()
-    before = rounds_of(rig).launches
-    assert before == 4
     going.submit([odd])
-    while going.told["odd", 0].finish is None:
-        going.step()
-    assert rounds_of(rig).launches == before
     told = going.finish()
-    assert rounds_of(rig).launches > before
+    assert rounds_of(rig).launches == rig.engine.stats.steps
     expected = run(build("toy"), plain([*others, odd]))
     assert tokens_of(told) == tokens_of(expected)
     assert told["odd", 0].logprobs == expected["odd", 0].logprobs
@@ -201,24 +195,23 @@ def test_one_that_needs_the_host_among_others(kind: str) -> None:
 
 def test_what_keeps_a_step_on_the_host() -> None:
     def launches(speculation: Speculation, **changes: Any) -> int:
-        drafters = {"good": RIGS["model"]["good"], "mine": always(Silent())}
+        drafters = {"good": RIGS["model"]["good"], "reader": RIGS["medusa"]["medusa"]}
         rig = build("toy", drafters, on_device=GOOD)
         run(rig, [replace(ask(**changes), speculation=speculation)])
         return rounds_of(rig).launches
 
     assert launches(Speculation()) > 0
-    assert launches(Speculation(drafter="mine")) == 0
+    assert launches(Speculation(drafter="reader")) == 0  # it wants hidden states
     assert launches(Speculation(rule=Rule.REJECTION), temperature=1.0) == 0
     assert launches(Speculation(rule=Rule.REJECTION)) > 0
     assert launches(replace(OFF, rule=Rule.REJECTION), temperature=1.0) > 0
 
 
 def test_a_drafter_that_only_the_device_has() -> None:
-    """On the host its sequences go plain."""
     rig = build("toy", on_device=GOOD)
     told = run(rig, [ask(), ask("b", text=1, presence_penalty=0.3)])
     assert tokens_of(told) == tokens_of(run(build("toy"), [ask(), ask("b", text=1, presence_penalty=0.3)]))
-    assert told["b", 0].stats.off_reason == "drafter good runs on the device, this step does not"
+    assert told["b", 0].stats.accepted == told["b", 0].stats.drafted > 0
     with pytest.raises(InvalidRequest, match="unknown drafter"):
         rig.engine.submit(replace(ask("c"), speculation=Speculation(drafter="bad")))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine import emission
+from paceline.engine import host
 from paceline.kernels.base import PAGE_SIZE
 from paceline.sampling.sampler import logprobs_of
 from paceline.types import Finish, Logprob, Origin, Request, SamplingParams
@@ -82,7 +82,7 @@ def test_samples_share_the_scores_of_their_prompt(
         scored.extend(tokens)
         return logprobs_of(logits, tokens, top)
 
-    monkeypatch.setattr(emission, "logprobs_of", counted)
+    monkeypatch.setattr(host, "logprobs_of", counted)
     sampling = SamplingParams(max_tokens=9, seed=3, prompt_logprobs=1, n=5)
     bare = Request(id="bare", prompt=PROMPT, sampling=replace(sampling, prompt_logprobs=None))
     expected = run(build("toy", drafters, max_step_tokens=rows), [bare])

@@ -8,17 +8,29 @@ from typing import Any
 
 import pytest
 
+from paceline.engine.rests import PROBE_SHARE
+from paceline.runner.rounds.protocol import DraftingRound
 from paceline.types import Request, SamplingParams, Speculation
-from tests.rig import DEVICE_RIGS, Rig, build
+from tests.rig import DEVICE_RIGS, DeviceRig, Itself, Rig, build
 from tests.runs import Told, prompt, run
-from tests.tiny_models import TARGET, Model
+from tests.tiny_models import TARGET
 from tests.watched_rounds import WatchedRounds
+
+
+class Nothing:
+    """Implements DeviceDrafter: it finds nothing."""
+
+    reader, finds_fewer = None, True
+
+    def draft(self, round: DraftingRound) -> None:
+        round.found.zero_()
+
 
 Seconds = Callable[[int, int, str], float | None]  # of (batch, draft, drafter)
 
 
 def draft_on_device(
-    seconds: Seconds, by: Model = TARGET, *, count: int = 2, **options: Any
+    seconds: Seconds, by: DeviceRig = TARGET, *, count: int = 2, **options: Any
 ) -> tuple[list[int], Rig, Told]:
     """All draft lengths that were asked for; the engine; and what became of the first sequence."""
     rig = build("toy", on_device={"model": by}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
@@ -47,19 +59,51 @@ def test_drafts_are_as_long_as_they_are_cheap() -> None:
 def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
     asked, _, told = draft_on_device(lambda batch, draft, drafter: 0.001 * (1 + 2 * draft))
     assert not any(asked)
-    assert told.stats.pauses >= 2
+    assert told.stats.pauses == 1, "there is nothing to probe"
     assert told.stats.off_reason == "paused: plain rounds make more tokens a second"
 
 
 def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
-    """After each pause one, for things may have changed; the next not before it has landed."""
+    """After each rest one, for things may have changed, so that all of them take a two-hundredth of the time."""
     asked, _, told = draft_on_device(
-        lambda batch, draft, drafter: 0.001 * (1 + 0.8 * draft), DEVICE_RIGS["bad"], count=1
+        lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft), DEVICE_RIGS["bad"], count=1, min_acceptance=0.0
     )
-    probes = [i for i, length in enumerate(asked) if length]
-    assert 2 <= len(probes) <= 6
-    assert all(after - before > 5 for before, after in itertools.pairwise(probes))
+    probes = [i for i, length in enumerate(asked) if length and i > 20]
+    assert 2 <= len(probes) <= 4
+    assert {asked[i] for i in probes} == {1}, "a probe is no longer than it must be"
+    assert {after - before for before, after in itertools.pairwise(probes)} == {0.1 / PROBE_SHARE + 1}
+    assert told.stats.pauses >= 2
     assert told.stats.off_reason is not None
+
+
+def test_all_sequences_rest_and_probe_together() -> None:
+    """A round that drafts takes longer for all of them, whoever drafts."""
+    _, rig, _ = draft_on_device(
+        lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft), Itself(noise=9.0), count=4, min_acceptance=0.0
+    )
+    rounds = [{seat.max_draft for seat in seats} for seats in rig.rounds.seats[24:-4] if len(seats) == 4]
+    assert {0} in rounds
+    assert any(0 not in each for each in rounds)
+    assert all(0 not in each or each == {0} for each in rounds)
+
+
+def test_a_probe_that_goes_well_ends_the_rest() -> None:
+    """What is assumed of a new sequence does not pay; what the probe shows does."""
+    asked, rig, _ = draft_on_device(lambda batch, draft, drafter: 0.001 * (1 + 0.75 * draft), count=1)
+    assert asked[:2] == [1, 0], "the second round is planned before the probe has landed"
+    assert rig.engine.stats.accepted == rig.engine.stats.drafted > 30
+
+
+def test_a_drafter_that_finds_nothing_rests() -> None:
+    """Lookups cost little, but in every round; the text has nothing to find."""
+    _, rig, told = draft_on_device(
+        lambda batch, draft, drafter: 0.001 * (1.04 if draft else 1), Nothing(), count=2, min_acceptance=0.0
+    )
+    assert rig.engine.stats.drafted == 0
+    drafting = [any(seat.max_draft for seat in seats) for seats in rig.rounds.seats]
+    assert any(drafting[:8])
+    assert sum(drafting[30:]) <= len(drafting[30:]) / 8 + 1
+    assert told.stats.off_reason == "paused: plain rounds make more tokens a second"
 
 
 def test_the_size_of_the_batch_matters() -> None:

@@ -99,11 +99,16 @@ def test_neighbours_neither_change_it_nor_notice_it(backend: str) -> None:
     rig.engine.check()
 
 
-def test_a_device_hands_it_to_the_host() -> None:
-    rig = build("toy", on_device={"ngram": DEVICE_RIGS["ngram"]})
-    for request in NEIGHBOURS:
-        rig.engine.submit(request)
-    np.testing.assert_allclose(vectors(rig, embedding())["e"], expected("toy", "mean"), atol=1e-5)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_on_a_device(pooling: str) -> None:
+    """Every step stays there, also that of a prompt whose last chunk is one token."""
+    for rows in (32, 8):
+        rig = build("toy", on_device={"ngram": DEVICE_RIGS["ngram"]}, max_step_tokens=rows)
+        for request in NEIGHBOURS:
+            rig.engine.submit(request)
+        np.testing.assert_allclose(vectors(rig, embedding(pooling=pooling))["e"], expected("toy", pooling), atol=1e-5)
+        assert rig.rounds is not None
+        assert rig.rounds.launches == rig.engine.stats.steps
 
 
 def test_one_that_is_preempted_counts_no_token_twice() -> None:

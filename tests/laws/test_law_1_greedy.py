@@ -93,6 +93,35 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
     assert rig.engine.stats.accepted > 0 or name in HARD
 
 
+@pytest.mark.parametrize("name", under_law.BESIDE_A_DEVICE)
+def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
+    made, requests = under_law.beside_a_device(name, "greedy")
+    rig = build("toy", {name: made}, on_device={})
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers("toy", "greedy"))
+    assert rig.rounds.most_in_flight == 2
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.drafters[name].out is None
+    assert rig.engine.stats.drafted > 0
+    assert rig.engine.stats.accepted > 0 or name in HARD
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_drafters_of_both_sides_in_one_batch(mix: str) -> None:
+    names = (*under_law.SCRIPTED, "noisy", "noisy")
+    made = {name: under_law.beside_a_device(name, "greedy", count=14)[0] for name in under_law.SCRIPTED}
+    rig = build("toy", made, on_device={"noisy": DEVICE_RIGS["noisy"]}, **MIXES[mix])
+    requests = [
+        replace(request, speculation=replace(request.speculation, drafter=name))
+        for name, request in zip([*names] * 2, under_law.device_requests("greedy", count=14), strict=True)
+    ]
+    told = run(rig, requests, every=2)
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers("toy", "greedy", 14))
+    assert rig.rounds.launches == rig.engine.stats.steps
+    offered = [{seat.offer is None for seat in seats if seat.max_draft} for seats in rig.rounds.seats]
+    assert {True, False} in offered or mix == "few rows", "no round had drafts of both"
+
+
 @pytest.mark.parametrize(("backend", "mix"), [("toy", mix) for mix in MIXES] + [(b, "usual") for b in BACKENDS[1:]])
 def test_all_drafters_of_a_device_in_one_batch(backend: str, mix: str) -> None:
     """They take turns."""

@@ -50,6 +50,15 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     assert rig.engine.stats.accepted > 0
 
 
+@pytest.mark.parametrize("name", under_law.BESIDE_A_DEVICE)
+def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
+    made, requests = under_law.beside_a_device(name, "sampled")
+    rig = build("toy", {name: made}, on_device={})
+    assert tokens_of(run(rig, requests)) == tokens_of(under_law.plain_device_answers("toy", "sampled"))
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.drafted > 0
+
+
 @pytest.mark.parametrize(("name", "backend"), ON_A_DEVICE)
 def test_each_drafter_on_a_device(name: str, backend: str) -> None:
     rig = build(backend, on_device={name: {**DEVICE_RIGS, **SELF}[name]})
@@ -61,13 +70,13 @@ def test_each_drafter_on_a_device(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_device_for_some_and_the_host_for_others(backend: str) -> None:
-    """Requests with penalties come and go among those that a device can do: steps alternate between the two."""
+def test_parameters_come_and_go_on_a_device(backend: str) -> None:
+    """Requests with penalties among plain ones: every step stays on the device."""
     rig = build(backend, {"noisy": RIGS["model"]["noisy"]}, on_device={"noisy": DEVICE_RIGS["noisy"]}, max_sequences=3)
     told = run(rig, under_law.requests("sampled", (Rule.COUPLED,)), every=7)
     assert tokens_of(told) == tokens_of(under_law.plain_answers(backend, "sampled"))
     assert rig.rounds is not None
-    assert 10 < rig.rounds.launches < rig.engine.stats.steps - 10
+    assert rig.rounds.launches == rig.engine.stats.steps > 20
     assert rig.engine.stats.accepted > 0
 
 

@@ -76,9 +76,8 @@ def test_in_any_order(backend: str, seed: int) -> None:
 
 
 def requests_for_a_device() -> list[Request]:
-    """Requests that a device can do, and in the middle one that needs the host."""
     speculations = [Speculation(drafter=name) for name in ("noisy", "ngram")]
-    return mixed_requests((*DEVICE_PARAMS["greedy"], *DEVICE_PARAMS["sampled"], SAMPLED[3]), speculations, count=11)
+    return mixed_requests((*DEVICE_PARAMS["greedy"], *DEVICE_PARAMS["sampled"]), speculations, count=11)
 
 
 @functools.cache
@@ -97,7 +96,7 @@ def test_on_a_device_in_any_mix(backend: str, mix: str) -> None:
     assert tokens_of(run(rig, requests_for_a_device(), every=2 * ("two" in mix))) == alone_on_device(backend)
     assert rig.engine.stats.accepted > 0 or "small" in mix
     assert rig.rounds is not None
-    assert rig.engine.stats.steps > rig.rounds.launches > 5
+    assert rig.engine.stats.steps == rig.rounds.launches > 5
     assert (rig.engine.stats.preemptions > 0) == ("pages" in mix)
 
 

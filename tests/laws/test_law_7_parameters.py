@@ -11,7 +11,7 @@ import pytest
 
 from paceline.types import Grammar, Logprob, Request, Rule, SamplingParams, Speculation
 from tests.laws import under_law
-from tests.rig import RIGS, Made, Rig, build
+from tests.rig import DEVICE_RIGS, RIGS, SELF, Made, Rig, build
 from tests.runs import Key, Told, plain, prompt, run
 from tests.tiny_models import BACKENDS, tiny_tokenizer
 
@@ -63,8 +63,8 @@ def asked(rule: Rule = Rule.COUPLED) -> list[Request]:
     ]
 
 
-def engine(backend: str, drafters: Mapping[str, Made] | None = None) -> Rig:
-    return build(backend, drafters, tokenizer=tiny_tokenizer(), eos_ids=EOS, max_context=100)
+def engine(backend: str, drafters: Mapping[str, Made] | None = None, **options: Any) -> Rig:
+    return build(backend, drafters, tokenizer=tiny_tokenizer(), eos_ids=EOS, max_context=100, **options)
 
 
 @functools.cache
@@ -132,6 +132,21 @@ def test_same_answers(backend: str, name: str) -> None:
     rig = engine(backend, {name: made})
     assert_same(run(rig, asked()), expected(backend))
     assert rig.engine.stats.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [*((b, n) for b in BACKENDS[:2] for n in (None, "noisy", "ngram-1")), ("eager", "noisy"), ("toy", "self")],
+)
+def test_same_answers_on_a_device(backend: str, name: str | None) -> None:
+    """Every step with every parameter but a grammar runs there."""
+    rig = engine(backend, on_device={} if name is None else {name: {**DEVICE_RIGS, **SELF}[name]})
+    mine = [request for request in asked() if request.sampling.grammar is None]
+    ids = {request.id for request in mine}
+    assert_same(run(rig, mine), {key: told for key, told in expected(backend).items() if key[0] in ids})
+    assert rig.rounds is not None
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.accepted > 0 or name is None
 
 
 def test_same_answers_by_rejection_without_distributions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from paceline.types import Request, Rule, Speculation
 from tests.laws import under_law
 from tests.odd_drafters import METHODS, NONSENSE, Nonsense, Silent, hanging, raising
 from tests.rig import RIGS, Rig, always, build
-from tests.runs import run, tokens_of
+from tests.runs import Run, run, tokens_of
 from tests.tiny_models import TARGET
 
 LAW, COUNT = "sampled", 4
@@ -101,8 +102,60 @@ def test_a_bad_drafter_leaves_the_others_alone(backend: str) -> None:
     assert told["1", 0].stats.accepted > 0
 
 
-def test_when_the_host_s_drafter_is_out_the_device_goes_on() -> None:
-    """A drafter on the host keeps steps there; once it is out, nothing does."""
+def check_beside_a_device(rig: Rig, *, out: str | None) -> None:
+    """The text is the plain one, no step waits on the host, and the reason is where it belongs."""
+    requests = under_law.device_requests(LAW, count=COUNT)
+    told = run(rig, requests)
+    assert tokens_of(told) == tokens_of(under_law.plain_device_answers("toy", LAW, COUNT))
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.rounds.most_in_flight == 2
+    reason = rig.engine.drafters["odd"].out
+    assert (reason is None) if out is None else (reason is not None and out in reason)
+    speculating = [request.id for request in requests if request.speculation.enabled]
+    assert out is None or all(told[i, 0].stats.off_reason == reason for i in speculating)
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense_beside_a_device(kind: str) -> None:
+    out = "raised ValueError" if kind == "writes into the tokens" else "returned "
+    check_beside_a_device(build("toy", {"odd": always(Nonsense(NONSENSE[kind]))}, on_device={}), out=out)
+
+
+@pytest.mark.parametrize("method", ["start", "propose"])
+def test_raising_beside_a_device(method: str) -> None:
+    rig = build("toy", {"odd": always(raising(method))}, on_device={})
+    check_beside_a_device(rig, out="raised RuntimeError: a drafter of bad character")
+
+
+def test_a_foreign_drafter_beside_a_device() -> None:
+    """On a thread of its own, and always wrong."""
+    drafter = Silent()
+    drafter.inline = False
+    check_beside_a_device(build("toy", {"odd": always(drafter)}, on_device={}), out=None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nobody_waits_for_a_hanging_drafter_beside_a_device(method: str, released: threading.Event) -> None:
+    """Its time limit is a minute, and the answers are there long before."""
+    rig = build("toy", {"odd": always(hanging(method, released))}, on_device={}, drafter_timeout=60.0)
+    check_beside_a_device(rig, out=None)
+
+
+@pytest.mark.parametrize("method", ["start", "propose"])
+def test_hanging_beside_a_device(method: str, released: threading.Event) -> None:
+    """Once its time is over, it is out: here the call hangs before the first answer is complete."""
+    rig = build("toy", {"odd": always(hanging(method, released))}, on_device={}, drafter_timeout=1e-9)
+    going = Run(rig)
+    going.submit([replace(under_law.device_requests(LAW)[0], id="first", speculation=Speculation())])
+    thread = rig.engine.drafters["odd"]._thread
+    assert thread is not None
+    while not thread.hangs:
+        going.step() if going.steps < 4 else time.sleep(0.001)
+    going.finish()
+    check_beside_a_device(rig, out="did not answer within 1e-09 s")
+
+
+def test_a_bad_drafter_of_the_host_beside_one_of_the_device() -> None:
     rig = build("toy", {"odd": always(raising("propose"))}, on_device={"good": TARGET})
     requests = [
         replace(request, speculation=Speculation(drafter=("odd", "good")[i % 2]))
@@ -113,5 +166,4 @@ def test_when_the_host_s_drafter_is_out_the_device_goes_on() -> None:
     assert rig.engine.drafters["odd"].out
     assert told["0", 0].stats.off_reason == rig.engine.drafters["odd"].out
     assert told["1", 0].stats.accepted > 0
-    assert rig.rounds is not None
-    assert 0 < rig.rounds.launches < rig.engine.stats.steps
+    assert rig.rounds.launches == rig.engine.stats.steps

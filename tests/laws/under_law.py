@@ -27,6 +27,7 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "bushy-tree": {"wrong": 0.7, "tree": True},
 }
 NAMES = (*REGISTERED, *SCRIPTED)
+BESIDE_A_DEVICE = tuple(name for name in NAMES if not name.startswith(("eagle", "medusa")))  # they read hidden states
 LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}
@@ -48,7 +49,7 @@ def plain_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
 
 
 def device_requests(law: str, *, count: int = 9) -> list[Request]:
-    """Nothing that a device cannot do by itself."""
+    """Requests for an engine whose steps run on a device."""
     return mixed_requests(DEVICE_PARAMS[law], speculations((Rule.COUPLED,)), count=count)
 
 
@@ -56,6 +57,18 @@ def device_requests(law: str, *, count: int = 9) -> list[Request]:
 def plain_device_answers(backend: str, law: str, count: int = 9) -> dict[Key, Told]:
     """Without a device and without speculation."""
     return run(build(backend), plain(device_requests(law, count=count)))
+
+
+def beside_a_device(name: str, law: str, *, count: int = 9) -> tuple[Made, list[Request]]:
+    """Return a drafter of the host for an engine whose steps run on a device, and requests for it."""
+    requests, answers = device_requests(law, count=count), plain_device_answers("toy", law, count)
+    if name == PREDICTION:
+        told = (answers[request.id, 0].tokens for request in requests)
+        requests = [replace(each, prediction=nearly(text, seed=4)) for each, text in zip(requests, told, strict=True)]
+    if name in REGISTERED:
+        return REGISTERED[name], requests
+    prompts = {request.id: request.prompt for request in requests}
+    return scripted(name, [[*prompts[id], *told.tokens] for (id, _), told in answers.items()]), requests
 
 
 def asked(name: str, backend: str, law: str, rules: Sequence[Rule], *, count: int = 9) -> list[Request]:

@@ -233,7 +233,7 @@ def test_a_grammar_that_runs_into_a_limit_ends_the_answer_and_nothing_else() -> 
             if finish is not None:
                 break
             state.advance(ids("a"))
-        assert (count, finish) == (0, Finish.ERROR)
+        assert (count, finish) == (1, Finish.ERROR)  # the last token fits, what may follow is not known
         assert len(state._committed) > 3
     assert compiled.start(Grammar.regex("ab")).fits(ids("ab")) == (2, Finish.STOP)
 
@@ -248,8 +248,8 @@ def test_an_error_along_a_draft_is_forgotten() -> None:
 def test_compiled_grammars_are_kept_and_bounded() -> None:
     compiled = grammars(cached=3)
     built: list[str] = []
-    matcher = compiled._matcher
-    compiled._matcher = lambda grammar: (built.append(grammar.text), matcher(grammar))[1]
+    matcher = compiled._compile
+    compiled._compile = lambda grammar: (built.append(grammar.text), matcher(grammar))[1]
     for text in "aabcadea":
         compiled.start(Grammar.regex(text))
         assert len(compiled) <= 3
@@ -271,7 +271,7 @@ def test_any_thread_may_compile() -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
-    with pytest.raises(MissingExtra, match="pip install"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[grammar\]"):
         grammars().compile(Grammar.json_object())
 
 

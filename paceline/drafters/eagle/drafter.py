@@ -7,7 +7,6 @@ It keeps its keys and values under the target's page ids. `drafters.eagle.readin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +17,7 @@ from paceline.drafters.copy import CopyDrafter
 from paceline.drafters.eagle.drafting import ChainDrafting, Thresholds, TreeDrafting, is_simple
 from paceline.drafters.eagle.on_device import on_gpu
 from paceline.drafters.eagle.reading import HeadReading
+from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import BuildContext, Recipe
 from paceline.drafters.shipped import head_options
 from paceline.errors import InvalidRequest
@@ -99,9 +99,10 @@ class EagleDrafter(FeatureDrafter):
 
 
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
-    if options == SHAPE:
+    name, _, rest = options.partition(",")
+    if name == SHAPE:
         ready = shape_of_eagle(target, draft_vocab=SHAPE_VOCAB)
-        given: dict[str, Any] = {}
+        given = parse_options(EagleDrafter.name, rest, {"max_draft": int, "min_confidence": float})
     else:
         directory, format, given = head_options(EagleDrafter.name, options, {"copy": int, "branches": int})
         ready = read_eagle(directory, target, format=format)

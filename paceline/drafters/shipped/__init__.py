@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parent
 DEFAULT_FORMAT = "int4"  # a draft need not be exact, and its cost is the weights that it reads
 
 
-def shipped_drafters(target: str, *, device: str) -> list[str]:
+def shipped_drafters(target: str) -> list[str]:
     """Name the drafters of a target that comes with a head, for users who ask for none."""
     return [f"eagle:{target}"] if _is_shipped(target) else []
 

@@ -1,26 +1,25 @@
-"""Attention over pages: one kernel for prefill, decoding and verification, chains and trees.
+"""Attention over pages: one order of sums for prefill, decoding and verification, chains and trees.
 
 A program computes a block of adjacent rows of one sequence, with all query heads that share a KV head: together they
 are the rows of its products. Positions are cut into tiles, and tiles are grouped into splits:
 
-    positions   0 ┃ tile │ tile │ … │ tile ┃ tile │ tile │ …      32, 64 or 128 positions a tile, by the head dimension
-    splits        ┃           0            ┃         1            up to 8 tiles, 512 positions at most
+    positions   0 ┃ tile │ tile ┃ tile │ tile ┃ …      128 positions a tile, 64 if the head dimension is over 128
+    splits        ┃      0      ┃      1      ┃        256 positions
 
-Every tile gives a partial softmax (peak, total, acc). The partials of a split are merged in order, then those of all
-splits. Tiles and splits begin at fixed positions, and a tile that a row does not see leaves the row's state unchanged
-to the bit. Totals are sums by a product with ones, in the order of positions, for every shape of a block. So a row's
-result depends on its own context alone: not on the batch, the division of work among programs, chain or tree.
-(Blocks of 64 and more use another matrix instruction of the hardware, which may round differently.)
+The tiles of a split are added in order to one partial softmax (peak, total, acc), and the partials of all splits are
+merged in order. Tiles and splits begin at fixed positions, and a tile that a row does not see leaves the row's state
+unchanged to the bit. Weights are summed as whole numbers, exact in any order. So a row's result depends on its own
+context alone: not on the batch, the division of work among programs, the size of a block, chain or tree.
 
-The division of work only matters for speed. While the device has room, each tile has a program of its own. Beyond that,
-the programs of a block take its splits in turns. If blocks alone fill the device, one program takes all splits of its
-block. The program of a block that finishes last merges the partials in scratch memory, so that one launch is enough.
+The division of work only matters for speed. The programs of a block take adjacent splits each. If blocks alone fill the
+device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
+scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
 In the tiles behind the base of a tree, each path has slots of its own: see `_tail`. There is a tail for each leaf, and
 a tile with several paths takes little longer than one of a chain.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
-same bits: a program rotates its queries, and stores the new keys and values of a tile before it reads the tile.
+same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
 """
 
 from __future__ import annotations
@@ -34,12 +33,14 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda import prefill
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.rotate import narrowed, turn
 from paceline.kernels.quant import FP8, FP8_MAX
 
-SPLIT = 512  # most positions of a split
-FILL = 528  # programs that an H200 runs at once: four on each of 132 multiprocessors
+SPLIT = 256  # positions of a split
+FILL = 528  # programs that keep an H200 busy: four for each of its 132 multiprocessors
+ALONE = 132  # programs that have a multiprocessor for themselves
 STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
 CHUNK: tl.constexpr = tl.constexpr(16)  # positions that a product adds at a time
 OTHERS: tl.constexpr = tl.constexpr(128)  # positions of other paths that a program reads at a time
@@ -67,10 +68,10 @@ class Attention:
         tiles: int = 0,
         fill: int = FILL,
         warps: int = 0,
-        stages: int = 3,
+        stages: int = 0,
     ) -> None:
         """`tile`, positions, and `tiles` of a split (0: by the head dimension) fix the rounding of results; `fill`,
-        `warps` and `stages` only change the speed."""
+        `warps` and `stages` only change the speed (0: by the work)."""
         self.device = torch.device(device)
         self.tile, self.tiles, self.fill, self.warps, self.stages = tile, tiles, fill, warps, stages
         self.partials = torch.empty(0, dtype=torch.float32, device=device)
@@ -116,18 +117,36 @@ class Attention:
             "a tree is all three"
         )
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
+        tile = self.tile or tile_for(head_dim)
+        tiles = self.tiles or SPLIT // tile
+        if rotation is None and tails is None and prefill.fits(queries, kv, group=group, tile=tile, max_rows=max_rows):
+            prefill.prefill(
+                queries,
+                kv,
+                layer,
+                row_starts=row_starts,
+                positions=positions,
+                page_table=page_table,
+                out=out,
+                seats=seats,
+                scale=scale * math.log2(math.e),
+                window=window,
+                lanes=lanes,
+                tile=tile,
+                tiles=tiles,
+            )
+            return out
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
         assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
         turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
-        tile = self.tile or tile_for(head_dim)
-        tiles = self.tiles or min(8, SPLIT // tile)
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
         programs = min(splits, max(1, self.fill // (seats * blocks * kv_heads)))
         solo = programs == 1
         crowded = solo and seats * blocks * kv_heads > 3 * self.fill // 4  # smaller programs then leave less idle
         warps = self.warps or (2 if crowded else 4)
+        stages = self.stages or (3 if seats * blocks * kv_heads * programs <= ALONE and keys.itemsize < 4 else 2)
         if programs > 1:
             self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
@@ -167,11 +186,12 @@ class Attention:
             TREE=tails is not None,
             REACH=1 if tails is None else triton.next_power_of_2(triton.cdiv(tails.shape[1] + 15, 16)),
             SOLO=solo,
+            EARLY=programs == splits and not window,
             TURN=rotation is not None,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
             num_warps=warps if block_m < 64 else 2 * warps,
-            num_stages=self.stages,
+            num_stages=stages,
             launch_pdl=pdl,
         )
         return out
@@ -195,12 +215,12 @@ class Attention:
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
         """Count the splits that a block of `rows` rows may see."""
         span = min(max_context, window + rows + split) if window else max_context  # a window may start within a split
-        return max(1, triton.cdiv(span, split))
+        return max(1, -(-span // split))
 
 
 def tile_for(head_dim: int) -> int:
-    """Choose the positions of a tile: its keys and values of 16 bits take 32 KiB."""
-    return 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+    """Choose the positions of a tile: its keys and values of 16 bits take 64 KiB at most."""
+    return 128 if head_dim <= 128 else 64
 
 
 def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
@@ -248,6 +268,7 @@ def _attend(
     TREE: tl.constexpr,
     REACH: tl.constexpr,
     SOLO: tl.constexpr,
+    EARLY: tl.constexpr,
     TURN: tl.constexpr,
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
@@ -264,6 +285,8 @@ def _attend(
     stop = tl.load(row_starts + seat + 1)
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
+    if EARLY:  # the program has one split: its pages, the first of a chain of loads, are known
+        slot = _slots(table, me * TILES, pages, TILE, PAGE)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -316,7 +339,8 @@ def _attend(
     if TREE:
         base = tl.load(bases + seat)
         shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
-    slot = _slots(table, from_, pages, TILE, PAGE)
+    if not EARLY:
+        slot = _slots(table, from_, pages, TILE, PAGE)
     for tile in range(from_, shared):
         next_slot = _slots(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
         if (tile % TILES == 0) & (tile > from_):  # a split ended

@@ -65,9 +65,9 @@ def hold(
 
 
 def take(
-    held: HeldStates, state: DeviceLanes, *, seats: Tensor, limits: Tensor, into: Taken, pdl: bool = False
+    held: HeldStates, state: DeviceLanes, *, seats: Tensor, limits: Tensor, most: int, into: Taken, pdl: bool = False
 ) -> None:
-    """Lay out the held rows of all seats that draft, for the head's first pass; see `states_reference`."""
+    """Lay out the last held rows of all seats that draft, for the head's first pass; see `states_reference`."""
     rows = len(into.tokens)
     assert len(seats) <= rows, f"{len(seats)} seats in {rows} rows"
     _take[(rows, triton.cdiv(held.width, BLOCK))](
@@ -83,6 +83,7 @@ def take(
         state.dummy,
         seats,
         limits,
+        most,
         into.tokens,
         into.positions,
         into.slots,
@@ -161,7 +162,7 @@ def _hold(
             tl.store(ends + lane, end)
 
 
-@triton.jit(do_not_specialize=["dummy", "capacity", "turns", "seat_count", "row_count"])
+@triton.jit(do_not_specialize=["dummy", "most", "capacity", "turns", "seat_count", "row_count"])
 def _take(
     states,
     ends,
@@ -175,6 +176,7 @@ def _take(
     dummy,
     seats,
     limits,
+    most,
     tokens,
     positions,
     slots,
@@ -202,7 +204,7 @@ def _take(
     count = tl.load(counts + lane, mask=real, other=0)
     there = real & (tl.load(ends + lane, mask=real, other=0) == length - 1) & (count > 0) & (lane != dummy)
     there = there & (tl.load(limits + seat, mask=real, other=0) > 0)
-    wanted = tl.where(there, count, 0)
+    wanted = tl.where(there, tl.minimum(count, most), 0)
     extra = tl.maximum(wanted - 1, 0)
     room = row_count - seat_count - (tl.cumsum(extra, axis=0) - extra)
     count = tl.minimum(wanted, 1 + tl.minimum(extra, tl.maximum(room, 0)))

@@ -36,11 +36,12 @@ def tree_layout(
     bases: Tensor,
     tails: Tensor,
     leads: Tensor,
+    ancestors: Tensor,
     pdl: bool = False,
 ) -> None:
     """Make the rows of a verification of trees of at most `tails.shape[1]` nodes; see `tree_reference`."""
     assert len(seats) <= len(tokens), f"{len(seats)} seats in {len(tokens)} rows"
-    assert tails.is_contiguous(), "the rows of `tails` must be adjacent"
+    assert all(x.is_contiguous() for x in (tails, ancestors)), "the rows of a table must be adjacent"
     assert tails.shape[1] <= state.parents.shape[1], f"trees of {tails.shape[1]} nodes"
     members = triton.next_power_of_2(tails.shape[1] + 1)
     _tree_layout[(len(seats) + 1,)](
@@ -63,6 +64,7 @@ def tree_layout(
         bases,
         tails,
         leads,
+        ancestors,
         tails.shape[1],
         len(seats),
         len(tokens),
@@ -172,6 +174,7 @@ def _tree_layout(
     bases,
     tails,
     leads,
+    ancestors,
     most,
     seat_count,
     row_count,
@@ -203,6 +206,8 @@ def _tree_layout(
             tl.store(slots + row, zero + page * _PAGE_SIZE, mask=inside)
             tl.store(owners + row, zero + dummy, mask=inside)
             tl.store(leads + row, row, mask=inside)
+            for column in range(most):
+                tl.store(ancestors + row.to(tl.int64) * most + column, zero - 1, mask=inside)
         return
 
     start = tl.sum(tl.where(seat < b, count, 0), axis=0)
@@ -216,7 +221,8 @@ def _tree_layout(
     inside = member < mine
     column = tl.minimum(length - 1 + member, width - 1)
     slot = _slots_of(table, column)
-    tl.store(tokens + start + member, tl.load(lane_tokens + wide * tokens_stride + column), mask=inside)
+    token = tl.load(lane_tokens + wide * tokens_stride + column)
+    tl.store(tokens + start + member, token, mask=inside)
     tl.store(slots + start + member, slot, mask=inside)
     tl.store(owners + start + member, member * 0 + lane, mask=inside)
     tl.store(bases + b, length)
@@ -230,6 +236,11 @@ def _tree_layout(
         path = path | (at[:, None] == member[None, :])
     tl.store(positions + start + member, tl.minimum(length - 1 + depth, width - 1), mask=inside)
     deep = tl.sum(tl.where(member[:, None] == member[None, :], depth[:, None], 0), axis=0)  # depth of the other
+    own = ancestors + (start + member).to(tl.int64)[:, None] * most
+    there = path & inside[:, None] & (member > 0)[None, :]
+    tl.store(own + (deep - 1)[None, :], tl.broadcast_to(token[None, :], [MEMBERS, MEMBERS]), mask=there)
+    beyond = inside[:, None] & (member[None, :] >= depth[:, None]) & (member < most)[None, :]
+    tl.store(own + member[None, :], tl.full([MEMBERS, MEMBERS], -1, tl.int32), mask=beyond)
     node = inside & (member > 0)
     children = tl.sum(((parent[None, :] == member[:, None]) & node[None, :]).to(tl.int32), axis=1)
     leaf = inside & (children == 0)

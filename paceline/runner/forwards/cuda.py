@@ -152,7 +152,7 @@ class CudaDecoder:
 
     def fill(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> None:
         """Compute keys and values of the rows, without logits; see `logits` for `taps` and `kept`."""
-        self._hidden(rows, kv, taps=taps, kept=kept)
+        self.hidden(rows, kv, taps=taps, kept=kept)
 
     def logits(
         self,
@@ -167,13 +167,16 @@ class CudaDecoder:
 
         Without `logit_rows` the outs are the last of each `every` rows. States at the `taps`, side by side, are written
         to `kept` [rows, taps · hidden]."""
-        hidden = self._hidden(rows, kv, taps=taps, kept=kept)
-        hidden = hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows]
+        hidden = self.hidden(rows, kv, taps=taps, kept=kept)
+        return self.project(hidden[every - 1 :: every] if rows.logit_rows is None else hidden[rows.logit_rows])
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Compute logits float32 [rows, vocab] of hidden states, in memory that the next call with as many reuses."""
         out = self._buffer("logits", len(hidden), self.head.outputs, torch.float32)
         self.products(hidden, self.head, out)
         return out
 
-    def _hidden(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> Tensor:
+    def hidden(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> Tensor:
         """Compute the hidden states [rows, hidden] after the final norm."""
         config, count = self.config, len(rows.tokens)
         x = self._buffer("x", count, config.hidden_size)

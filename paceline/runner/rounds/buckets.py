@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
+OFFERS = (4, 8, 16)  # longest drafts of the host that have graphs; shorter ones run in these
 CHEAP_ROWS = 64  # rows up to which one more is nearly free: the time of a product is that of reading its matrix
 PATIENCE = 32  # steps that run in a larger captured shape before the wanted shape is captured
 
@@ -28,11 +29,20 @@ class Bucket:
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
+    offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
+    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft of a seat."""
+        return max(self.draft, self.offers)
 
     def serves(self, wanted: Bucket) -> bool:
         """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
-        same = self.drafter == wanted.drafter and self.filters >= wanted.filters and self.draft >= wanted.draft
+        sampling = self.filters >= wanted.filters and self.edits >= wanted.edits
+        same = self.drafter == wanted.drafter and sampling and self.draft >= wanted.draft
         same = same and bool(self.draft) == bool(wanted.draft)  # a plain step never pays for draft passes
+        same = same and (self.offers >= wanted.offers > 0 or self.offers == wanted.offers)
         large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
         cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
         return same and large and cheap
@@ -60,6 +70,11 @@ class Choice:
 def draft_length(length: int) -> int:
     """Return the longest draft length that has a graph and is at most `length`."""
     return max(known for known in DRAFTS if known <= length)
+
+
+def offer_length(length: int, *, most: int) -> int:
+    """Round the longest draft of the host up to one that has a graph, to `most` at most; 0 stays 0."""
+    return min(next((known for known in OFFERS if known >= length), most), most) if length else 0
 
 
 def seat_count(count: int) -> int:

@@ -6,89 +6,137 @@ A pass over a prompt takes longer than its launches, so a graph would gain nothi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
-from paceline.kernels.cuda.states import hold
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
-from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.rounds.cuda_round import on_cuda
+from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of, taps_of
-from paceline.runner.rounds.upload import Upload
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed
+from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
+from paceline.runner.rounds.upload import Upload, download
+
+SCORED_ROWS = 256  # rows of a prompt whose logits are in memory at once: 128 MiB for a vocabulary of 128,000
+
+
+@dataclass(slots=True)
+class ReadChunks:
+    """Outcomes of chunks in the host's memory, valid once the step is done."""
+
+    drawn: Tensor | None = None  # int32 [chunks that draw, 4]
+    scores: SeatScores | None = None  # of drawn tokens
+    prompts: dict[int, Report] = field(default_factory=dict)  # index of a chunk → scores of its tokens
+    tokens: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its scored tokens
+    states: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its hidden states
+
+    def landed(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
+        """Return the outcome of each chunk; None: only keys and values were wanted."""
+        drawn = [] if self.drawn is None else [read_landed(row) for row in self.drawn.tolist()]
+        if self.scores is not None:
+            self.scores.attach(drawn)
+        left = iter(drawn)
+        return [self._landed(i, chunk, left) for i, chunk in enumerate(chunks)]
+
+    def _landed(self, index: int, chunk: Chunk, drawn: Iterator[Landed]) -> Landed | None:
+        landed = next(drawn) if chunk.draws else None
+        if not chunk.scored and not chunk.states:
+            return landed
+        scores = self.prompts[index].read(0, self.tokens[index].tolist(), chunk.top) if chunk.scored else ()
+        return replace(landed or NOTHING, prompt_scores=scores, states=self.states.get(index))
 
 
 class ChunkReader:
     """Reads chunks of prompts with the target, and with a drafter that reads along."""
 
-    def __init__(self, target: CudaForward, state: DeviceState, upload: Upload) -> None:
+    def __init__(self, target: CudaForward, state: DeviceState, upload: Upload, scorer: Scorer) -> None:
         self._target = target
         self._state = state
         self._upload = upload
+        self._scorer = scorer
 
     def __call__(
-        self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, held: HeldStates | None, context: int
-    ) -> Tensor | None:
-        """Run passes over prompt chunks, and draw the first token after each prompt that ends here.
+        self,
+        chunks: Sequence[Chunk],
+        drafter: DeviceDrafter | None,
+        held: HeldStates | None,
+        context: int,
+        *,
+        edits: bool,
+    ) -> ReadChunks:
+        """Run passes over prompt chunks, draw the first token after each prompt that ends here, and score prompts.
 
-        A head then reads the hidden states; `held` holds the last one of each prompt, with which a draft begins."""
+        `held`: hidden states of a drafter with taps. `edits`: a lane of the chunks edits logits."""
         along = [chunk for chunk in chunks if chunk.drafts]
-        reading = [chunk for chunk in chunks if chunk.target]
+        reading = {i: chunk for i, chunk in enumerate(chunks) if chunk.target}
+        read = ReadChunks()
         if along and drafter is not None and drafter.reader is not None:
             reader = on_cuda(drafter.reader)
-            reader.decoder.fill(self._rows(along, [], context), reader.kv)
-        if not reading:
-            return None
-        ends = itertools.accumulate(chunk.count for chunk in reading)
-        outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
-        rows = self._rows(reading, outs, context)
-        taps = () if drafter is None else taps_of(drafter)
-        kept = self._memory(len(rows.tokens), held)
+            reader.decoder.fill(self._rows(along, context), reader.kv)
+        states = None if drafter is None or held is None else PromptStates(drafter, held, self._state, self._upload)
+        if states is not None:
+            states.catch_up([chunk.lane for chunk in along if not chunk.target], context)
+        if reading:
+            rows = self._rows([*reading.values()], context)
+            kept = {} if states is None else states.memory(len(rows.tokens))
+            hidden = self._target.decoder.hidden(rows, self._target.kv, **kept)
+            self._draw(reading, hidden, read, edits=edits)
+            self._keep(reading, hidden, read)
+            if states is not None:
+                states.hold([*reading.values()])
+                states.show([*reading.values()], partial(self._rows, context=context, ahead=1))
+        return read
+
+    def _draw(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, *, edits: bool) -> None:
+        """Draw the next token of each chunk that ends its sequence."""
+        ends = itertools.accumulate(chunk.count for chunk in chunks.values())
+        outs = [end - 1 for chunk, end in zip(chunks.values(), ends, strict=True) if chunk.draws]
         if not outs:
-            self._target.decoder.fill(rows, self._target.kv, taps=taps, kept=kept)
-            self._show(reading, drafter, kept, context)
-            return None
-        lanes = self._upload.ints([chunk.lane for chunk in reading if chunk.draws])
-        targets = torch.empty_like(lanes)
-        pdl = self._target.decoder.pdl
-        logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=kept)
-        draw(logits, self._state, lanes=lanes, out=targets, pdl=pdl)
-        out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=lanes.device)
-        accept(self._state, seats=lanes, targets=targets, out=out, roots=self._upload.ints(range(len(lanes))), pdl=pdl)
-        if held is not None and kept is not None:
-            starts = self._upload.ints(outs)
-            hold(held, self._state, seats=lanes, starts=starts, outcomes=out, features=kept, pdl=pdl)
-        self._show(reading, drafter, kept, context)
-        memory = torch.empty(out.shape, dtype=torch.int32, pin_memory=out.is_cuda)
-        return memory.copy_(out, non_blocking=True)  # valid once the step is done
-
-    def _memory(self, rows: int, held: HeldStates | None) -> Tensor | None:
-        """Allocate memory for the hidden states that a drafter reads."""
-        if held is None:
-            return None
-        return torch.empty((rows, held.width), dtype=held.states.dtype, device=held.states.device)
-
-    def _show(self, chunks: Sequence[Chunk], drafter: DeviceDrafter | None, kept: Tensor | None, context: int) -> None:
-        """Let a head read the hidden states of chunks. A row needs the next token, which is drawn by now."""
-        head = None if drafter is None else head_of(drafter)
-        along = [chunk for chunk in chunks if chunk.drafts]
-        if head is None or kept is None or not along:
             return
-        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
-        rows = self._rows(along, [], context, ahead=1)
-        if len(along) < len(chunks):
-            wanted = np.flatnonzero(np.repeat([chunk.drafts for chunk in chunks], [chunk.count for chunk in chunks]))
-            kept = kept[self._upload(np.pad(wanted, (0, len(rows.tokens) - len(wanted))))]
-        head.read(rows, kept)
+        drawing = [chunk.lane for chunk in chunks.values() if chunk.draws]
+        lanes, roots = self._upload.ints(drawing), self._upload.ints(range(len(drawing)))
+        targets, pdl, state = torch.empty_like(lanes), self._target.decoder.pdl, self._state
+        logits = self._target.decoder.project(hidden[self._upload(np.array(outs))])
+        raw = raw_rows(len(logits), logits.shape[1], state.device) if edits else None
+        if edits:
+            edit(logits, state, lanes=lanes, raw=raw, pdl=pdl)
+        draw(logits, state, lanes=lanes, out=targets, pdl=pdl)
+        out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=lanes.device)
+        accept(state, seats=lanes, targets=targets, out=out, roots=roots, pdl=pdl)
+        if edits:
+            count(state, seats=lanes, outcomes=out, pdl=pdl)
+        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, roots, lanes, raw))
+        read.drawn = download(out)
 
-    def _rows(self, chunks: Sequence[Chunk], outs: Sequence[int], context: int, *, ahead: int = 0) -> DeviceBatch:
+    def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks) -> None:
+        """Score the prompts of chunks that ask for it, and keep hidden states of those that are pooled."""
+        first = 0
+        for index, chunk in chunks.items():
+            if chunk.scored:
+                tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
+                read.prompts[index] = Report(download(self._score(hidden[first:], tokens, chunk.top)))
+                read.tokens[index] = download(tokens)
+            if chunk.states:
+                read.states[index] = download(hidden[first + chunk.count - chunk.states : first + chunk.count])
+            first += chunk.count
+
+    def _score(self, hidden: Tensor, tokens: Tensor, top: int) -> Tensor:
+        """Score tokens by the hidden states before them, some rows at a time."""
+        parts = zip(torch.split(hidden[: len(tokens)], SCORED_ROWS), torch.split(tokens, SCORED_ROWS), strict=True)
+        return torch.cat([self._scorer.score_rows(self._target.decoder.project(s), t, top) for s, t in parts])
+
+    def _rows(self, chunks: Sequence[Chunk], context: int, *, ahead: int = 0) -> DeviceBatch:
+        """Lay out the rows of chunks. `ahead`: each with the token that many positions later."""
         state, counts = self._state, [chunk.count for chunk in chunks]
         lanes = self._upload.ints([chunk.lane for chunk in chunks])
         padding = padded_rows(sum(counts)) - sum(counts)
@@ -105,5 +153,4 @@ class ChunkReader:
             seats=len(chunks),
             max_rows=max(counts),
             max_context=context,
-            logit_rows=self._upload(np.array(outs, dtype=np.int64)),
         )

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.lookup import lookup
+from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
+from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.round_reference import Doubt
 from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
@@ -30,8 +33,18 @@ from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_growth import CudaGrowth
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import DeviceDrafter, Seat, drafts_trees, taps_of, threshold_of
+from paceline.runner.rounds.protocol import (
+    SPARE_STATES,
+    DeviceDrafter,
+    Seat,
+    drafts_trees,
+    taps_of,
+    threshold_of,
+    write_offer,
+)
+from paceline.runner.rounds.scores import Verified
 
+ASKED = 4  # numbers that the host sends for each seat
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
@@ -46,6 +59,8 @@ class CudaRound:
         drafter: DeviceDrafter | None,
         held: HeldStates | None,
         synthetic_acceptance: float,
+        *,
+        max_draft: int,
     ) -> None:
         """`held`: the hidden states of a drafter with taps."""
         self._bucket = bucket
@@ -58,8 +73,13 @@ class CudaRound:
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
-        # Lanes, rows wanted, drafted tokens wanted, and the bits of the drafts' thresholds.
-        self._asked = torch.zeros((4, seats), dtype=torch.int32, device=device)
+        # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
+        # thresholds, then its offers, a row for each seat.
+        # An offer has room for what a step in flight may commit (max_draft + 1 tokens), and for the draft after it.
+        width = HEADER + max_draft + 1 + bucket.offers if bucket.offers else 0
+        self._sent = torch.zeros(seats * (ASKED + width), dtype=torch.int32, device=device)
+        self._asked = self._sent[: ASKED * seats].view(ASKED, seats)
+        self._offers = self._sent[ASKED * seats :].view(seats, width)
         self._asked[0] = state.dummy
         self._asked[1] = 1 + bucket.draft
         self._asked[2] = bucket.draft
@@ -70,21 +90,23 @@ class CudaRound:
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tree = bucket.draft > 0 and drafts_trees(drafter)
         self._growth: CudaGrowth | None = None  # None: no tree has been planted
-        self._tails = torch.zeros((rows if self.tree else 0, bucket.draft), dtype=torch.int32, device=device)
+        shape = (2, rows if self.tree else 0, bucket.longest)
+        self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
-        outcome = 4 + (4 if self.tree else 2) * bucket.draft  # numbers: see tree_accept, accept
+        outcome = 4 + (4 if self.tree else 2) * bucket.longest  # numbers: see tree_accept, accept
         self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass
         self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
         if held is not None:
             self._hold_states(held)
-        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.draft else None
+        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
         pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros((4, seats), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._last: Sequence[Seat] | None = None
+        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
     def _hold_states(self, held: HeldStates) -> None:
         """Allocate memory for the hidden states of the verified rows, and for the rows of a head's first pass."""
@@ -129,15 +151,21 @@ class CudaRound:
 
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
-        asked = self._asks[0]
-        lanes, wanted, limits, thresholds = asked.numpy()
+        sent, count = self._asks[0].numpy(), self._bucket.seats
+        lanes, wanted, limits, thresholds = sent[: ASKED * count].reshape(ASKED, count)
         lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
+        offers = sent[ASKED * count :].reshape(self._offers.shape)
+        offers[:, :HEADER] = 0
         for i, seat in enumerate(seats):
-            limit = min(seat.max_draft, self._bucket.draft)
-            lanes[i], wanted[i], limits[i] = seat.lane, 1 + limit, limit
+            lanes[i] = seat.lane
+            if seat.offer is None:
+                limits[i] = min(seat.max_draft, self._bucket.draft)
+                wanted[i] = 1 + limits[i]
+            else:
+                write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
         if self._drafter is not None:
             thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]
-        self._asked.copy_(asked, non_blocking=True)
+        self._sent.copy_(self._asks[0], non_blocking=True)
         self._last = list(seats)
 
     def _run(self) -> None:
@@ -147,15 +175,18 @@ class CudaRound:
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
             self._counts.copy_(self._asked[1])
-        rows = (
-            self._lay_out_trees()
-            if self.tree
-            else self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.draft)
-        )
+        if bucket.offers:
+            offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
+        rows = self._lay_out_draft()
         taps = () if self._drafter is None else taps_of(self._drafter)
         logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
+        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
+        self.verified = Verified(logits, self._out, self._starts, owners, raw, self.tree)
+        if bucket.edits:
+            before = self._ancestors[: bucket.rows] if self.tree else None
+            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, ancestors=before, raw=raw, pdl=pdl)
         draw(
             logits,
             state,
@@ -167,10 +198,13 @@ class CudaRound:
             pdl=pdl,
         )
         self._accept(targets)
+        if bucket.edits:
+            count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._hold()
         self._stamp(3)
 
     def _accept(self, targets: Tensor) -> None:
+        """Commit what the target agrees with; keys and values of a path through a tree move to their positions."""
         accepting = tree_accept if self.tree else accept
         accepting(
             self.state,
@@ -230,8 +264,9 @@ class CudaRound:
         if held is None or taken is None:
             raise TypeError("a drafter that runs a head names its taps")
         if turn == 0:
-            take(held, self.state, seats=self.lanes, limits=self.limits(), into=taken, pdl=self._pdl)
-            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, held.capacity)
+            most = held.capacity - SPARE_STATES  # more would be more than one block of attention
+            take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
+            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
             return head.first(rows, taken.features)
         if self._growth is not None:
             return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
@@ -252,6 +287,8 @@ class CudaRound:
             assert self._taken is not None, "only a drafter with taps can doubt its drafts"
             thresholds = self._asked[3].view(torch.float32)
             doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
+        if self._bucket.edits and ids is None:
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
         draw(
             logits,
             self.state,
@@ -315,22 +352,11 @@ class CudaRound:
         )
         return self._batch(tokens, positions, slots, self._starts, longest)
 
-    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
-        return DeviceBatch(
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            row_starts=starts,
-            page_table=self.state.pages,
-            lanes=self._asked[0],
-            seats=self._bucket.seats,
-            max_rows=longest,
-            max_context=self._bucket.context,
-        )
-
-    def _lay_out_trees(self) -> DeviceBatch:
-        """Lay out the rows of the verification: the last committed token and the tree of each seat."""
-        rows, draft = self._bucket.rows, self._bucket.draft
+    def _lay_out_draft(self) -> DeviceBatch:
+        """Lay out the rows of the verification: the last committed token of each seat and its chain or tree."""
+        rows, longest = self._bucket.rows, self._bucket.longest
+        if not self.tree:
+            return self._lay_out(self._counts, first=-1, rows=rows, longest=1 + longest)
         tokens, positions, slots, owners = (part[:rows] for part in self._rows)
         tails, leads = self._tails[:rows], self._leads[:rows]
         tree_layout(
@@ -345,21 +371,23 @@ class CudaRound:
             bases=self._bases,
             tails=tails,
             leads=leads,
+            ancestors=self._ancestors[:rows],
             pdl=self._pdl,
         )
+        batch = self._batch(tokens, positions, slots, self._starts, 1 + longest)
+        return replace(batch, bases=self._bases, tails=tails, leads=leads)
+
+    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
         return DeviceBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
-            row_starts=self._starts,
+            row_starts=starts,
             page_table=self.state.pages,
             lanes=self._asked[0],
             seats=self._bucket.seats,
-            max_rows=1 + draft,
+            max_rows=longest,
             max_context=self._bucket.context,
-            bases=self._bases,
-            tails=tails,
-            leads=leads,
         )
 
     def _stamp(self, index: int) -> None:

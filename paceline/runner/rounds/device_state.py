@@ -3,13 +3,19 @@
     tokens   [lanes + 1, width]   committed tokens, then the draft being verified
     lengths  [lanes + 1]          number of committed tokens
     pages    [lanes + 1, pages]   page table
-    parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft
+    parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft; rounds alone write it
 
 The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
 and lengths without the host. The last lane is a dummy of length 1 on the scratch page, for seats that only pad a batch.
 
-All tables that the host writes are in one piece of memory, so that any set of changes is one list of (index, value).
+Tables that the host writes are in one piece of memory, so that any set of changes is one list of (index, value).
 `Changes` collects the host's changes until the next launch.
+
+    marks    [lanes + 1, vocab]   tokens of the sequence, and its stop tokens: see kernels/edit_reference.py
+    bias     [lanes + 1, vocab]   logit_bias and allowed_tokens
+    masks    [lanes + 1, words]   tokens that a grammar allows next, one bit each; then the number of sure tokens before
+
+exist only once a sequence edits logits. The host writes them by whole rows.
 """
 
 from __future__ import annotations
@@ -21,6 +27,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
+from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
 
@@ -34,7 +42,7 @@ class DeviceState:
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, count, count, count, count, count, count * pages, count * width]
+        sizes = [2 * count, *[count] * 10, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tables = self.memory.split_with_sizes(sizes)
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
@@ -43,25 +51,54 @@ class DeviceState:
         self.top_k = tables[2]  # 0: off
         self.top_p = tables[3].view(torch.float32)  # 1: off
         self.min_p = tables[4].view(torch.float32)  # 0: off
-        self.lengths = tables[5]
-        self.pages = tables[6].view(count, pages)
-        self.tokens = tables[7].view(count, width)
+        self.edits = tables[5]  # flags of kernels/edit_reference.py; 0: the logits are not edited
+        self.repetition = tables[6].view(torch.float32)
+        self.presence = tables[7].view(torch.float32)
+        self.frequency = tables[8].view(torch.float32)
+        self.stops_from = tables[9]  # first position whose token may be a stop token
+        self.lengths = tables[10]
+        self.pages = tables[11].view(count, pages)
+        self.tokens = tables[12].view(count, width)
+        self.marks, self.masks = (torch.zeros((count, 0), dtype=torch.int32, device=device) for _ in range(2))
+        self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
+        self.repetition.fill_(1.0)
         self.lengths.fill_(1)
         self.pages.fill_(scratch_page)
         self.parents = torch.arange(-1, max_draft - 1, dtype=torch.int32, device=device).repeat(count, 1)  # chains
 
+    def make_tables(self, vocab_size: int) -> None:
+        """Allocate the tables over the vocabulary, if they do not exist: from now on their addresses are fixed."""
+        if not self.marks.shape[1]:
+            count = len(self.lengths)
+            self.marks = torch.zeros((count, vocab_size), dtype=torch.int32, device=self.device)
+            self.bias = torch.zeros((count, vocab_size), device=self.device)
+            self.masks = torch.zeros((count, -(-vocab_size // 32) + 1), dtype=torch.int32, device=self.device)
+
 
 class Changes:
-    """Values that the host writes to a DeviceState, by index into its memory; later changes replace earlier ones."""
+    """Values that the host writes to a DeviceState; later changes replace earlier ones.
+
+    Most are values by index into the state's memory. Tables over the vocabulary get whole rows."""
 
     def __init__(self, state: DeviceState, *, vocab_size: int) -> None:
         self._state = state
         self._vocab_size = vocab_size
         self._pieces: list[tuple[np.ndarray, np.ndarray]] = []  # indices and values
+        self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
 
     def __bool__(self) -> bool:
-        return bool(self._pieces)
+        return bool(self._pieces or self._rows)
+
+    def apply(self, upload: Upload) -> None:
+        """Write all changes to the state and forget them."""
+        if self._pieces:
+            places, values = self.take()
+            self._state.memory[upload(places)] = upload(values)
+        for name, rows in self._rows.items():
+            table: Tensor = getattr(self._state, name)
+            table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))
+        self._rows = {}
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         """Start a sequence with these committed tokens in the lane; it has no pages yet."""
@@ -75,11 +112,36 @@ class Changes:
             (state.inverse_temperature, inverse_temperature),
             (state.top_p, params.top_p),
             (state.min_p, params.min_p),
+            (state.repetition, params.repetition_penalty),
+            (state.presence, params.presence_penalty),
+            (state.frequency, params.frequency_penalty),
         ):
             self._add(tensor, lane, 0, np.array([value], dtype=np.float32).view(np.int32))
         seed = np.array([sampler.seed], dtype=np.uint64).view(np.int32)
         first = 2 * (int(state.seed.storage_offset()) + lane)  # in int32: a seed takes two
         self._pieces.append((first + np.arange(2), seed))
+        self._write_edits(lane, tokens, sampler)
+
+    def _write_edits(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        state, edits, prompt = self._state, edits_of(sampler), len(tokens) - sampler.output_tokens
+        self._add(state.edits, lane, 0, [edits])
+        if edits & Edits.WAITS:
+            self._add(state.stops_from, lane, 0, [min(prompt + sampler.params.min_tokens, 2**31 - 1)])
+        if edits:
+            state.make_tables(self._vocab_size)
+        if edits & (Edits.PENALISES | Edits.WAITS):
+            marks = np.bincount(tokens[prompt:], minlength=self._vocab_size).astype(np.int32)
+            marks[tokens[:prompt]] |= IN_PROMPT
+            marks[sampler.stops] |= IS_STOP
+            self._set_row("marks", lane, marks)
+        if sampler.additive is not None:
+            self._set_row("bias", lane, sampler.additive.numpy())
+
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
+        t // 32."""
+        self._state.make_tables(self._vocab_size)
+        self._set_row("masks", lane, np.append(bits.view(np.int32), np.int32(sure)))
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""
@@ -93,8 +155,25 @@ class Changes:
         unique, last = np.unique(indices[::-1], return_index=True)
         return unique, values[::-1][last]
 
+    def _set_row(self, table: str, lane: int, row: np.ndarray) -> None:
+        self._rows.setdefault(table, {})[lane] = row
+
     def _add(self, tensor: Tensor, lane: int, first: int, values: Sequence[int] | np.ndarray) -> None:
         width = tensor.shape[1] if tensor.dim() == 2 else 1
         assert first + len(values) <= width, f"{len(values)} values from {first} on in a lane of {width}"
         start = int(tensor.storage_offset()) + lane * width + first
         self._pieces.append((start + np.arange(len(values)), np.asarray(values, dtype=np.int32)))
+
+
+def edits_of(sampler: Sampler) -> Edits:
+    """Return which edits a sequence's logits get."""
+    params, edits = sampler.params, Edits(0)
+    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        edits |= Edits.PENALISES
+    if params.min_tokens:
+        edits |= Edits.WAITS
+    if sampler.additive is not None:
+        edits |= Edits.BIASES
+    if sampler.grammar is not None:
+        edits |= Edits.MASKS
+    return edits

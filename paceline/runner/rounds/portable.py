@@ -7,20 +7,23 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
-from paceline.kernels import states_reference as states
 from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_growth import PortableGrowth
+from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.protocol import (
+    NOTHING,
     Chunk,
     DeviceDrafter,
     Landed,
@@ -28,18 +31,16 @@ from paceline.runner.rounds.protocol import (
     Ticket,
     Times,
     drafts_trees,
-    head_of,
-    longest_draft,
     read_landed,
     taps_of,
     threshold_of,
+    write_offer,
 )
+from paceline.runner.rounds.scores import Report, Scorer, Verified
+from paceline.runner.rounds.upload import Upload, download
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import Sampler
-
-
-class _Hold(Protocol):
-    def __call__(self, *, tree: bool = False, **rows: Tensor) -> None: ...
+from paceline.types import Logprob
 
 
 class PortableRounds:
@@ -72,26 +73,33 @@ class PortableRounds:
             max_draft=max_draft,
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
-        self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
+        self._upload = Upload(self._state.device)
+        self._scorer = Scorer(self._state, self._upload, score_reference)
+        self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
+        self._scorer.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        self._changes.set_mask(lane, bits, sure=sure)
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
-        self._apply_changes()
+        self._changes.apply(self._upload)
         self._read_along([chunk for chunk in chunks if chunk.drafts], drafter)
+        self._states.catch_up(drafter, [chunk.lane for chunk in chunks if not chunk.target])
         read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
         drafted = self._draft(seats, drafter)
         clock.append(time.perf_counter())
         tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
-        targets, features = self._verify(seats, drafted, tree=tree)
+        output, targets = self._verify(seats, drafted, tree=tree)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, targets, partial(self._hold, drafter, features), tree=tree)
+        landed = self._accept(seats, drafted, output, targets, drafter, tree=tree)
         clock.append(time.perf_counter())
         parts = [after - before for before, after in itertools.pairwise(clock)]
         return read, landed, Times(clock[-1] - clock[0], *parts[1:])
@@ -103,58 +111,60 @@ class PortableRounds:
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
 
-    def _apply_changes(self) -> None:
-        if self._changes:
-            places, values = (torch.from_numpy(each).to(self._state.device) for each in self._changes.take())
-            self._state.memory[places] = values
-
     def _read(self, chunks: Sequence[Chunk], drafter: str | None) -> list[Landed | None]:
-        """Run the target over prompt chunks, and draw the first token after each prompt that ends here."""
+        """Run the target over prompt chunks, draw the first token after each prompt that ends here, score prompts."""
         reading = [chunk for chunk in chunks if chunk.target]
         if not reading:
             return [None] * len(chunks)
-        ends = itertools.accumulate(chunk.count for chunk in reading)
-        outs = [end - 1 for chunk, end in zip(reading, ends, strict=True) if chunk.draws]
-        output = self._run(self._forward, self._chunk_rows(reading, outs))
-        lanes = self._ints([chunk.lane for chunk in reading if chunk.draws])
-        targets = self._ints([0] * len(lanes))
-        if len(lanes):
-            ops.draw(output.logits, self._state, lanes=lanes, out=targets)
-        roots, hold = self._ints(range(len(lanes))), partial(self._hold, drafter, output.features)
-        landed = iter(self._settle(lanes, targets, roots=roots, longest=0, hold=partial(hold, starts=self._ints(outs))))
-        self._show(reading, output.features, drafter)
-        return [next(landed) if chunk.draws else None for chunk in chunks]
+        begins = [0, *itertools.accumulate(chunk.count for chunk in reading)]
+        outs = [_outs(chunk, begin) for chunk, begin in zip(reading, begins, strict=False)]
+        output = self._run(self._forward, self._chunk_rows(reading, [*itertools.chain(*outs)]))
+        parts = torch.split(output.logits, [len(each) for each in outs])
+        drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
+        drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing])
+        self._show(reading, output, drafter)
+        landed: list[Landed | None] = []
+        for chunk, begin, logits in zip(reading, begins, parts, strict=False):
+            own = drawn.pop(0) if chunk.draws else None
+            if chunk.scored or chunk.states:
+                states = None if output.states is None else output.states[begin : begin + chunk.count]
+                own = replace(
+                    own or NOTHING,
+                    prompt_scores=self._score_prompt(chunk, logits),
+                    states=download(states[-chunk.states :]) if chunk.states and states is not None else None,
+                )
+            landed.append(own)
+        left = iter(landed)
+        return [next(left) if chunk.target else None for chunk in chunks]
 
-    def _show(self, chunks: Sequence[Chunk], features: Tensor | None, drafter: str | None) -> None:
-        """Let a head read the hidden states of chunks. A row needs the next token: that after a prompt is drawn by now,
-        and its row is also held, because the draft begins with it."""
-        head = head_of(self.drafters[drafter]) if drafter else None
-        if head is None or features is None or not any(chunk.drafts for chunk in chunks):
-            return
-        along = [chunk.drafts for chunk in chunks for _ in range(chunk.count)]
-        batch = self._chunk_rows([chunk for chunk in chunks if chunk.drafts], [], ahead=1)
-        cast(HeadForward, head)(batch, features=self._columns(drafter or "", features)[torch.tensor(along)])
+    def _show(self, chunks: Sequence[Chunk], output: Output, drafter: str | None) -> None:
+        """Hold the hidden state of the last row of each prompt that ends here, and let a head read all rows. A row
+        needs the next token, which is drawn by now."""
+        ends = [*itertools.accumulate(chunk.count for chunk in chunks)]
+        last = [(chunk.lane, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.draws]
+        lanes, starts = (self._ints(each) for each in (zip(*last, strict=True) if last else ([], [])))
+        alone = self._ints([0] * len(last))[:, None]  # nothing was drafted
+        self._states.hold(drafter, output.features, seats=lanes, starts=starts, outcomes=alone)
+        along = [chunk for chunk in chunks if chunk.drafts]
+        if along and drafter in self.tapping:
+            rows = [
+                *itertools.chain(*(range(end - c.count, end) for c, end in zip(chunks, ends, strict=True) if c.drafts))
+            ]
+            self._states.show(drafter, output.features, self._chunk_rows(along, [], ahead=1), rows)
 
-    def _hold(self, drafter: str | None, features: Tensor | None, *, tree: bool = False, **rows: Tensor) -> None:
-        """Hold the hidden states of the rows that acceptance has committed, if the drafter of the launch reads them."""
-        if drafter in self._held and drafter and features is not None:
-            own = {"features": self._columns(drafter, features), **rows}
-            states.hold(self._held[drafter], self._state, tree=tree, pdl=False, **own)
+    def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor]) -> list[Landed]:
+        """Draw the first token of each lane from its logits [vocab]."""
+        if not lanes:
+            return []
+        seats, rows, targets = self._ints(lanes), torch.stack([*logits]), self._ints([0] * len(lanes))
+        self._draw(rows, lanes=seats, out=targets)
+        out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=seats.device)
+        return self._settle(seats, rows, targets, out=out, roots=self._ints(range(len(lanes))))
 
-    def _no_states(self, drafter: DeviceDrafter) -> states.HeldStates:
-        hidden = self._forward.embed(self._ints([0])).shape[1]
-        return states.HeldStates.empty(
-            lanes=self._state.dummy,
-            capacity=1 + longest_draft(drafter, self.max_draft),
-            width=len(taps_of(drafter)) * hidden,
-            dtype=torch.float32,
-            device=self._state.device,
-        )
-
-    def _columns(self, drafter: str, features: Tensor) -> Tensor:
-        """Select the taps of one drafter from the features of all taps."""
-        kept = features.chunk(len(self._forward.taps), dim=1)
-        return torch.cat([kept[self._forward.taps.index(tap)] for tap in taps_of(self.drafters[drafter])], dim=1)
+    def _score_prompt(self, chunk: Chunk, logits: Tensor) -> tuple[Logprob, ...]:
+        tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
+        report = Report(self._scorer.score_rows(logits[: chunk.scored], tokens, chunk.top).cpu())
+        return report.read(0, tokens.tolist(), chunk.top)
 
     def _read_along(self, chunks: Sequence[Chunk], drafter: str | None) -> None:
         """Run the drafter's own model over the chunks that it reads."""
@@ -164,40 +174,119 @@ class PortableRounds:
 
     def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
-        limits = [seat.max_draft for seat in seats]
-        if drafter is None or not any(limits):
-            return [0] * len(seats)
-        by = self.drafters[drafter]
-        round = _PortableRound(self, seats, by, self._held.get(drafter))
-        by.draft(round)
-        return [int(count) for count in round.found] if by.finds_fewer else limits
+        limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
+        if drafter is not None and any(limits):
+            by, round = self.drafters[drafter], _PortableRound(self, seats, limits, drafter)
+            by.draft(round)
+            drafted = round.found.tolist() if by.finds_fewer else limits
+        return self._take_offers(seats, drafted)
 
-    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int], *, tree: bool) -> tuple[Tensor, Tensor | None]:
-        """Draw the target's tokens [rows] after the last committed and every drafted token of each seat; return them
-        and the hidden states of the rows."""
+    def _take_offers(self, seats: Sequence[Seat], drafted: list[int]) -> list[int]:
+        """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""
+        if all(seat.offer is None for seat in seats):
+            return drafted
+        table = np.zeros((len(seats), HEADER + 2 * self.max_draft + 1), dtype=np.int32)
+        for row, seat in zip(table, seats, strict=True):
+            if seat.offer is not None:
+                write_offer(row, seat.offer, most=seat.max_draft)
+        counts, lanes = self._ints([1 + count for count in drafted]), self._ints([seat.lane for seat in seats])
+        offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
+        return [count - 1 for count in counts.tolist()]
+
+    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int], *, tree: bool) -> tuple[Output, Tensor]:
+        """Run the target over the last committed and every drafted token of each seat; return its output, with raw
+        logits [rows, vocab], and the tokens [rows] drawn there."""
         if not seats:
-            return self._ints([]), None
+            return Output(torch.empty((0, self._forward.vocab_size)), self._ints([])), self._ints([])
         lanes = self._ints([seat.lane for seat in seats])
-        batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1, tree=tree)
+        counts = [1 + count for count in drafted]
+        trees = self._tree_rows(lanes, counts) if tree else None
+        batch, owners = self._seat_rows(lanes, counts, first=-1) if trees is None else trees[:2]
         targets = torch.empty_like(owners)
         output = self._run(self._forward, batch)
-        ops.draw(output.logits, self._state, lanes=owners, positions=batch.positions, offset=1, out=targets)
-        return targets, output.features
+        before = None if trees is None else trees[2]
+        self._draw(output.logits, lanes=owners, positions=batch.positions, offset=1, out=targets, ancestors=before)
+        return output, targets
+
+    def _draw(
+        self,
+        logits: Tensor,
+        *,
+        lanes: Tensor,
+        out: Tensor,
+        offset: int = 0,
+        ancestors: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        """Draw a token from a copy of logits with the edits of each row's lane; see `round_reference.draw`.
+
+        Logits in a vocabulary of a head's own are not edited: a token that the edits exclude is a wrong guess."""
+        if self._state.marks.shape[1] and options.get("ids") is None:
+            logits = logits.clone()
+            edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
+            edit(positions=options.get("positions"), ancestors=ancestors)
+        ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
 
     def _accept(
-        self, seats: Sequence[Seat], drafted: Sequence[int], targets: Tensor, hold: _Hold, *, tree: bool
+        self,
+        seats: Sequence[Seat],
+        drafted: Sequence[int],
+        output: Output,
+        targets: Tensor,
+        drafter: str | None,
+        *,
+        tree: bool,
     ) -> list[Landed]:
         row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
         lanes = self._ints([seat.lane for seat in seats])
-        hold = partial(hold, starts=row_starts, read=self._ints([seat.max_draft for seat in seats]))
-        settle = self._settle_trees if tree else self._settle
-        return settle(lanes, targets, row_starts=row_starts, longest=max(drafted, default=0), hold=hold)
+        longest = max(drafted, default=0)
+        out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
+        landed = self._settle(lanes, output.logits, targets, out=out, row_starts=row_starts, tree=tree)
+        read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
+        held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
+        self._states.hold(drafter, output.features, tree=tree, **held)
+        return landed
 
-    def _settle_trees(
-        self, seats: Tensor, targets: Tensor, *, longest: int, hold: _Hold, row_starts: Tensor
+    def _settle(
+        self,
+        seats: Tensor,
+        logits: Tensor,
+        targets: Tensor,
+        *,
+        out: Tensor,
+        row_starts: Tensor | None = None,
+        roots: Tensor | None = None,
+        tree: bool = False,
     ) -> list[Landed]:
-        """Accept paths of trees, move their keys and values into place, hold hidden states, and return the outcomes."""
-        out = torch.zeros((len(seats), 4 + 4 * longest), dtype=torch.int32, device=self._state.device)
+        """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]. `out` gets
+        the reports of `accept`, or of `tree_accept`."""
+        if not len(seats):
+            return []
+        if tree:
+            assert row_starts is not None
+            self._accept_trees(seats, row_starts, targets, out)
+        else:
+            ops.accept(
+                self._state,
+                seats=seats,
+                targets=targets,
+                out=out,
+                row_starts=row_starts,
+                roots=roots,
+                synthetic_acceptance=self.synthetic_acceptance,
+            )
+        if self._state.marks.shape[1]:
+            edit_reference.count(self._state, seats=seats, outcomes=out)
+        landed = [read_landed(row, tree=tree) for row in out.tolist()]
+        starts = roots if row_starts is None else row_starts
+        assert starts is not None
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats, tree=tree))
+        if scores is not None:
+            scores.attach(landed)
+        return landed
+
+    def _accept_trees(self, seats: Tensor, row_starts: Tensor, targets: Tensor, out: Tensor) -> None:
+        """Accept paths of trees, and move their keys and values into place."""
         tree_ops.tree_accept(
             self._state,
             seats=seats,
@@ -209,59 +298,38 @@ class PortableRounds:
         source, target = tree_ops.tree_moves(self._state, seats=seats, out=out)
         moved = source != target
         self._forward.kv.move(source[moved].tolist(), target[moved].tolist())
-        hold(seats=seats, outcomes=out, tree=True)
-        return [read_landed(row, tree=True) for row in out.tolist()]
 
-    def _settle(
-        self,
-        seats: Tensor,
-        targets: Tensor,
-        *,
-        longest: int,
-        hold: _Hold,
-        row_starts: Tensor | None = None,
-        roots: Tensor | None = None,
-    ) -> list[Landed]:
-        """Accept, advance the lengths, hold hidden states, and return the outcomes."""
-        if not len(seats):
-            return []
-        out = torch.zeros((len(seats), 2 + 2 * (longest + 1)), dtype=torch.int32, device=self._state.device)
-        ops.accept(
-            self._state,
-            seats=seats,
-            targets=targets,
-            out=out,
-            row_starts=row_starts,
-            roots=roots,
-            synthetic_acceptance=self.synthetic_acceptance,
-        )
-        hold(seats=seats, outcomes=out)
-        return [read_landed(row) for row in out.tolist()]
-
-    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int, tree: bool = False) -> tuple[Batch, Tensor]:
+    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
         """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
-        tokens, positions, slots, owners, leads = (self._ints([0] * sum(counts)) for _ in range(5))
-        row_starts, bases = self._ints([0] * (len(counts) + 1)), self._ints([0] * len(counts))
-        tails = torch.zeros((len(tokens), max(counts) - 1), dtype=torch.int32, device=tokens.device) if tree else None
-        lay_out = partial(
-            ops.layout if tails is None else tree_ops.tree_layout,
-            self._state,
-            seats=seats,
-            counts=self._ints(counts),
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            owners=owners,
-            row_starts=row_starts,
+        made = self._empty_rows(counts)
+        ops.layout(self._state, seats=seats, counts=self._ints(counts), first=first, pdl=False, **made)
+        bases = made["positions"][made["row_starts"][1:].long() - 1] + 1
+        return self._laid_out(seats, made, bases)
+
+    def _tree_rows(self, seats: Tensor, counts: list[int]) -> tuple[Batch, Tensor, Tensor]:
+        """Lay out the trees of all seats; return the rows, the lane of each, and the tokens of each row's path."""
+        made, leads, bases = self._empty_rows(counts), self._ints([0] * sum(counts)), self._ints([0] * len(counts))
+        tails, ancestors = torch.zeros((2, len(leads), max(counts) - 1), dtype=torch.int32, device=leads.device)
+        made |= {"bases": bases, "tails": tails, "leads": leads, "ancestors": ancestors}
+        tree_ops.tree_layout(self._state, seats=seats, counts=self._ints(counts), pdl=False, **made)
+        batch, owners = self._laid_out(seats, made, bases)
+        return replace(batch, tails=tails[leads.long()]), owners, ancestors
+
+    def _empty_rows(self, counts: list[int]) -> dict[str, Tensor]:
+        rows = {name: self._ints([0] * sum(counts)) for name in ("tokens", "positions", "slots", "owners")}
+        return {"row_starts": self._ints([0] * (len(counts) + 1)), **rows}
+
+    def _laid_out(self, seats: Tensor, made: Mapping[str, Tensor], bases: Tensor) -> tuple[Batch, Tensor]:
+        batch = Batch(
+            tokens=made["tokens"],
+            positions=made["positions"],
+            slots=made["slots"],
+            row_starts=made["row_starts"],
+            bases=bases,
+            page_table=self._page_table(seats, bases),
+            logit_rows=self._ints(range(len(made["tokens"]))),
         )
-        if tails is None:
-            lay_out(first=first)
-            bases = positions[row_starts[1:].long() - 1] + 1
-        else:
-            lay_out(bases=bases, tails=tails, leads=leads)
-            tails = tails[leads.long()]
-        rows, table = self._ints(range(len(tokens))), self._page_table(seats, bases)
-        return Batch(tokens, positions, slots, row_starts, bases, table, rows, tails), owners
+        return batch, made["owners"]
 
     def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], *, ahead: int = 0) -> Batch:
         state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]
@@ -278,6 +346,7 @@ class PortableRounds:
             bases=bases,
             page_table=self._page_table(seats, bases),
             logit_rows=self._ints(outs),
+            states=any(chunk.states for chunk in chunks),
         )
 
     def _page_table(self, seats: Tensor, bases: Tensor) -> Tensor:
@@ -295,19 +364,15 @@ class PortableRounds:
 class _PortableRound:
     """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
 
-    def __init__(
-        self, rounds: PortableRounds, seats: Sequence[Seat], drafter: DeviceDrafter, held: states.HeldStates | None
-    ) -> None:
+    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int], drafter: str) -> None:
         self.state = rounds._state
         self._rounds = rounds
-        self._limits = [seat.max_draft for seat in seats]
+        self._limits = limits
         self.longest = max(self._limits)
         self.lanes = rounds._ints([seat.lane for seat in seats])
         self.found = rounds._ints([0] * len(seats))
-        self._held = held  # None: the drafter has no taps
-        self._thresholds = torch.tensor([threshold_of(drafter, seat) for seat in seats])
-        self._confidence = torch.full((len(seats),), -1.0 if taps_of(drafter) else 1.0)
-        self._rows: list[int] = []  # row of each seat in the head's last pass; -1: none
+        self._thresholds = torch.tensor([threshold_of(rounds.drafters[drafter], seat) for seat in seats])
+        self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
         self._growth: PortableGrowth | None = None  # None: the draft is a chain
 
     def limits(self) -> Tensor:
@@ -323,93 +388,42 @@ class _PortableRound:
         return whole
 
     def guess(self, head: Head, turn: int) -> Tensor:
-        assert self._held is not None, "a drafter that runs a head has taps"
+        assert self._head is not None, "a drafter that runs a head has taps"
         if turn and self._growth is not None:
             return self._growth.guess(cast(HeadForward, head), turn, self._rounds._page_table)
-        whole = torch.zeros(len(self._limits), len(head.ids))
-        if turn == 0:
-            logits = self._first_pass(cast(HeadForward, head), self._held)
-        seats = [seat for seat in self._wanting(turn) if self._rows[seat] >= 0]
-        if turn and seats:
-            logits = self._next_pass(cast(HeadForward, head), seats, turn)
-        if seats:
-            whole[seats] = logits
-        return whole
-
-    def _first_pass(self, head: HeadForward, held: states.HeldStates) -> Tensor:
-        """Read the held states of all seats; the last row of each that has any gives logits."""
-        count = len(self._limits)
-        rows = states.Taken.empty(
-            seats=count,
-            rows=count * held.capacity,
-            turns=1,
-            width=held.width,
-            dtype=held.states.dtype,
-            device=self.state.device,
-        )
-        states.take(held, self.state, seats=self.lanes, limits=self.limits(), into=rows)
-        self._confidence = rows.confidence
-        starts = rows.row_starts.tolist()
-        self._rows = [stop - 1 if stop > start else -1 for start, stop in itertools.pairwise(starts)]
-        there = [seat for seat, row in enumerate(self._rows) if row >= 0]
-        if not there:
-            return torch.zeros(0, len(head.ids))
-        used = slice(0, starts[-1])
-        ends = [self._rows[seat] for seat in there]
-        batch = self._batch(there, rows.tokens[used], rows.positions[used], ends=[end + 1 for end in ends])
-        return head(batch, features=rows.features[used]).logits
-
-    def _next_pass(self, head: HeadForward, seats: list[int], turn: int) -> Tensor:
-        """Continue from the last row of each of these seats, with the token that was drafted last."""
-        lanes = self.lanes[seats].long()
-        positions = self.state.lengths[lanes] - 2 + turn
-        tokens = self.state.tokens[lanes, positions.long() + 1]
-        batch = self._batch(seats, tokens, positions, ends=[*range(1, len(seats) + 1)])
-        logits = head(batch, carry=[self._rows[seat] for seat in seats]).logits
-        self._rows = [seats.index(seat) if seat in seats else -1 for seat in range(len(self._limits))]
-        return logits
-
-    def _batch(self, seats: list[int], tokens: Tensor, positions: Tensor, *, ends: list[int]) -> Batch:
-        """Make a head's batch of rows, those of each seat up to `ends`, with logits of the last row of each."""
-        starts = self._rounds._ints([0, *ends])
-        owners = self.lanes[seats].repeat_interleave(starts.diff()).long()
-        slots = self.state.pages[owners, positions.long() // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
-        bases = positions[starts[1:].long() - 1] + 1
-        table = self._rounds._page_table(self.lanes[seats], bases)
-        return Batch(tokens, positions, slots, starts, bases, table, starts[1:] - 1)
+        return self._head.guess(head, turn)
 
     def last_states(self) -> Tensor:
-        assert self._held is not None, "a drafter that reads hidden states has taps"
-        found, there = states.last(self._held, self.state, seats=self.lanes)
-        self._confidence = torch.where(there, 1.0, -1.0)
-        return found
+        assert self._head is not None, "a drafter that reads hidden states has taps"
+        return self._head.last()
 
     def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
         wanting = self._wanting(turn)
-        lanes = self.lanes[wanting]
-        doubt = None
-        if doubting:
-            doubt = ops.Doubt(
-                confidence=self._confidence[wanting],
-                thresholds=self._thresholds[wanting],
-                limits=self.limits()[wanting],
-                found=self.found[wanting],
-                turn=turn,
-            )
+        lanes, draw = self.lanes[wanting], self._rounds._draw
+        doubt = self._doubt(wanting, turn) if doubting else None
         out = torch.empty_like(lanes)
-        ops.draw(logits[wanting], self.state, lanes=lanes, offset=turn, out=out, push=True, ids=ids, doubt=doubt)
-        if doubt is not None:
-            self._confidence[wanting], self.found[wanting] = doubt.confidence, doubt.found
+        draw(logits[wanting], lanes=lanes, offset=turn, out=out, push=True, ids=ids, doubt=doubt)
+        if doubt is not None and self._head is not None:
+            self._head.confidence[wanting], self.found[wanting] = doubt.confidence, doubt.found
+
+    def _doubt(self, seats: list[int], turn: int) -> ops.Doubt:
+        assert self._head is not None, "only a drafter with taps can doubt its drafts"
+        return ops.Doubt(
+            confidence=self._head.confidence[seats],
+            thresholds=self._thresholds[seats],
+            limits=self.limits()[seats],
+            found=self.found[seats],
+            turn=turn,
+        )
 
     def plant(self, *, width: int, levels: int) -> None:
         self._growth = PortableGrowth(self.state, self.lanes, limits=self.limits(), width=width, levels=levels)
 
     def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
         assert self._growth is not None, "a tree must be planted first"
-        ends = self._rounds._ints([0, *(row + 1 for row in self._rows or [0] * len(self._limits))])
-        self._growth.branch(
-            logits, level, ids=ids, fitted=fitted, roots=self._confidence, ends=ends, thresholds=self._thresholds
-        )
+        assert self._head is not None, "only a drafter with taps can grow trees"
+        rows = {"roots": self._head.confidence, "ends": self._head.ends, "thresholds": self._thresholds}
+        self._growth.branch(logits, level, ids=ids, fitted=fitted, **rows)
 
     def prune(self) -> None:
         assert self._growth is not None, "a tree must be planted first"
@@ -428,3 +442,8 @@ class _PortableRound:
     def _wanting(self, turn: int) -> list[int]:
         """Seats that may have more than `turn` drafted tokens."""
         return [seat for seat, limit in enumerate(self._limits) if limit > turn]
+
+
+def _outs(chunk: Chunk, begin: int) -> list[int]:
+    """List the rows of a chunk from row `begin` on whose logits are wanted: the scored ones, and one to draw from."""
+    return [*range(begin, begin + chunk.scored), *([begin + chunk.count - 1] if chunk.draws else [])]

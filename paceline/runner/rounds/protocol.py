@@ -8,9 +8,9 @@ returns the outcome.
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-Three things always hold. Steps take effect in the order of their launches, `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's part of the
-page table, or to the scratch page.
+Three things always hold. Steps take effect in the order of their launches; `write`, `set_pages` and `set_mask` before
+the launches that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's
+part of the page table, or to the scratch page.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import numpy as np
 from torch import Tensor
 
 from paceline.kernels.base import Forward
+from paceline.kernels.offer_reference import HEADER
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
+SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
 
@@ -50,7 +52,6 @@ class Seat:
     lane: int
     max_draft: int  # drafted tokens, at most; 0: plain
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
-    masked: bool = False  # the token after the last committed one must be in the lane's mask
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
 
@@ -64,18 +65,23 @@ class Chunk:
     count: int
     draws: bool  # the last committed token is among them: draw and append the next one
     target: bool = True  # the target reads them
-    drafts: bool = False  # the drafter of the launch reads them
+    drafts: bool = False  # the drafter of the launch reads them; without the target, a head reads all held states
+    scored: int = 0  # first rows whose next token, which is known, is scored
+    top: int = 0  # alternatives to report for each scored token
+    states: int = 0  # last rows whose hidden states after the last norm are wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The outcome of a seat, or of a chunk that draws."""
+    """The outcome of a seat, or of a chunk that draws, is scored or is pooled; one that does not draw has no tokens."""
 
     path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
     tokens: tuple[int, ...]  # new tokens: the accepted drafted ones, then the target's own
     parents: tuple[int, ...] = ()  # index of the parent of each drafted token, see Draft; empty: a chain
     scores: tuple[Logprob, ...] = ()  # log-probabilities of the new tokens, if the sequence asks for them
+    prompt_scores: tuple[Logprob, ...] = ()  # log-probabilities of the tokens after a chunk's `scored` rows
+    states: Tensor | None = None  # [rows, hidden] of a chunk's last `states` rows, on the host
 
     @property
     def accepted(self) -> int:
@@ -109,6 +115,13 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
+    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
+        """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
+
+        It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
+        It decides alone whether that token may be a stop token, whatever `min_tokens` says. The first `sure` tokens of
+        the seat's offer are drawn whatever their logits are, and the mask is for the token behind them."""
+
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
@@ -122,7 +135,7 @@ class Rounds(Protocol):
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step. Each step is collected once, in the order of launches.
 
-        Returns outcomes of chunks (None where nothing was drawn), outcomes of seats, and times."""
+        Returns outcomes of chunks (None if only keys and values were wanted), outcomes of seats, and times."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
@@ -170,7 +183,8 @@ class DraftingRound(Protocol):
     def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
         """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
 
-        `ids` int32 [vocab]: the target's token of each column, if these are not its vocabulary. `doubting`: a draft
+        Penalties, bias and masks of the seats are applied to the logits first, in place. `ids` int32 [vocab]: the
+        target's token of each column, if these are not its vocabulary; such logits are not edited. `doubting`: a draft
         whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
         `guess` or `last_states` passes it, because seats without held states get no draft."""
 
@@ -222,6 +236,17 @@ class DeviceDrafter(Protocol):
         """Draft for all seats of a round, at most `limits` tokens each."""
 
 
+NOTHING = Landed((), (), ())  # the outcome of a chunk that draws nothing
+
+
+def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
+    """Write an offer to a row of the table of `offer_reference.offer`, for a draft of at most `most` tokens.
+
+    Offered tokens for which the row has no room are left out."""
+    count = min(len(offer.tokens), len(row) - HEADER)
+    row[: HEADER + count] = most, offer.start, count, *offer.tokens[:count]
+
+
 def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
     """Return the places of the target whose hidden states a drafter reads."""
     taps: Sequence[int] = getattr(drafter, "taps", ())
@@ -237,6 +262,11 @@ def head_of(drafter: DeviceDrafter) -> Head | None:
 def longest_draft(drafter: DeviceDrafter, most: int) -> int:
     """Return the tokens of a drafter's longest draft in rounds whose drafts have at most `most`."""
     return min(most, getattr(drafter, "max_draft", most))
+
+
+def held_by(drafter: DeviceDrafter, most: int) -> int:
+    """Return for how many positions of a sequence rounds hold hidden states that a drafter has not read."""
+    return 1 + longest_draft(drafter, most) + SPARE_STATES
 
 
 def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:

@@ -1,4 +1,4 @@
-"""Copies from the host to a device that do not wait for it."""
+"""Copies between the host and a device that do not wait for it."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ class Upload:
 
     def ints(self, values: Sequence[int]) -> Tensor:
         return self(np.array(values, dtype=np.int32))
+
+
+def download(values: Tensor) -> Tensor:
+    """Copy values to the host's memory without waiting: they are valid once the device has come so far."""
+    memory = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+    return memory.copy_(values, non_blocking=True)

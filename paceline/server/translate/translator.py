@@ -383,8 +383,8 @@ class Translator:
         allowed = self.settings.allowed_drafters
         if not speculation.enabled or (allowed and PREDICTION not in allowed):
             return ()
-        if options is None:  # on a device such drafts would take all its steps to the host
-            return behind if self.llm.parts.target.decoder is None else ()
+        if options is None:
+            return behind
         text = content_text(options.content, "prediction")
         return tuple(await self.encode_text(text, framed=False, field="prediction"))
 

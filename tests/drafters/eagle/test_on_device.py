@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask
 from paceline.drafters.eagle.drafter import EagleDrafter
 from paceline.drafters.eagle.on_device import EagleOnDevice
+from paceline.engine.governor import PRIOR_ROW_PRICE
 from paceline.engine.scheduler import Work
 from paceline.errors import InvalidRequest
 from paceline.runner.rounds.protocol import Seat
-from paceline.types import OFF, Request, SamplingParams
+from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.rig import EagleMade, Rig, build
 from tests.runs import prompt, run, tokens_of
 from tests.tiny_models import TARGET
@@ -29,7 +31,7 @@ def ask(id: str = "a", length: int = 40, *, tokens: int = 30, **params: Any) -> 
     return Request(id=id, prompt=prompt(length, seed=len(id)), sampling=sampling)
 
 
-def host_drafts(monkeypatch: pytest.MonkeyPatch, made: EagleMade, asked: Sequence[Request]) -> Drafts:
+def host_drafts(monkeypatch: pytest.MonkeyPatch, made: EagleMade, asked: Sequence[Request], **options: Any) -> Drafts:
     found: Drafts = {}
     propose = EagleDrafter.propose
 
@@ -40,7 +42,7 @@ def host_drafts(monkeypatch: pytest.MonkeyPatch, made: EagleMade, asked: Sequenc
 
     with monkeypatch.context() as changed:
         changed.setattr(EagleDrafter, "propose", told)
-        run(build("toy", {"eagle": made}, **FIXED), asked)
+        run(build("toy", {"eagle": made}, **{**FIXED, **options}), asked)
     return found
 
 
@@ -48,8 +50,8 @@ def device_drafts(rig: Rig, asked: Sequence[Request]) -> Drafts:
     found: Drafts = {}
     settle = rig.engine._stepper._settle
 
-    def told(work: Work, landed: Any, drafter: str | None) -> None:
-        settle(work, landed, drafter)
+    def told(work: Work, landed: Any) -> None:
+        settle(work, landed)
         if landed is not None and work.max_draft:
             found[tuple(work.sequence.tokens)] = landed.drafted
 
@@ -73,6 +75,20 @@ def test_drafts_are_those_of_the_host(made: EagleMade, params: dict[str, Any], m
         assert {len(draft) for draft in got.values()} > {1}  # they end at several lengths
 
 
+def test_states_of_plain_steps_are_read_before_they_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While two sequences run, nothing is drafted: for more steps than states are held, and then not for some."""
+    made, crowd = EagleMade(draft_vocab=40), {"max_draft_batch": 1}
+    asked = [ask("a", 20, tokens=110), ask("bb", 10, tokens=75)]
+    wanted = host_drafts(monkeypatch, made, asked, **crowd)
+    rig = build("toy", on_device={"eagle": made}, **{**FIXED, **crowd})
+    got = device_drafts(rig, asked)
+    both = {key for key in wanted.keys() & got.keys() if len(key) < 20 + 110 - 8}
+    assert len(both) > 8
+    assert {key: got[key] for key in both} == {key: wanted[key] for key in both}
+    late = [len(chunks) for chunks in rig.rounds.chunks if any(not chunk.target for chunk in chunks)]
+    assert late in ([2, 2, 1], [2, 2])  # all at once, before the oldest are lost; then one before its draft
+
+
 def test_a_step_without_states_costs_one_draft() -> None:
     """Another drafter's turn holds no states for the head: in its next step it drafts nothing, then it goes on."""
     on_device = {"eagle": EagleMade(), "good": TARGET}
@@ -91,6 +107,19 @@ def test_pages_that_the_head_has_not_read_are_computed_again() -> None:
     told = run(rig, [spoken])
     assert told["spoken", 0].stats.cached_tokens == 0  # the head has read none of them
     assert run(rig, [again])["again", 0].stats.cached_tokens >= 48
+
+
+def test_seats_carry_the_price_of_a_row_and_the_wish_of_the_request() -> None:
+    rig = build("toy", on_device={"eagle": EagleMade(min_confidence=None)}, measure_cost=True, clock=None)
+    wish = replace(ask(), speculation=Speculation(p_min=0.4))
+    run(rig, [wish])
+    seats = [seat for seats in rig.rounds.seats for seat in seats if seat.max_draft]
+    assert seats
+    assert {seat.p_min for seat in seats} == {0.4}
+    assert seats[0].price == PRIOR_ROW_PRICE
+    rig = build("toy", on_device={"eagle": EagleMade()}, **FIXED)
+    run(rig, [ask()])
+    assert {seat.price for seats in rig.rounds.seats for seat in seats} == {0.0}
 
 
 def test_the_request_or_the_drafter_or_the_price_ends_drafts() -> None:
@@ -128,8 +157,8 @@ def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, A
     trees: dict[tuple[int, ...], Draft] = {}
     settle = rig.engine._stepper._settle
 
-    def told(work: Work, landed: Any, drafter: str | None) -> None:
-        settle(work, landed, drafter)
+    def told(work: Work, landed: Any) -> None:
+        settle(work, landed)
         if landed is not None and landed.drafted:
             trees[tuple(work.sequence.tokens)] = work.draft
 

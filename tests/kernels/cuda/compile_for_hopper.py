@@ -13,10 +13,12 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, _linear
+from paceline.kernels.cuda.prefill import BOX, _prefill
 from paceline.kernels.cuda.tiles import Tiles
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -59,21 +61,22 @@ def shared(format: int, rows: int, programs: int, *, gated: bool, even: bool) ->
 
 
 def attention(*, solo: bool, turn: bool, tree: bool) -> int:
-    """Return the constants of attention with 32 heads of 128 dimensions on 8 KV heads."""
+    """Return the bytes of attention with 32 heads of 128 dimensions on 8 KV heads."""
     constants: dict[str, Any] = {
         "HEADS": 32,
         "KV_HEADS": 8,
         "HEAD_DIM": 128,
         "PADDED": 128,
         "BLOCK_M": 16,
-        "TILE": 64,
-        "TILES": 8,
+        "TILE": 128,
+        "TILES": 2,
         "PAGE": 16,
         "WINDOW": tree,
         "LANES": not tree,
         "TREE": tree,
         "REACH": 2,
         "SOLO": solo,
+        "EARLY": turn and not solo,
         "TURN": turn,
         "LIMIT": 0.0,
         "PDL": True,
@@ -89,11 +92,35 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
     return int(compiled.metadata.shared)
 
 
+def prompts(*, head_dim: int, stages: int, window: bool) -> int:
+    """Return the bytes of attention of prompts with four query heads on each of 8 KV heads."""
+    constants: dict[str, Any] = {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "TILE": 128,
+        "TILES": 2,
+        "STAGES": stages,
+        "PAGE": 16,
+        "WINDOW": window,
+    }
+    boxes = dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[16, 64],{BOX!r}>")
+    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("positions", "page_table", "plan"), "*i32")
+    signature = {name: "constexpr" if name in constants else "i32" for name in _prefill.arg_names}
+    signature |= boxes | kinds | {"scale": "fp32"}
+    numbers = {(_prefill.arg_names.index(name),): value for name, value in constants.items()}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(_prefill.arg_names) if name in kinds}
+    source = GluonASTSource(fn=_prefill, signature=signature, constexprs=numbers, attrs=attributes)
+    return int(triton.compile(source, target=HOPPER, options={"num_warps": 4}).metadata.shared)
+
+
 if __name__ == "__main__":
     found = {
         "attention, splits": attention(solo=False, turn=True, tree=False),
         "attention, trees": attention(solo=False, turn=False, tree=True),
         "attention, all": attention(solo=True, turn=True, tree=False),
+        "prompts": prompts(head_dim=128, stages=3, window=False),
+        "prompts, narrow heads and a window": prompts(head_dim=64, stages=4, window=True),
     }
     for name, format in FORMATS.items():
         for gated in (False, True) if "all" in sys.argv else (True,):

@@ -15,16 +15,18 @@ from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS
+from paceline.kernels.edit_reference import Edits
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.medusa import TorchMedusa
 from paceline.runner.heads.torch import TorchHead
-from paceline.runner.rounds import buckets
+from paceline.runner.rounds import buckets, cuda_chunks
 from paceline.runner.rounds import cuda as cuda_rounds
 from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
+from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Rounds, Seat, Times
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Offer, Rounds, Seat, Times
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.heads import random_eagle, random_medusa
@@ -89,8 +91,9 @@ def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tu
     )
 
 
-def enter(rounds: Rounds, lane: int, tokens: Sequence[int], **params: float) -> None:
+def enter(rounds: Rounds, lane: int, tokens: Sequence[int], **params: Any) -> None:
     sampler = Sampler(SamplingParams.of(**params), seed=7 + lane, vocab_size=PLAIN.vocab_size, eos_ids=())
+    sampler.see_prompt(tokens)
     rounds.write(lane, np.array(tokens), sampler)
     rounds.set_pages(lane, 0, range(4 * lane, 4 * lane + 4))
 
@@ -131,6 +134,7 @@ def test_drafts_as_those_of_portable_rounds(drafter: str, longest: int, device: 
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], device: torch.device) -> None:
     """Prompts in one chunk and in two, drafts of several lengths, plain steps between them, and a step whose states are
     not held."""
@@ -144,7 +148,7 @@ def test_heads_as_in_portable_rounds(drafter: str, options: dict[str, Any], devi
     both(made, [*begun, Chunk(1, 0, 2, draws=True)], [], drafter)
     assert both(made, [Chunk(2, 4, 2, draws=True, drafts=True)], [Seat(0, 3)], drafter)[1][0].drafted
     lengths = []
-    for turn in range(4):
+    for turn in range(2):
         _, landed = both(made, [], [Seat(2, 3), Seat(0, turn), Seat(1, 2)], drafter)
         lengths += [len(each.drafted) for each in landed]
     assert len({*lengths}) > 2
@@ -199,6 +203,33 @@ def test_trees(device: torch.device) -> None:
     assert any(path != tuple(range(len(path))) for path in paths)
 
 
+@pytest.mark.parametrize("drafter", [None, "model", "ngram"])
+def test_offers_beside_a_drafter(drafter: str | None, device: torch.device) -> None:
+    """One offer that fits and is half right, one for which a step in flight has said something else."""
+    made = pair(device, drafter)
+    texts = [[5, 6, 7, 8, 5, 6], [1, 2, 3, 1], [9, 8, 9, 8]]
+    for rounds in made:
+        for lane, text in enumerate(texts):
+            enter(rounds, lane, text, temperature=0)
+    behind = [Chunk(lane, 0, len(text) - 1, draws=False, drafts=True) for lane, text in enumerate(texts)]
+    both(made, behind, [], drafter)
+    truth = [landed.tokens[0] for landed in both(made, [], [Seat(lane, 0) for lane in range(3)], None)[1]]
+    offers = [Offer(6, (truth[0], 3, 4, 5)), Offer(4, (truth[1] + 1, 3, 4))]
+    seats = [Seat(0, 2, offers[0]), Seat(1, 2, offers[1]), Seat(2, 1 if drafter else 0)]
+    _, landed = both(made, [], seats, drafter)
+    assert [each.drafted for each in landed[:2]] == [(3, 4), ()]
+    assert len(landed[2].drafted) == (drafter == "model")
+    bucket = [*made[0]._captured][-1]
+    assert (bucket.offers, bucket.draft, bucket.drafter) == (4, bool(drafter), drafter)
+    seconds = {key for key, known in made[0]._seconds.items() if known}
+    assert not seconds - {(0, None)}, "a round with offers was taken for one without"
+    assert made[0]._found[cuda_rounds.OFFERED] < 1.0
+    lengths = [int(length) for length in made[1]._state.lengths[:3]]
+    again = Offer(lengths[1], (7,) * 9)
+    _, landed = both(made, [], [Seat(1, 8, again), Seat(0, 0)], None)
+    assert landed[0].drafted == (7,) * 8
+
+
 def test_models_of_another_backend_are_refused(device: torch.device) -> None:
     model = TorchForward(PLAIN, weights(), num_pages=PAGES)
     with pytest.raises(TypeError, match="run models that are CudaForwards, not TorchForward"):
@@ -225,14 +256,16 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
         bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, seats=8 + lane)
-        ticket = Ticket([], 1, bucket, None, None, None, None, None)
+        ticket = Ticket([], seats[draft], bucket, ReadChunks(), None, None, None, None)
         rounds._learn(ticket, [Landed((), (), (1,))], Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 3, "third") is None
     assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    rounds._learn(Ticket([], 1, bucket, None, None, None, None, None), [Landed((), (), (1,))], Times(step=4.0))
+    rounds._learn(
+        Ticket([], seats[3], bucket, ReadChunks(), None, None, None, None), [Landed((), (), (1,))], Times(step=4.0)
+    )
     assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
 
 
@@ -292,7 +325,101 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
     before = rounds._bucket(seats, "ngram", 30)
     for _ in range(9):
         bucket = rounds._bucket(seats, "ngram", 30)
-        ticket = Ticket([], 4, bucket, None, None, None, None, None, asked=14)
+        ticket = Ticket([], seats, bucket, ReadChunks(), None, None, None, None)
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._bucket(seats, "ngram", 30) == before
+
+
+EDITED: Sequence[dict[str, Any]] = (
+    {"temperature": 0, "logprobs": 3},
+    {"temperature": 0.9, "repetition_penalty": 1.5, "frequency_penalty": 0.6, "logprobs": 0},
+    {"temperature": 0, "logit_bias": {3: 4.0, 9: -100.0}, "min_tokens": 3, "stop_ids": (4, 5, 6, 7)},
+    {"temperature": 1.2, "allowed_tokens": tuple(range(2, 40, 3)), "top_k": 5, "presence_penalty": 1.0, "logprobs": 2},
+)
+
+
+def nearly(mine: Landed | None, other: Landed | None) -> bool:
+    """True if both are the same up to the rounding of log-probabilities and states."""
+    if mine is None or other is None:
+        return mine is other
+    for ours, theirs in zip((*mine.scores, *mine.prompt_scores), (*other.scores, *other.prompt_scores), strict=True):
+        assert (ours.token, ours.rank, len(ours.top)) == (theirs.token, theirs.rank, len(theirs.top))
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert [p for _, p in ours.top] == pytest.approx([p for _, p in theirs.top], abs=1e-4)
+    if mine.states is not None and other.states is not None:
+        torch.testing.assert_close(mine.states.float(), other.states.float(), rtol=1e-3, atol=1e-3)
+    bare = {"scores": (), "prompt_scores": (), "states": None}
+    return (mine.states is None) == (other.states is None) and replace(mine, **bare) == replace(other, **bare)
+
+
+def both_nearly(
+    made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None = None
+) -> Step:
+    mine, other = (each.collect(each.launch(chunks, seats, drafter=drafter, context=30))[:2] for each in made)
+    for ours, theirs in zip((*mine[0], *mine[1]), (*other[0], *other[1]), strict=True):
+        assert nearly(ours, theirs)
+    return mine
+
+
+@pytest.mark.parametrize("drafter", [None, "self"])
+def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torch.device) -> None:
+    """Penalties, bias and log-probabilities beside a plain lane, from the prompts on."""
+    made = pair(device, drafter)
+    for rounds in made:
+        for lane, params in enumerate(EDITED):
+            enter(rounds, lane, [5, 6, 7, 8, 5, 6 + lane], **params)
+        enter(rounds, 4, [1, 2, 3], temperature=0)
+    drawn, _ = both_nearly(made, [Chunk(lane, 0, 6, draws=True) for lane in range(4)], [], drafter)
+    assert [len(landed.scores) for landed in drawn if landed] == [1, 1, 0, 1]
+    both_nearly(made, [Chunk(4, 0, 2, draws=False)], [], drafter)
+    seats = [Seat(lane, 1 if drafter else 0) for lane in (4, 0, 1, 2, 3)]
+    for _ in range(1 if drafter else 2):
+        _, landed = both_nearly(made, [], seats, drafter)
+        assert [len(each.scores) for each in landed] == [
+            0,
+            *(len(each.tokens) for each in landed[1:3]),
+            0,
+            len(landed[4].tokens),
+        ]
+    assert [bucket.edits for bucket in made[0]._captured] == [True]
+    assert torch.equal(made[0]._state.marks.cpu(), made[1]._state.marks)
+
+
+def test_prompts_are_scored_and_pooled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several chunks, some of which only fill memory; logits are made for three rows at a time."""
+    monkeypatch.setattr(cuda_chunks, "SCORED_ROWS", 3)
+    made = pair(device)
+    for rounds in made:
+        for lane in range(3):
+            enter(rounds, lane, [5, 6, 7, 8, 5, 6, 9, 1], temperature=0, logprobs=1 if lane == 1 else None)
+    chunks = [
+        Chunk(0, 0, 4, draws=False),
+        Chunk(1, 0, 8, draws=True, scored=7, top=2),
+        Chunk(2, 0, 5, draws=False, scored=5, states=5),
+    ]
+    first, second, third = both_nearly(made, chunks, [])[0]
+    assert first is None
+    assert second is not None
+    assert [score.token for score in second.prompt_scores] == [6, 7, 8, 5, 6, 9, 1]
+    assert len(second.scores) == len(second.tokens) == 1
+    assert third is not None
+    assert third.tokens == ()
+    assert third.states is not None
+    assert third.states.shape == (5, PLAIN.hidden_size)
+
+
+def test_a_mask_decides_the_next_token(device: torch.device) -> None:
+    made = pair(device)
+    bits = np.zeros(-(-PLAIN.vocab_size // 32), dtype=np.uint32)
+    bits[0] = 1 << 11 | 1 << 30
+    for rounds in made:
+        enter(rounds, 1, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
+        rounds.set_mask(1, bits)
+        rounds._changes._add(rounds._state.edits, 1, 0, [Edits.MASKS])
+    (landed,), _ = both(made, [Chunk(1, 0, 3, draws=True)], [])
+    assert landed is not None
+    assert landed.tokens[0] in (11, 30)
+    _, (landed,) = both(made, [], [Seat(1, 0)])
+    assert landed.tokens[0] in (11, 30)

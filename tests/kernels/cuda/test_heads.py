@@ -1,4 +1,4 @@
-"""Hidden states of the decoder of launches, and drafters that read them beside it, with the host in between."""
+"""Hidden states of the decoder of launches, and heads that read them inside of rounds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.runner.forwards.torch import TorchForward
+from paceline.runner.heads.torch import TorchHead
+from tests.heads import random_eagle
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.test_laws import requests
 from tests.kernels.tiny_forward import rows_of
-from tests.rig import RIGS, build
+from tests.rig import DEVICE_RIGS, build
 from tests.runs import plain, run, tokens_of
-from tests.tiny_models import TARGET, cuda_forward
+from tests.tiny_models import TARGET, cuda_forward, cuda_head
 
 TAPS = (0, 1, 2)
 
@@ -49,13 +52,49 @@ def test_embeddings() -> None:
     assert torch.allclose(got, TARGET.weights["embed"][tokens.long()], atol=0.01)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"] if ON_GPU else ["eagle"])
-def test_same_text_whoever_drafts(kind: str) -> None:
-    """Steps run on the host, because no device drafts with heads."""
-    asked = requests("sampled")[: None if ON_GPU else 1]
-    rig = build("cuda", {kind: RIGS[kind][kind]}, on_device={})
-    rig.engine._admission.default_drafter = kind
+@pytest.mark.parametrize("name", ["eagle", "eagle-narrow", "eagle-hesitant", "medusa"] if ON_GPU else ["eagle"])
+@pytest.mark.parametrize("law", ["greedy", "sampled"] if ON_GPU else ["sampled"])
+def test_same_text_whoever_drafts(name: str, law: str) -> None:
+    asked = requests(law)[: None if ON_GPU else 1]
+    rig = build("cuda", on_device={name: DEVICE_RIGS[name]})
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(run(build("cuda", on_device={}), plain(asked)))
-    assert rig.engine.drafters[kind].out is None
     assert rig.engine.stats.drafted > 0
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes minutes")
+def test_same_text_under_pressure() -> None:
+    """Many chunks a prompt, few pages, and drafters that take turns."""
+    asked = requests("sampled")
+    by = {name: DEVICE_RIGS[name] for name in ("eagle", "noisy", "medusa")}
+    for options in ({"max_step_tokens": 7}, {"num_pages": 14}, {"prefix_cache": False}):
+        mixed = [
+            replace(one, speculation=replace(one.speculation, drafter=[*by][i % 3])) for i, one in enumerate(asked)
+        ]
+        told = run(build("cuda", on_device=by, **options), mixed)
+        assert tokens_of(told) == tokens_of(run(build("cuda", on_device={}), plain(asked)))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+def test_passes_as_those_of_plain_torch(own: bool) -> None:
+    """Two sequences of several rows, then two turns on the head's own output."""
+    made = random_eagle(TARGET.config, draft_vocab=40, hidden=32 if own else None, norm_first=own)
+    target = cuda_forward(TARGET, num_pages=4)
+    head = cuda_head(made, target)
+    oracle = TorchHead(made, TorchForward(TARGET.config, TARGET.weights, num_pages=4), num_pages=4)
+    batch = rows_of(([3, 9, 4, 1, 5], 0, 3, [0]), ([2, 7, 1, 8], 0, 2, [1]))
+    features = torch.randn((5, 3 * TARGET.config.hidden_size), generator=torch.Generator().manual_seed(3))
+    rows = target._placed(batch)
+    last = [2, 4]
+    wanted = oracle(batch, features=features).logits[last]
+    compare(head.first(rows, features.to(head.device, head.dtype)), wanted)
+    for turn in (1, 2):
+        batch = rows_of(([3, 9, 4, 1, 5], 2 + turn, 3 + turn, [0]), ([2, 7, 1, 8], 1 + turn, 2 + turn, [1]))
+        wanted = oracle(batch, carry=last).logits
+        compare(head.further(target._placed(batch), turn), wanted)
+        last = [0, 1]
+
+
+def compare(got: Tensor, wanted: Tensor) -> None:
+    error = (got.float().cpu() - wanted).norm() / wanted.norm()
+    assert error < (0.05 if ON_GPU else 1e-4)

@@ -56,9 +56,9 @@ def test_hold(device: torch.device) -> None:
     assert wanted.ends[:4].tolist() == (state.lengths[:4] - 1).tolist()
 
 
-@pytest.mark.parametrize("rows", [20, 7])
+@pytest.mark.parametrize(("rows", "most", "wanted"), [(20, 9, [4, 4, 2]), (20, 3, [3, 3, 2]), (7, 9, [2, 1, 1])])
 @pytest.mark.parametrize("turns", [0, 3])
-def test_take(rows: int, turns: int, device: torch.device) -> None:
+def test_take(rows: int, most: int, wanted: list[int], turns: int, device: torch.device) -> None:
     """Too few rows cost the oldest states; a seat that does not draft, one without states and a dummy have none."""
     found = []
     seats = torch.tensor([2, 5, LANES, 0, 3, 1], dtype=torch.int32, device=device)
@@ -67,12 +67,12 @@ def test_take(rows: int, turns: int, device: torch.device) -> None:
         into = Taken.empty(seats=len(seats), rows=rows, turns=turns, width=WIDTH, dtype=torch.float32, device=device)
         into.features.fill_(7.0)
         take = states.take if kind == "kernel" else states_reference.take
-        take(held, state, seats=seats, limits=limits, into=into)
+        take(held, state, seats=seats, limits=limits, most=most, into=into)
         found.append(into)
     for field in fields(Taken):
         assert torch.equal(*(getattr(each, field.name) for each in found)), field.name
     counts = found[0].row_starts.diff().tolist()
-    assert counts == ([4, 0, 0, 0, 4, 2] if rows == 20 else [2, 0, 0, 0, 1, 1])
+    assert counts == [wanted[0], 0, 0, 0, *wanted[1:]]
     assert found[0].confidence.tolist() == [1, -1, -1, -1, 1, 1]
 
 

@@ -43,7 +43,7 @@ def tree_rows(state: DeviceState, seats: Tensor, counts: Tensor, rows: int, most
     }
     out["row_starts"] = torch.full((len(seats) + 1,), -7, dtype=torch.int32, device=device)
     out["bases"] = torch.full((len(seats),), -7, dtype=torch.int32, device=device)
-    out["tails"] = torch.zeros((rows, most), dtype=torch.int32, device=device)
+    out["tails"], out["ancestors"] = torch.zeros((2, rows, most), dtype=torch.int32, device=device)
     by.tree_layout(state, seats=seats, counts=counts, **out)
     return out
 
@@ -81,6 +81,9 @@ def paths_are_those_of_drafts(state: DeviceState, seats: Tensor, rows: dict[str,
         assert {*leads} == {*range(starts[seat], starts[seat] + leaves)}
         for lead, path in zip(leads[1:], paths, strict=True):
             assert rows["tails"][lead, : len(path)].tolist() == path
+        for node, path in enumerate(paths, starts[seat] + 1):
+            said = [int(rows["tokens"][starts[seat] + 1 + slots.index(slot)]) for slot in path]
+            assert rows["ancestors"][node].tolist() == [*said, *[-1] * (rows["ancestors"].shape[1] - len(path))]
 
 
 @pytest.mark.parametrize(("seats", "most"), [(1, 1), (1, 8), (9, 3), (30, 8), (12, 20)])

@@ -13,6 +13,7 @@ from paceline.runner.rounds.buckets import (
     context_bound,
     draft_length,
     draft_rows,
+    offer_length,
     seat_count,
 )
 
@@ -81,3 +82,13 @@ def test_seats_rows_and_drafts() -> None:
     assert [draft_rows(wanted, most=100) for wanted in (0, 1, 4, 5, 17, 33, 90)] == [0, 4, 4, 8, 24, 48, 96]
     assert all(min(wanted, 50) <= draft_rows(wanted, most=50) <= 50 for wanted in range(100))
     assert [draft_length(length) for length in (0, 1, 6, 7, 8, 11, 100)] == [0, 1, 6, 6, 8, 8, DRAFTS[-1]]
+
+
+def test_offers_have_few_buckets() -> None:
+    assert [offer_length(length, most=20) for length in (0, 1, 4, 5, 9, 16, 17, 20)] == [0, 4, 4, 8, 16, 16, 20, 20]
+    assert offer_length(3, most=2) == 2
+    offering = replace(EIGHT, offers=8)
+    assert (EIGHT.longest, offering.longest, replace(offering, draft=12).longest) == (4, 8, 12)
+    assert offering.serves(replace(EIGHT, offers=4))
+    assert not offering.serves(EIGHT), "a step without offers pays for the longest"
+    assert not EIGHT.serves(offering)

@@ -1,0 +1,62 @@
+"""How far heads on the device have read the hidden states of each sequence.
+
+A round holds the states of the positions that it commits, and the first pass of the next draft reads them:
+
+    committed   0 ........................ L-2  L-1 │
+    read        0 ...... heard-1 │ held .. L-2      │
+
+A sequence that decodes plainly drafts nothing, and its held states pile up. All heads catch up together, before the
+oldest states would be lost, and one sequence alone if it is about to draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from paceline.engine.scheduler import Work
+from paceline.engine.sequence import Sequence
+from paceline.runner.rounds.protocol import Chunk, Rounds, head_of, held_by, longest_draft
+
+
+class Hearing:
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._heads = {name for name, by in rounds.drafters.items() if head_of(by) is not None}
+
+    def __contains__(self, drafter: str | None) -> bool:
+        """Tell whether a drafter has a head that reads hidden states."""
+        return drafter in self._heads
+
+    def catch_up(self, seats: Seq[Work], drafter: str | None) -> list[Chunk]:
+        """Make chunks with which a head reads held states of sequences that have decoded plainly."""
+        if drafter is None or drafter not in self._heads:
+            return []
+        usual = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)  # read by a draft itself
+        lags = [(work, _unheard(work.sequence)) for work in seats if work.sequence.drafter == drafter]
+        full = any(lag >= self._capacity(drafter) - usual for _, lag in lags)
+        late = [work.sequence for work, lag in lags if lag > usual and (full or work.max_draft)]
+        for sequence in late:
+            self.reach(sequence, _known_end(sequence), drafter)
+        return [Chunk(each.lane, _known_end(each) - 1, 1, draws=False, target=False, drafts=True) for each in late]
+
+    def reach(self, sequence: Sequence, end: int, drafter: str) -> None:
+        """Note that the head has read the states before `end`. If states were lost, pages keep a gap: the follower, who
+        tells which of them other sequences can use, stays behind."""
+        state = sequence.in_flight
+        whole = end - state.heard <= self._capacity(drafter)
+        if state.follower is not None and state.follower.known >= state.heard and whole:
+            state.follower.reach(end)
+        state.heard = max(end, state.heard)
+
+    def _capacity(self, drafter: str) -> int:
+        return held_by(self._rounds.drafters[drafter], self._rounds.max_draft)
+
+
+def _unheard(sequence: Sequence) -> int:
+    """Count the positions whose states the head has not read; 0 if its latest step drafts, which reads them."""
+    return 0 if sequence.in_flight.drafts else _known_end(sequence) - sequence.in_flight.heard
+
+
+def _known_end(sequence: Sequence) -> int:
+    """Return the position of the last token that is committed when the next launch runs; perhaps there are more."""
+    return len(sequence.tokens) + sequence.in_flight.least - 1

@@ -1,0 +1,114 @@
+"""The drafters on the host: they hear of sequences, are asked for drafts, and learn what was accepted.
+
+Both steppers use them: the host's asks and waits, the device's asks beside a step in flight (`engine.offers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.drafters.base import Ask, Seen
+from paceline.drafters.guard import Guard
+from paceline.engine.governor import Governor
+from paceline.engine.scheduler import Work
+from paceline.engine.sequence import Sequence
+from paceline.runner.lanes import Lanes
+from paceline.types import Off
+
+
+class HostDrafters:
+    def __init__(self, guards: Mapping[str, Guard], *, lanes: Lanes, governor: Governor, taps: Seq[int]) -> None:
+        """`taps`: those whose hidden states the target's passes keep."""
+        self.guards = guards
+        self._lanes = lanes
+        self._governor = governor
+        self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
+        self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
+        self._columns = {
+            name: _columns(guard.taps, taps) for name, guard in guards.items() if guard.taps
+        }  # drafter → function that selects its taps from the features of all taps
+
+    def start(self, sequence: Sequence) -> None:
+        for name in sequence.drafters:
+            if name in self.guards:
+                self.guards[name].start(sequence.key, sequence.lane, self._view(sequence))
+            if name in self._columns:
+                self._readers[sequence.key] = name
+
+    def stop(self, sequence: Sequence) -> None:
+        self._readers.pop(sequence.key, None)
+        self._lost.pop(sequence.key, None)
+        for name in sequence.drafters:
+            if name in self.guards:
+                self.guards[name].stop(sequence.key)
+
+    def ask(self, work: Work, *, max_draft: int, price: float) -> Ask:
+        """Make the ask for a draft of at most `max_draft` tokens after the committed ones."""
+        sequence = work.sequence
+        return Ask(
+            key=sequence.key,
+            lane=sequence.lane,
+            tokens=self._view(sequence),
+            max_draft=max_draft,
+            sampler=sequence.sampler,
+            rule=sequence.request.speculation.rule,
+            p_min=sequence.request.speculation.p_min,
+            price=price,
+            row_price=self._governor.row_price,
+            left=sequence.max_length - len(sequence.tokens),
+            predicted=() if sequence.trail is None else sequence.trail.ahead(max_draft),
+        )
+
+    def observe(self, works: Seq[Work]) -> None:
+        """Report how many tokens of their drafts were right, once the new tokens are committed."""
+        for work in works:
+            sequence = work.sequence
+            if work.draft and work.drafted_from >= 0 and not work.forced and sequence.finish is None:
+                right = len(sequence.tokens) - 1 - work.drafted_from  # the last token is the target's own
+                self.guards[work.drafter or ""].observe(sequence.key, self._view(sequence), right)
+
+    # ── hidden states ──
+
+    def knows(self, sequence: Sequence, page: int) -> bool:
+        """True if no drafter of the sequence needs hidden states of this page that it does not have."""
+        return all(self.guards[name].knows(page) for name in sequence.drafters if name in self._columns)
+
+    def lost(self, work: Work) -> Off | None:
+        """Return why the work's drafter can no longer draft for its sequence; None: it can."""
+        return self._lost.get(work.sequence.key) if work.drafter in self._columns else None
+
+    def reads(self, sequence: Sequence) -> bool:
+        """True if a drafter reads the hidden states of this sequence."""
+        return sequence.key in self._readers
+
+    def feed(self, works: Seq[Work], features: Tensor, *, crowded: bool) -> None:
+        """Hand the hidden states of committed rows to the drafters that read them."""
+        seen: dict[str, list[Seen]] = {}
+        for work in works:
+            sequence = work.sequence
+            name = self._readers.get(sequence.key)
+            if name is not None and sequence.finish is None:
+                seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(work.first_row)))
+        for name, parts in seen.items():
+            lost = self.guards[name].feed(self._columns[name](features), parts, crowded=crowded)
+            self._lost |= lost
+            unread = lost if self.guards[name].out is None else [each.key for each in parts]
+            for key in unread:
+                del self._readers[key]
+
+    def _view(self, sequence: Sequence) -> np.ndarray:
+        """Return the committed tokens of a sequence, read-only: drafters are not trusted."""
+        return self._lanes.view(sequence.lane, len(sequence.tokens))
+
+
+def _columns(wanted: Seq[int], kept: Seq[int]) -> Callable[[Tensor], Tensor]:
+    """Return a function that selects the columns of the `wanted` taps from features of all `kept` taps."""
+    if list(wanted) == list(kept):
+        return lambda features: features
+    places = [kept.index(tap) for tap in wanted]
+    return lambda features: torch.cat([features.chunk(len(kept), dim=1)[place] for place in places], dim=1)

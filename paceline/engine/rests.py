@@ -1,0 +1,80 @@
+"""Rests of a device's drafters: where plain rounds are faster, a drafter drafts only in a probe now and then.
+
+A round that drafts takes longer for every sequence of the batch. So all sequences of a drafter rest together, and probe
+together. A rest is so long that the probe after it takes no more than `PROBE_SHARE` of the time; where even perfect
+drafts would not pay there is no probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+PROBE_SHARE = 0.005  # share of the time that probes may take
+MAX_REST = 512  # rounds after which everything is computed anew, because sequences and their texts have changed
+
+
+@dataclass(slots=True)
+class Rest:
+    batch: int  # sequences of the batch when the rest began
+    rounds: int  # rounds that are left
+    news: bool = False  # the probe has landed: what pays is computed anew, without another probe
+
+
+class Rests:
+    def __init__(self) -> None:
+        self._rests: dict[str, Rest] = {}  # by drafter
+
+    def count_down(self, drafter: str | None, *, batch: int) -> bool:
+        """Count a round, and return True if the drafter rests in it whatever its sequences have learned.
+
+        A rest ends with the batch that it was for."""
+        rest = self._rests.get(drafter or "")
+        if rest is None:
+            return False
+        rest.rounds -= 1
+        if rest.rounds < 0 or abs(batch - rest.batch) > rest.batch // 4:
+            self.end(drafter)
+            return False
+        news, rest.news = rest.news, False
+        return not news
+
+    def __contains__(self, drafter: str) -> bool:
+        return drafter in self._rests
+
+    def begin(self, drafter: str, *, batch: int, dearer: float) -> None:
+        """Begin a rest after a probe that takes `dearer` times as long as a plain round, in addition to it."""
+        self._rests[drafter] = Rest(batch, min(max(int(dearer / PROBE_SHARE), 1), MAX_REST))
+
+    def tell(self, drafter: str | None) -> None:
+        """Note that a draft of this drafter was judged."""
+        if (rest := self._rests.get(drafter or "")) is not None:
+            rest.news = True
+
+    def end(self, drafter: str | None) -> None:
+        self._rests.pop(drafter or "", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What a drafter can do for one sequence."""
+
+    found: float  # probability that it drafts anything
+    rate: float  # probability that a drafted token is right, if all before it are
+    longest: int  # tokens of its longest draft; 0: none
+
+    def tokens(self, length: int) -> float:
+        """Return the tokens that a round with a draft of at most `length` tokens is expected to make."""
+        count = min(length, self.longest)
+        gain = count if self.rate >= 1 else self.rate * (1 - self.rate**count) / (1 - self.rate)
+        return 1 + self.found * gain
+
+
+PLAIN = Chance(0.0, 0.0, 0)
+
+
+def speeds(chances: Seq[Chance], seconds: Seq[float]) -> list[float]:
+    """Return tokens per second of the batch with drafts of at most 0, 1, … tokens. `seconds[n]`: time of a round with
+    drafts of n tokens."""
+    longest = min(max(chance.longest for chance in chances), len(seconds) - 1)
+    return [sum(chance.tokens(length) for chance in chances) / seconds[length] for length in range(longest + 1)]
