@@ -77,7 +77,7 @@ class MedusaMade:
         return MedusaDrafter(made, tap=self.taps[0], min_confidence=self.min_confidence)
 
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
-        heads: MedusaForward = TorchMedusa(random_medusa(TARGET.config))
+        heads = TorchMedusa(random_medusa(TARGET.config), device="cuda" if backend == "cuda" and ON_GPU else "cpu")
         return MedusaOnDevice(heads, tap=self.taps[0], min_confidence=self.min_confidence)
 
 

@@ -18,7 +18,7 @@ prefix cache leave a gap; the drafter then reads the missing positions as chunks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -217,17 +217,18 @@ class DeviceStepper:
             part.launch()
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [self._seat(work, offers.get(work.sequence.key)) for work in seats],
+            self._seats(seats, offers, price=self._governor.seat_price(drafter) if drafter else 0.0),
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
 
-    def _seat(self, work: Work, offer: Offer | None) -> Seat:
-        sequence, price = work.sequence, 0.0
-        if work.max_draft and offer is None:
-            price = self._governor.seat_price(work.drafter or "")
-        return Seat(sequence.lane, work.max_draft, offer, price=price, p_min=sequence.request.speculation.p_min)
+    def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], *, price: float) -> list[Seat]:
+        return [
+            Seat(one.lane, work.max_draft, offers.get(one.key), price, one.request.speculation.p_min)
+            for work in works
+            for one in (work.sequence,)
+        ]
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""

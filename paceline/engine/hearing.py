@@ -32,7 +32,8 @@ class Hearing:
         if drafter is None or drafter not in self._heads:
             return []
         usual = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)  # read by a draft itself
-        lags = [(work, _unheard(work.sequence)) for work in seats if work.sequence.drafter == drafter]
+        plain = [work for work in seats if not work.sequence.in_flight.drafts]  # a draft reads what is held itself
+        lags = [(work, _unheard(work.sequence)) for work in plain if work.sequence.drafter == drafter]
         full = any(lag >= self._capacity(drafter) - usual for _, lag in lags)
         late = [work.sequence for work, lag in lags if lag > usual and (full or work.max_draft)]
         for sequence in late:
@@ -53,8 +54,8 @@ class Hearing:
 
 
 def _unheard(sequence: Sequence) -> int:
-    """Count the positions whose states the head has not read; 0 if its latest step drafts, which reads them."""
-    return 0 if sequence.in_flight.drafts else _known_end(sequence) - sequence.in_flight.heard
+    """Count the positions whose states the head has not read."""
+    return _known_end(sequence) - sequence.in_flight.heard
 
 
 def _known_end(sequence: Sequence) -> int:
