@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from paceline.types import Request
+from paceline.types import Request, SamplingParams, Speculation
 from tests.laws import under_law
 from tests.laws.test_law_4_kv import assert_remembered, walk
 from tests.laws.test_law_6_neighbours import MIXES
 from tests.odd_drafters import TreesOnDevice
 from tests.rig import Rig, build
-from tests.runs import plain, run, tokens_of
+from tests.runs import mixed_requests, plain, run, tokens_of
 
 NODES = 8
 
@@ -84,3 +84,30 @@ def test_trees_beside_plain_neighbours() -> None:
     assert rig.engine.stats.drafted == drafted > 50
     for each in told.values():
         assert each.stats.accepted == sum(each.stats.accepted_by_position)
+
+
+EDITED = (
+    SamplingParams(temperature=0, repetition_penalty=1.3, logprobs=2),
+    SamplingParams(temperature=0.9, seed=3, presence_penalty=0.7, frequency_penalty=0.4),
+    SamplingParams(temperature=1, seed=4, logit_bias={5: 2.0, 9: -3.0}, logprobs=0, top_p=0.9),
+    SamplingParams(temperature=0, min_tokens=8, stop_ids=tuple(range(3, 30)), frequency_penalty=0.5),
+    SamplingParams(temperature=0.7, seed=8, allowed_tokens=tuple(range(40)), logprobs=3, top_k=9),
+)
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+def test_every_parameter_along_a_tree(backend: str) -> None:
+    """Penalties count the tokens of a row's own path, and log-probabilities are of the rows on the accepted one."""
+    asked = mixed_requests(EDITED, [Speculation()], count=10)
+    expected = run(build(backend), plain(asked))
+    texts = [[*one.prompt, *expected[one.id, 0].tokens] for one in asked]
+    rig = build(backend, on_device={"trees": TreesOnDevice(texts, nodes=NODES)})
+    paths = watch_paths(rig)
+    told = run(rig, asked)
+    assert tokens_of(told) == tokens_of(expected)
+    assert any(path != tuple(range(len(path))) for path in paths)
+    for key, each in told.items():
+        assert len(each.logprobs) == len(expected[key].logprobs)
+        for mine, other in zip(each.logprobs, expected[key].logprobs, strict=True):
+            assert (mine.token, mine.rank) == (other.token, other.rank)
+            assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
