@@ -11,7 +11,7 @@ from paceline.errors import UnknownOption
 MAX_INTEGER = 1 << 62  # largest value of options without a limit of their own
 KV_FORMATS = ("auto", "bf16", "fp8")
 # Defaults that differ on a GPU, which computes more rows in the same time.
-GPU = {"max_step_tokens": 4096, "max_draft_tokens": 512, "max_draft_batch": 256}
+GPU = {"max_step_tokens": 8192, "max_prompt_seconds": 0.05, "max_draft_tokens": 512, "max_draft_batch": 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class EngineConfig:
 
     max_sequences: int = 64  # sequences that run at once
     max_step_tokens: int = 256  # rows of one forward pass, shared by decoding, drafts and prefill chunks
+    max_prompt_seconds: float = 0.0  # time for prompts in a step in which other sequences decode; 0: no limit
     max_context: int | None = None  # tokens of a sequence; None: the model's limit, as far as memory allows
     kv_memory: int | None = None  # bytes for keys and values
     kv_format: str = "auto"  # format of keys and values on a GPU: bf16 or fp8; auto: bf16
@@ -54,6 +55,7 @@ class EngineConfig:
                 check_integer(name, getattr(self, name), least, MAX_INTEGER)
         check_number("min_acceptance", self.min_acceptance, 0, 1)
         check_number("synthetic_acceptance", self.synthetic_acceptance, 0, 1)
+        check_number("max_prompt_seconds", self.max_prompt_seconds, 0, 1e9)
         check_number("drafter_timeout", self.drafter_timeout, 0, 1e9, open_low=True)
         if self.kv_format not in KV_FORMATS:
             raise UnknownOption("kv_format", self.kv_format, KV_FORMATS)

@@ -94,6 +94,7 @@ class LLM:
         device: str = "auto",
         threads: int | None = None,
         progress: Progress | None = None,
+        recording: Progress | None = None,
         **options: Any,
     ) -> None:
         """Load a target and its drafters.
@@ -107,7 +108,14 @@ class LLM:
         words = [drafter] if isinstance(drafter, str) else list(drafter)
         config = EngineConfig.of(device=device, **options)
         self.parts = assemble(
-            target, drafters=words, format=format, device=device, threads=threads, config=config, progress=progress
+            target,
+            drafters=words,
+            format=format,
+            device=device,
+            threads=threads,
+            config=config,
+            progress=progress,
+            recording=recording,
         )
         self.engine = self.parts.engine
         self.tokenizer = self.parts.tokenizer

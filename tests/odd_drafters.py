@@ -153,7 +153,7 @@ class TreesOnDevice:
         if self._scripts.device != state.device:
             self.__dict__ |= {name: x.to(state.device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
         lengths, width = state.lengths[lanes].long(), self._scripts.shape[1]
-        shape, nodes = (lengths * 7 + lanes) % self.SHAPES, round.longest
+        shape, nodes = (lengths * 7 + lanes) % self.SHAPES, min(round.longest, self._parents.shape[1])
         at = torch.arange(width, device=state.device)
         text = state.tokens[lanes][:, :width]
         text = torch.nn.functional.pad(text, (0, width - text.shape[1]))

@@ -11,7 +11,7 @@ from paceline.errors import InvalidRequest, UnknownOption
 
 OPTIONAL = ("max_context", "kv_memory")
 FLAGS = ("prefix_cache", "measure_cost", "fixed_draft")
-REALS = ("min_acceptance", "drafter_timeout", "synthetic_acceptance")
+REALS = ("max_prompt_seconds", "min_acceptance", "drafter_timeout", "synthetic_acceptance")
 NAMES = ("kv_format",)
 INTEGERS = tuple(f.name for f in dataclasses.fields(EngineConfig) if f.name not in (*OPTIONAL, *FLAGS, *REALS, *NAMES))
 

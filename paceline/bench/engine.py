@@ -182,9 +182,9 @@ def measure(setup: Setup, *, say: Say = lambda what, done, total: None) -> Measu
 
 
 def build(setup: Setup, *, drafting: bool) -> Parts:
-    ready = _ready(setup.target, setup)
+    model = ready(setup.target, setup)
     words = [drafter_words(setup)] if drafting else []
-    parts = assemble(ready, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
+    parts = assemble(model, drafters=words, threads=setup.threads, config=config_of(setup, drafting=drafting))
     need = max(setup.batches) * -(-(setup.prompt_tokens + setup.output_tokens + setup.draft + 1) // PAGE_SIZE)
     if parts.memory.num_pages < need:
         raise OutOfMemory(
@@ -194,7 +194,7 @@ def build(setup: Setup, *, drafting: bool) -> Parts:
     return parts
 
 
-def _ready(name: str, setup: Setup) -> ReadyModel:
+def ready(name: str, setup: Setup) -> ReadyModel:
     if is_shape(name):
         return ready_shape(name, format=setup.format, device=setup.device, kv_format=setup.kv_format, seed=setup.seed)
     return read_model(name, format=setup.format, device=setup.device, kv_format=setup.kv_format)
@@ -203,21 +203,20 @@ def _ready(name: str, setup: Setup) -> ReadyModel:
 def drafter_words(setup: Setup) -> str:
     """Write the drafter in the registry's syntax. A model or a shape gets options that keep all drafts equally long."""
     name = setup.drafter or ""
+    options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
     if name == EAGLE_SHAPE:
-        return f"{EagleDrafter.name}:{SHAPE},max_draft={setup.draft},min_confidence=0"
+        return f"{EagleDrafter.name}:{SHAPE},{options}"
     if find(name.partition(":")[0]) is not None:
         if setup.drafter_format is not None:
             raise InvalidRequest(f"drafter-format is for a model that drafts; write {name!r} with its own options")
         return name
-    options = f"max_draft={setup.draft},min_confidence=0"  # drafts never end early
     if setup.drafter_format is not None:
         options += f",format={setup.drafter_format}"
     return f"model:{'shape:' if is_shape(name) else ''}{name},{options}"
 
 
 def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
-    """Make options under which each run does the same work: no shared pages, and on random prompts drafts of one length
-    for all sequences, whether they pay or not."""
+    """Make options under which runs do the same work: no shared pages; on random prompts drafts of one length."""
     most = max(setup.batches)
     options: dict[str, Any] = {
         "max_sequences": most,
@@ -231,8 +230,7 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         options |= {"max_draft_tokens": most * setup.draft, "max_draft_batch": most}
         if not setup.prompts:
             options |= {"fixed_draft": True, "measure_cost": False, "min_acceptance": 0.0}
-        if setup.acceptance is not None:
-            options["synthetic_acceptance"] = setup.acceptance
+        options["synthetic_acceptance"] = setup.acceptance or 0.0
     return EngineConfig.of(**options)
 
 
@@ -267,8 +265,8 @@ def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterato
             for mode, parts in engines.items():
                 say(f"{mode}, batch {batch}, {_which(round)}", done, total)
                 done += 1
-                asked = requests(setup, batch, mode=mode, round=round, prompts=prompts)
-                run = run_batch(parts.engine, asked, mode=mode, round=round)
+                made = requests(setup, batch, mode=mode, round=round, prompts=prompts)
+                run = run_batch(parts.engine, made, mode=mode, round=round)
                 logger.info("%s, batch %d, %s: %.1f tokens/s", mode, batch, _which(round), run.tok_s)
                 if round >= 0:
                     yield run
@@ -287,8 +285,7 @@ def prompts_of(setup: Setup, parts: Parts) -> list[tuple[int, ...]]:
     template = ChatTemplate(parts.tokenizer)
     given = workload(setup.prompts, data=None, count=4 * most, max_tokens=setup.output_tokens, words=lambda kind: 64)
     encoded = [prompt.tokens or tuple(template.encode(prompt.messages)) for prompt in given]
-    kept = [tokens for tokens in encoded if len(tokens) <= setup.prompt_tokens]
-    if not kept:
+    if not (kept := [tokens for tokens in encoded if len(tokens) <= setup.prompt_tokens]):
         raise InvalidRequest(f"no prompt has {setup.prompt_tokens} tokens or fewer: raise --prompt-tokens")
     return kept
 

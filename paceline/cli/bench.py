@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,11 @@ from paceline.cli import bench_compare, bench_offline, bench_serve
 from paceline.cli.interrupts import interrupted_status
 from paceline.cli.options import FORMATS, count, counts
 from paceline.cli.progress import progress_bar
+from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.bench.engine import Setup
+    from paceline.bench.reading import Prompts
 
 ENGINE = """The engine alone: random prompts in batches, greedy, plain and speculative in turns.
 
@@ -119,7 +121,29 @@ def _add_work(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--off", action="store_true", help="also measure: drafter configured, speculation off")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and random weights (default: 0)")
+    parser.add_argument(
+        "--prompt-speed",
+        type=_prompts,
+        default=(),
+        metavar="N,NxN,…",
+        help="measure the reading of prompts instead, such as 8192,16x2048: tokens a second until the first token",
+    )
+    parser.add_argument(
+        "--beside",
+        type=count,
+        metavar="N",
+        help="measure instead how long decoding sequences, one fewer than --batch, wait while a prompt of N is read",
+    )
     parser.add_argument("--json", action="store_true", help="everything as JSON in the last line")
+
+
+def _prompts(text: str) -> tuple[Prompts, ...]:
+    from paceline.bench.reading import Prompts
+
+    try:
+        return tuple(Prompts.parse(word) for word in text.split(","))
+    except InvalidRequest as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def run(args: Namespace) -> int:
@@ -131,6 +155,8 @@ def _engine(args: Namespace) -> int:
     from paceline.bench.engine import measure
     from paceline.bench.engine_record import record, text
 
+    if args.prompt_speed or args.beside is not None:
+        return _reading(args)
     with progress_bar("loading", unit="runs") as progress:
 
         def say(what: str, done: int, total: int) -> None:
@@ -143,6 +169,23 @@ def _engine(args: Namespace) -> int:
     if args.json:
         print(json.dumps(found))
     return interrupted_status() if measured.interrupted else 0
+
+
+def _reading(args: Namespace) -> int:
+    from paceline.bench.reading import measure, text
+
+    with progress_bar("loading", unit="runs") as progress:
+
+        def say(what: str, done: int, total: int) -> None:
+            progress.doing = what
+            progress(done, total)
+
+        found = measure(_setup(args), args.prompt_speed, args.beside, say=say)
+    found["command"] = shlex.join(["paceline", *sys.argv[1:]])
+    print(text(found))
+    if args.json:
+        print(json.dumps(found))
+    return 0
 
 
 def _setup(args: Namespace) -> Setup:

@@ -30,6 +30,7 @@ FORMATS = ("auto", "native", "fp32", "bf16", "fp8", "int8", "int4", "int4-all")
 ENGINE_HELP = {
     "max_sequences": "sequences that run at once",
     "max_step_tokens": "rows of one forward pass, shared by decoding, drafts and prompts",
+    "max_prompt_seconds": "seconds that prompts may take of a step in which other sequences decode; 0: no limit",
     "max_context": "longest sequence in tokens (default: the model's, as far as memory allows)",
     "kv_memory": "memory for keys and values, such as 512M or 2G (default: at most 4G, a quarter of what is free; on a "
     "GPU all that weights and the largest passes leave)",
@@ -139,10 +140,19 @@ def load(
     words = drafters_of(args) if drafters else []
     options = _given(args, EngineConfig)
     with progress_bar(f"loading {Path(args.target).name}") as shown:
+        latest = (0, 0)  # bytes
 
         def progress(done: int, total: int) -> None:
+            nonlocal latest
+            latest = done, total
             shown(done, total)
             report(done, total)
+
+        def recording(done: int, total: int) -> None:
+            if shown.unit != "graphs":
+                shown.phase("recording graphs", unit="graphs", total=total)
+            shown(done, total)
+            report(*latest)  # all bytes are read; who waits may end the loading here
 
         return LLM(
             args.target,
@@ -151,6 +161,7 @@ def load(
             device=args.device,
             threads=args.threads,
             progress=progress,
+            recording=recording,
             **options,
         )
 

@@ -46,6 +46,7 @@ class Recipe:
     how: str = "runs on the host"  # how it drafts, in words
     page_bytes: int = 0  # bytes of its own KV memory for one page
     pass_bytes: int = 0  # bytes of weights that one draft pass reads
+    lane_bytes: int = 0  # bytes of a GPU that it needs for each sequence, beside pages
     taps: Sequence[int] = ()  # places of the target whose hidden states it reads
     model: ReadyModel | None = None
     on_device: OnDevice | None = None  # None: only the host can run it

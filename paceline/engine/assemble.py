@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.config import EngineConfig
 from paceline.drafters.base import Drafter
@@ -20,13 +21,20 @@ from paceline.kv.cache import KVCache
 from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
 from paceline.runner.lanes import Lanes
+from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.runner.loading.stages import stage
-from paceline.runner.rounds.protocol import DeviceDrafter, Rounds
+from paceline.runner.rounds.graphs import Prepared
+from paceline.runner.rounds.protocol import DeviceDrafter
 from paceline.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from paceline.runner.rounds.cuda import CudaRounds
+
+ATTENTION_SPEED = 0.8  # operations a second of attention over long prompts, relative to products (H200)
 DEFAULT_KV_MEMORY = 4 << 30  # bytes on a CPU; less if that is over a quarter of the available memory
-GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs and the driver; 2 % of the GPU if that is more
+GRAPH_MEMORY = 2 << 30  # bytes of a GPU left free for graphs, their scratch memory and the driver
+GRAPH_SHARE = 0.03  # part of the GPU left free for them if that is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ class Parts:
     drafters: Mapping[str, Recipe]
     memory: Memory
     bitwise: bool
+    prepared: Prepared | None = None  # graphs of a GPU; None: a CPU has none
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,7 +78,10 @@ def assemble(
     threads: int | None = None,
     config: EngineConfig,
     progress: Progress | None = None,
+    recording: Progress | None = None,
 ) -> Parts:
+    """`progress`: called with bytes of weights read, and in all; `recording`: with graphs of a GPU recorded, and in
+    all."""
     for words in drafters:
         check_device(words, device if isinstance(target, str) else target.device)
     ready = target
@@ -102,19 +114,32 @@ def assemble(
         for name, drafter in built.items()
         if drafter is not None
     }
+    rounds = _rounds(forward, recipes, built, memory, config) if ready.decoder else None
     engine = Engine(
         forward,
         config=config,
         lanes=lanes,
         cache=cache,
         max_context=memory.max_context,
+        even_context=ATTENTION_SPEED * ready.model.config.even_context,
         eos_ids=sorted({*ready.model.config.eos_ids, *(ready.tokenizer.eos_ids if ready.tokenizer else ())}),
         drafters=guards,
         default_drafter=next(iter(recipes), None),
         tokenizer=ready.tokenizer,
-        rounds=_rounds(forward, recipes, built, memory, config) if ready.decoder else None,
+        rounds=rounds,
     )
-    return Parts(engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise)
+    prepared = None
+    if rounds is not None:
+        longest = {name: guard.max_draft for name, guard in guards.items()}
+        hosts = [guards[name].max_draft for name in recipes if name in guards and name not in rounds.drafters]
+        offers = min(max(hosts, default=0), config.max_draft)
+        report = recording or (lambda done, total: None)
+        advice = "set kv_memory, or lower max_context or max_sequences"
+        with stage("compile kernels and record graphs"), memory_for("graphs and their scratch memory", advice):
+            prepared = rounds.prepare(longest, offers=offers, prompt_rows=config.max_step_tokens, report=report)
+    return Parts(
+        engine=engine, target=ready, drafters=recipes, memory=memory, bitwise=forward.bitwise, prepared=prepared
+    )
 
 
 def read_target(
@@ -132,7 +157,7 @@ def _rounds(
     built: Mapping[str, Drafter | None],
     memory: Memory,
     config: EngineConfig,
-) -> Rounds:
+) -> CudaRounds:
     """Build the rounds on a GPU, with every drafter that can run inside them."""
     from paceline.runner.forwards.cuda import CudaForward
     from paceline.runner.rounds.cuda import CudaRounds
@@ -146,6 +171,7 @@ def _rounds(
         lanes=config.max_sequences,
         max_context=memory.max_context,
         max_draft=config.max_draft,
+        max_draft_tokens=config.max_draft_tokens,
         drafters=drafters,
     )
 
@@ -206,7 +232,8 @@ def _budget(target: ReadyModel, recipes: Sequence[Recipe], config: EngineConfig)
             made.profile(config.max_step_tokens, 2 * config.max_sequences)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.decoder.device)
-    return max(0, free - max(GRAPH_MEMORY, total // 50))
+    lanes = config.max_sequences * sum(made.lane_bytes for made in recipes)
+    return max(0, free - lanes - max(GRAPH_MEMORY, int(GRAPH_SHARE * total)))
 
 
 def _available() -> int:

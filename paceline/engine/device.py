@@ -182,6 +182,9 @@ class DeviceStepper:
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
 
+    def improve(self) -> bool:
+        return not self._launched and self._rounds.improve()
+
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._host.abandon(sequences)
         self._launched.clear()
@@ -331,4 +334,4 @@ class DeviceStepper:
 
 def _decodes(work: Work) -> bool:
     """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.samples and work.count == 1 and work.sequence.pool is None
+    return work.decodes and work.sequence.pool is None

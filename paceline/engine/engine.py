@@ -10,6 +10,7 @@ Single-threaded by contract: one thread submits, aborts and steps. Every sequenc
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.probe import Probes
+from paceline.engine.reading import ReadingPace
 from paceline.engine.scheduler import Scheduler, StepPlan
 from paceline.engine.sequence import Sequence
 from paceline.engine.stats import EngineStats, Snapshot
@@ -50,6 +52,7 @@ class Engine:
         lanes: Lanes,
         cache: KVCache,
         max_context: int,
+        even_context: float = math.inf,
         eos_ids: Seq[int] = (),
         drafters: Mapping[str, Guard] | None = None,
         default_drafter: str | None = None,
@@ -57,7 +60,9 @@ class Engine:
         rounds: Rounds | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
+        """`even_context`: see ReadingPace.
+
+        With `rounds`, a step runs on a device if the device can run every sequence. A drafter has the same name in
         `drafters` and in `rounds`; either may have drafters that the other lacks."""
         self.drafters = dict(drafters or {})
         self.stats = EngineStats(synthetic_acceptance=config.synthetic_acceptance)
@@ -83,6 +88,7 @@ class Engine:
             lanes=lanes,
             cache=cache,
             governor=governor,
+            pace=ReadingPace(even_context=even_context),
             knows=self._stepper.knows,
             ready=self._stepper.ready,
         )
@@ -158,6 +164,11 @@ class Engine:
         holders = self._scheduler.running or self._scheduler.leaving
         assert holders or not self._cache.pool.held, f"{self._cache.pool.held} pages are held by no sequence"
 
+    def improve(self) -> bool:
+        """Use a moment without work to make later steps faster, for a fraction of a second. False: nothing is left to
+        do."""
+        return self.dead is None and not self.has_work and self._stepper.improve()
+
     def step(self) -> list[TokenEvent]:
         try:
             self._step()
@@ -209,10 +220,18 @@ class Engine:
         while self._stepper.in_flight > depth:
             landing = self._stepper.land()
             self._accounting.charge(landing)
+            self._learn_reading(landing)
             self._commit(landing)
             self._emit(landing)
             self._stepper.observe(landing)
             self._accounting.emitted(landing)
+
+    def _learn_reading(self, landing: Landing) -> None:
+        """Tell the scheduler how long the prompts of a step took: by the device's clock, or by their share of rows."""
+        chunks = [(work.start, work.count) for work in landing.works if not work.decodes]
+        if chunks and not landing.wasted:
+            share = sum(count for _, count in chunks) / sum(work.rows for work in landing.works)
+            self._scheduler.pace.learn(chunks, landing.times.read or landing.times.verify * share)
 
     def _commit(self, landing: Landing) -> None:
         """Make computed and accepted rows final in lanes and KV cache, and free sequences that ended in flight."""

@@ -76,6 +76,9 @@ class HostStepper:
         assert landing is not None, "no step was launched"
         return landing
 
+    def improve(self) -> bool:
+        return False
+
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._landing = None
 

@@ -2,10 +2,12 @@
 decoding and verification are all "compute tokens [a, b) of this sequence", and share one budget of rows.
 
 The budget goes to one row for each decoding sequence first, then to drafts and prefill chunks. Each of the two may use
-at least half of the rest, split fairly among sequences, so that a short prompt does not wait for a long one. When pages
-run out, drafts are dropped first; then the sequence that was admitted last is preempted, and computed again later.
-While steps are in flight no sequence is preempted: the plan `falls_short`, everything lands, and the engine plans
-again.
+at least half of the rest, split fairly among sequences, so that a short prompt does not wait for a long one. Beside
+decoding sequences, prompts keep to a time: `max_prompt_seconds`, by the measured `ReadingPace`.
+
+When pages run out, drafts are dropped first; then the sequence that was admitted last is preempted, and computed again
+later. While steps are in flight no sequence is preempted: the plan `falls_short`, everything lands, and the engine
+plans again.
 
 A sequence that ends while in flight keeps its lane and its pages until the last step that may write to them has landed.
 """
@@ -24,6 +26,7 @@ from paceline.config import EngineConfig
 from paceline.draft import EMPTY, Draft
 from paceline.engine.governor import Governor, fair_split
 from paceline.engine.in_flight import InFlight
+from paceline.engine.reading import ReadingPace
 from paceline.engine.sequence import Sequence
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kv.cache import KVCache
@@ -55,6 +58,11 @@ class Work:
     scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
     prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
     states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling
+
+    @property
+    def decodes(self) -> bool:
+        """True if it computes the last committed token alone, and nothing of a prompt."""
+        return self.samples and self.count == 1
 
     @property
     def rows(self) -> int:
@@ -104,6 +112,7 @@ class Scheduler:
         lanes: Lanes,
         cache: KVCache,
         governor: Governor,
+        pace: ReadingPace | None = None,
         knows: Callable[[Sequence, int], bool] = lambda sequence, page: True,
         ready: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
@@ -116,6 +125,7 @@ class Scheduler:
         self._lanes = lanes
         self._cache = cache
         self._governor = governor
+        self.pace = pace or ReadingPace()
         self._knows = knows
         self._ready = ready
         self._turn = 0  # index of the step's first decoding sequence, if there are fewer rows than sequences
@@ -140,7 +150,7 @@ class Scheduler:
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
-                plan.decodes = plan.decodes and work.count == 1 and work.samples
+                plan.decodes = plan.decodes and work.decodes
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan
@@ -197,13 +207,20 @@ class Scheduler:
             self._turn = (self._turn + seats) % len(decoding)
             decoding = (decoding[self._turn :] + decoding[: self._turn])[:seats]
         room -= len(decoding)
-        prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2) if prefilling else 0
+        most = self._prompt_rows(prefilling) if decoding and prefilling else room
+        prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2, most) if prefilling else 0
         drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
         works = [
             Work(s, start=s.longest - 1, count=1, samples=True, max_draft=d, drafter=s.drafter)
             for s, d in zip(decoding, drafts, strict=True)
         ]
-        return works + self._divide_prefill(prefilling, room - sum(drafts)) if prefilling else works
+        return works + self._divide_prefill(prefilling, min(room - sum(drafts), most)) if prefilling else works
+
+    def _prompt_rows(self, prefilling: list[Sequence]) -> int:
+        """Return the rows of prompts for which decoding sequences may wait, by the cost of the longest prompt's."""
+        seconds = self._config.max_prompt_seconds
+        start = max(sequence.longest - sequence.todo for sequence in prefilling)
+        return self.pace.rows(seconds, start=start) if seconds else self._config.max_step_tokens
 
     def _sorted(self) -> tuple[list[Sequence], list[Sequence]]:
         """Return the ready sequences that decode, and those with more tokens to compute than the last one."""

@@ -67,5 +67,8 @@ class Stepper(Protocol):
     def observe(self, landing: Landing) -> None:
         """Report acceptance and hidden states to the drafters, once the whole landing is committed and emitted."""
 
+    def improve(self) -> bool:
+        """Use a moment without work to make later steps faster. False: nothing is left to do."""
+
     def abandon(self, sequences: Seq[Sequence]) -> None:
         """Forget every step in flight, and reset these sequences: the engine is dead."""

@@ -16,7 +16,7 @@ step that holds nothing leaves `ends` behind: the held states are then useless, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class HeldStates:
     states: Tensor  # [lanes + 1, capacity, width]
     ends: Tensor  # int32 [lanes + 1]: the position after the last held one
     counts: Tensor  # int32 [lanes + 1]: held positions that were not read
+    _buffers: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(
@@ -39,6 +40,13 @@ class HeldStates:
     ) -> HeldStates:
         ends, counts = (torch.zeros(lanes + 1, dtype=torch.int32, device=device) for _ in range(2))
         return cls(torch.zeros((lanes + 1, capacity, width), dtype=dtype, device=device), ends, counts)
+
+    def buffer(self, name: str, rows: int) -> Tensor:
+        """Return scratch memory [rows, width] with one address for all row counts up to the same power of two."""
+        size = 1 << max(rows - 1, 0).bit_length()
+        if (name, size) not in self._buffers:
+            self._buffers[name, size] = self.states.new_zeros((size, self.width))
+        return self._buffers[name, size][:rows]
 
     @property
     def capacity(self) -> int:
@@ -64,9 +72,7 @@ class Taken:
     later_slots: Tensor  # int32 [turns, seats]
 
     @classmethod
-    def empty(
-        cls, *, seats: int, rows: int, turns: int, width: int, dtype: torch.dtype, device: torch.device | str
-    ) -> Taken:
+    def empty(cls, *, seats: int, rows: int, turns: int, features: Tensor, device: torch.device | str) -> Taken:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -75,7 +81,7 @@ class Taken:
             positions=ints(rows),
             slots=ints(rows),
             row_starts=ints(seats + 1),
-            features=torch.zeros((rows, width), dtype=dtype, device=device),
+            features=features,
             confidence=torch.zeros(seats, device=device),
             found=ints(seats),
             later_positions=ints(turns, seats),

@@ -60,6 +60,13 @@ class ModelConfig:
             raise ModelFileError(f"{source}: {problem}")
         return self
 
+    @property
+    def even_context(self) -> float:
+        """Context, in positions, at which attention of a row needs as many operations as its products."""
+        heads, hidden = self.num_heads * self.head_dim, self.hidden_size
+        projections = hidden * (2 * heads + 2 * self.num_kv_heads * self.head_dim)
+        return (projections + 3 * hidden * self.intermediate_size) / (2 * heads)
+
 
 def has_window(layer: int, period: int) -> bool:
     """Whether a layer has a sliding window in a model where every `period`-th layer has none."""

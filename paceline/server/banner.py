@@ -28,6 +28,7 @@ def chosen(llm: LLM, name: str, settings: Settings) -> Facts:
         "drafters": "; ".join(drafters) or "none: plain decoding",
         "bitwise": f"{'yes' if parts.bitwise else 'no'}: {exact}",
         "kv": f"{kv_size} for {kv_tokens} tokens, {memory.max_context} a sequence at most",
+        **({"graphs": str(parts.prepared)} if parts.prepared else {}),
         "sampling": f"{parts.generation} unless a request says otherwise; source: {parts.generation.source}",
         "limits": _limits(llm, settings),
         "access": _access(settings),

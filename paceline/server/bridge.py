@@ -374,6 +374,8 @@ class Bridge:
         """Sleep until there is an order or the engine has work. False: the thread is to end."""
         if not self._sleep(engine, IDLE_CHECK_SECONDS):
             self._check_integrity(engine)  # without the lock, so that orders can come in
+            while not self._sleep(engine, 0) and engine.improve():
+                pass
             self._sleep(engine, None)
         return bool(self._orders) or engine.has_work
 

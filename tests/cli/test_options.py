@@ -20,6 +20,7 @@ from paceline.types import Grammar, Rule, SamplingParams
 ENGINE: dict[str, tuple[str, Any]] = {
     "max_sequences": ("3", 3),
     "max_step_tokens": ("48", 48),
+    "max_prompt_seconds": ("0.1", 0.1),
     "max_context": ("77", 77),
     "kv_memory": ("1.5G", 3 << 29),
     "kv_format": ("fp8", "fp8"),

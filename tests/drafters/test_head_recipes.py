@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from paceline.cli.main import build_parsers
 from paceline.cli.options import drafters_of
 from paceline.drafters import registry, shipped
-from paceline.errors import ModelFileError, ModelNotFound, UnknownOption, UnsupportedModel
+from paceline.errors import InvalidRequest, ModelFileError, ModelNotFound, UnknownOption, UnsupportedModel
 from paceline.llm import LLM
 from paceline.models.load import open_model
 from paceline.models.resolve import KNOWN
 from paceline.models.weights import Format
+from paceline.runner.loading.models import ReadyModel, read_model
 from paceline.types import OFF, SamplingParams, Speculation
 from tests.cli.tiny_model import write_model
 from tests.heads import eagle_tensors, eagle_values, medusa_tensors, random_eagle, random_medusa, write_head
@@ -111,3 +115,47 @@ def test_the_head_that_is_shipped() -> None:
 def test_what_is_no_head(folders: dict[str, str], words: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LLM(folders["target"], drafter=words.format(**folders), **OPTIONS)
+
+
+@pytest.fixture
+def beside(folders: dict[str, str]) -> ReadyModel:
+    """The target as a GPU has it, by Triton's interpreter."""
+    pytest.importorskip("triton", reason="kernels for GPUs are written in Triton")
+    from paceline.runner.forwards.cuda import CudaDecoder
+
+    ready = read_model(folders["target"], format="fp32")
+    weights = {name: weight.float() for name, weight in ready._read().items() if isinstance(weight, Tensor)}
+    made = CudaDecoder(ready.model.config, weights, max_context=128, dtype=torch.float32, device="cpu", pdl=False)
+    return replace(ready, decoder=made, stored=None)
+
+
+def test_heads_beside_a_target_on_a_gpu(folders: dict[str, str], beside: ReadyModel) -> None:
+    """Only rounds run them: the host builds nothing, and the head's keys and values lie under the target's pages."""
+    from paceline.runner.forwards.cuda import CudaForward, new_kv
+
+    target = CudaForward(beside.decoder, new_kv(beside.model.config, num_pages=6, dtype=torch.float32, device="cpu"))
+    made = {
+        words: registry.recipe(words, beside)
+        for words in (f"eagle:{folders['eagle']},max_draft=3", "eagle:shape", f"medusa:{folders['medusa']}")
+    }
+    drafters = []
+    for one in made.values():
+        assert one.build(None) is None
+        assert one.taps == ()
+        drafters.append(one.on_device(None, target))
+    layers = beside.model.config.num_layers
+    assert [by.max_draft for by in drafters] == [3, 5, 3]
+    assert drafters[0].head.kv.num_pages == drafters[1].head.kv.num_pages == 6
+    assert (len(drafters[0].head.ids), drafters[2].taps) == (60, (layers,))
+    assert max(drafters[1].taps) < layers
+    assert [one.page_bytes > 0 for one in made.values()] == [True, True, False]
+    assert next(iter(made.values())).lane_bytes == 36 * 3 * beside.model.config.hidden_size * 4
+
+
+def test_a_head_for_another_target_is_refused_beside_a_gpu(
+    folders: dict[str, str], beside: ReadyModel, tmp_path: Path
+) -> None:
+    wide = random_eagle(replace(beside.model.config, hidden_size=96), draft_vocab=60)
+    path = write_head(tmp_path / "wide", eagle_values(wide), eagle_tensors(wide))
+    with pytest.raises(InvalidRequest, match="a head for hidden states of size 96, the target's have"):
+        registry.recipe(f"eagle:{path}", beside)

@@ -379,3 +379,19 @@ def test_a_device_that_fails() -> None:
         told = going.finish()
         assert (told["a", 0].finish, told["a", 0].error) == (Finish.ERROR, "RuntimeError: lost the device")
         assert told["b", 0].finish is Finish.ABORT
+
+
+def test_only_a_moment_without_work_improves_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording needs the device for itself."""
+    rig, calls = build("toy", on_device={}), []
+    monkeypatch.setattr(rounds_of(rig), "improve", lambda: bool(calls.append(1)) or len(calls) < 2)
+    going = Run(rig)
+    going.submit([ask(tokens=5)])
+    while rig.engine.has_work:
+        assert not rig.engine.improve()
+        going.step()
+    assert not calls
+    assert [rig.engine.improve() for _ in range(2)] == [True, False]
+    rig.engine.dead = "a test"
+    assert not rig.engine.improve()
+    assert not build("toy").engine.improve(), "the host has nothing to improve"

@@ -49,6 +49,25 @@ def test_an_idle_engine_is_checked_once_in_each_idle_period(monkeypatch: pytest.
     aio(scenario())
 
 
+def test_an_idle_engine_improves_until_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece of work at a time, so that an order waits for one at most."""
+
+    async def scenario() -> None:
+        rig = rig_of()
+        left, done = [5, 0], []
+        monkeypatch.setattr(rig.engine, "improve", lambda: done.append(len(left)) or len(done) < sum(left))
+        async with bridged(rig) as bridge:
+            await until(lambda: len(done) == 5)
+            await asyncio.sleep(0.05)
+            assert len(done) == 5, "it said that nothing is left"
+            left[1] = 3
+            [told] = (await read(bridge.submit(a_request("later")))).values()
+            assert told.finish is Finish.LENGTH
+            await until(lambda: len(done) == 8)
+
+    aio(scenario())
+
+
 def test_a_busy_engine_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         rig = rig_of()

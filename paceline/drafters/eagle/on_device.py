@@ -19,7 +19,7 @@ from paceline.runner.heads.protocol import Head
 from paceline.runner.loading.heads import ReadyHead
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel
-from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound, Seat
+from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, DraftingRound, Seat
 
 NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain
@@ -100,6 +100,7 @@ def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> 
         how=ready.why,
         page_bytes=ready.page_bytes,
         pass_bytes=ready.pass_bytes,
+        lane_bytes=(1 + given.get("max_draft", MAX_DRAFT) + SPARE_STATES) * head.fc.inputs * head.dtype.itemsize,
         on_device=on_device,
         profile=profile,
     )

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
 from paceline.kernels.cuda.tiles import FEW_ROWS, OUTPUTS, UNIT, Tiles
 
@@ -99,6 +100,8 @@ class Products:
             mine, other = (torch.empty((len(x), matrix.outputs), dtype=dtype, device=x.device) for _ in range(2))
             self._by_tiles(random, bare, mine)
             self._by_library(random, bare, other, dtype)
+            if only_compiling():
+                return True
             self._agrees[key] = torch.equal(mine, other)
         return self._agrees[key]
 

@@ -14,10 +14,10 @@ for it uses the target's own KV memory: verification overwrites every slot that 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
+from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
@@ -108,7 +109,7 @@ class CudaDecoder:
         self.attention = Attention(device=device)
         self.scale = config.attention_scale or config.head_dim**-0.5
         self.activation = SILU if config.activation == "silu" else GELU
-        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._buffers: dict[str, list[Tensor]] = {}  # by name, the largest last
 
     def quantised(self, format: str) -> CudaDecoder:
         """Return a quantised copy that shares embedding, norms and rotary tables, with scratch memory of its own."""
@@ -131,15 +132,22 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
-        """Run the two largest passes, one over a prompt and one with the most logits, to allocate every buffer."""
+        """Run the largest passes, over prompts and with the most logits, to allocate every buffer. Smaller prompts
+        follow, of half as many rows again and again, to know for which sizes the library's products can be used."""
+        with compiling():
+            self._run_largest(rows, outs)
+        self._run_largest(rows, outs)
+        torch.cuda.synchronize(self.device)
+
+    def _run_largest(self, rows: int, outs: int) -> None:
         zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
-        for count in (rows, outs):
+        halves = itertools.takewhile(lambda count: count > FEW_ROWS, (rows >> i for i in itertools.count(1)))
+        for count in (rows, outs, *halves):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
-        torch.cuda.synchronize(self.device)
 
     def matrices(self) -> list[CudaMatrix]:
         inner = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
@@ -163,7 +171,7 @@ class CudaDecoder:
         taps: Sequence[int] = (),
         kept: Tensor | None = None,
     ) -> Tensor:
-        """Compute logits float32 [outs, vocab], in memory that the next pass with as many outs reuses.
+        """Compute logits float32 [outs, vocab], in memory that the next pass reuses.
 
         Without `logit_rows` the outs are the last of each `every` rows. States at the `taps`, side by side, are written
         to `kept` [rows, taps · hidden]."""
@@ -285,13 +293,14 @@ class CudaDecoder:
             add_norm(x, branch, post, following, y, eps=eps, pdl=self.pdl)
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor [rows, columns] with one fixed address for all row counts up to the same power of two.
+        """Return a tensor [rows, columns] at an address that changes only if more rows are wanted than ever before.
 
         It starts as zeros, because products also read rows that only pad a pass, which attention skips."""
-        size = 1 << max(rows - 1, 0).bit_length()
-        if (name, size) not in self._buffers:
-            self._buffers[name, size] = torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device)
-        return self._buffers[name, size][:rows]
+        sizes = self._buffers.setdefault(name, [])
+        if not sizes or len(sizes[-1]) < rows:  # recorded rounds still use the smaller ones
+            size = 1 << max(rows - 1, 0).bit_length()
+            sizes.append(torch.zeros((size, columns), dtype=dtype or self.dtype, device=self.device))
+        return sizes[-1][:rows]
 
     def _assemble(self, weights: MutableMapping[str, Weight], max_context: int) -> None:
         config = self.config
@@ -385,7 +394,7 @@ class CudaForward:
             row_starts=batch.row_starts.to(device),
             page_table=batch.page_table.clamp(min=0).to(device),
             seats=len(starts) - 1,
-            max_rows=max(stop - start for start, stop in pairwise(starts)),
+            max_rows=max(stop - start for start, stop in itertools.pairwise(starts)),
             max_context=min(int(batch.positions.max()) + 1, batch.page_table.shape[1] * PAGE_SIZE),
             bases=batch.bases.to(device) if batch.tails is not None else None,
             tails=batch.tails.to(device) if batch.tails is not None else None,

@@ -1,22 +1,30 @@
-"""The shapes in which rounds are captured, and the choice of one for a step.
+"""The shapes in which rounds are recorded as graphs: a grid that is coarse where size costs little time.
 
-A captured round fits any step that is no larger in any respect: its seats are padded with the dummy lane, its rows with
-padding, and tokens drafted beyond a seat's limit are not verified. While another captured shape fits without costing
-much more, a new shape is captured only after it has been wanted often: batches shrink by one sequence at a time, and a
-capture takes as long as several steps.
+A bucket fits any step that is no larger in any respect. Its seats are padded with the dummy lane and its rows with
+padding, and tokens drafted beyond a seat's limit are not verified. Each dimension of the grid is as coarse as time
+allows (H200):
+
+    seats     two sizes per power of two: a padded seat has one position, and costs attention nearly nothing
+    rows      16, 32, 64 as tiles of products have, then multiples of 64
+    draft     every pass of a drafting model costs, so the lengths are fine
+    context   powers of four: programs of attention beyond a sequence's end stop at once
+    filters   rounds that can filter take as long as others, so that only they are recorded at the start
+
+Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
+powers of two.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
-DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths that have graphs; others are cut to these
-OFFERS = (4, 8, 16)  # longest drafts of the host that have graphs; shorter ones run in these
-CHEAP_ROWS = 64  # rows up to which one more is nearly free: the time of a product is that of reading its matrix
-PATIENCE = 32  # steps that run in a larger captured shape before the wanted shape is captured
+START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
+LOOKUPS = (4, 16)  # draft lengths of offers, and of drafters that find fewer tokens; others are rounded up
+TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
+ABILITIES = ("filters", "edits", "offers")  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class Bucket:
     """Everything that fixes the shape of a round."""
 
     seats: int  # padded number of sequences
-    rows: int  # rows of the verification, summed over seats; at most seats × (1 + draft)
+    rows: int  # rows of the verification, summed over seats; at most seats × (1 + longest)
     draft: int  # passes of the drafter; 0: plain decoding
     drafter: str | None
     context: int  # positions; no sequence is longer, and attention is divided for this length
@@ -38,57 +46,140 @@ class Bucket:
         return max(self.draft, self.offers)
 
     def serves(self, wanted: Bucket) -> bool:
-        """Return True if this bucket can run a step of the bucket `wanted` and costs little more."""
-        sampling = self.filters >= wanted.filters and self.edits >= wanted.edits
-        same = self.drafter == wanted.drafter and sampling and self.draft >= wanted.draft
-        same = same and bool(self.draft) == bool(wanted.draft)  # a plain step never pays for draft passes
-        same = same and (self.offers >= wanted.offers > 0 or self.offers == wanted.offers)
-        large = self.seats >= wanted.seats and self.rows >= wanted.rows and self.context >= wanted.context
-        cheap = self.rows <= max(CHEAP_ROWS, wanted.rows * 5 // 4) and self.context <= 4 * wanted.context
-        return same and large and cheap
+        """Return True if a round of this bucket can run a step of the bucket `wanted`."""
+        large = self.seats >= wanted.seats and self.rows >= wanted.rows
+        long = self.draft >= wanted.draft and self.context >= wanted.context
+        able = all(getattr(self, name) >= getattr(wanted, name) for name in ABILITIES)
+        return self._alike(wanted) and large and long and able
+
+    def _alike(self, wanted: Bucket) -> bool:
+        """Return True unless a step would pay for drafts of a kind that it does not want."""
+        drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
+        return self.drafter == wanted.drafter and drafts
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The part that fixes the time of a round nearly alone; smaller shapes are faster."""
+        return self.draft, self.rows, self.seats, self.context
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        """Order of buckets by time, as far as it is known without measuring."""
+        return (*self.shape, *(getattr(self, name) for name in ABILITIES))
 
 
-class Choice:
-    """Chooses the captured bucket of a step."""
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The drafts of one drafter."""
 
-    def __init__(self) -> None:
-        self._wanted: Counter[Bucket] = Counter()
-
-    def choose(self, wanted: Bucket, captured: Collection[Bucket]) -> Bucket:
-        """Return `wanted` itself if it is captured, was wanted often, or no other serves it; else the smallest that
-        serves it."""
-        if wanted in captured:
-            return wanted
-        self._wanted[wanted] += 1
-        serving = [bucket for bucket in captured if bucket.serves(wanted)]
-        if not serving or self._wanted[wanted] > PATIENCE:
-            del self._wanted[wanted]
-            return wanted
-        return min(serving, key=lambda bucket: (bucket.rows, bucket.seats, bucket.context))
+    longest: int  # tokens
+    finds_fewer: bool  # see DeviceDrafter
+    plain: bool = False  # True: plain rounds of its sequences are its own, because it reads along
 
 
-def draft_length(length: int) -> int:
-    """Return the longest draft length that has a graph and is at most `length`."""
-    return max(known for known in DRAFTS if known <= length)
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All buckets of an engine with these limits."""
 
+    lanes: int  # sequences of a round, at most
+    longest: int  # positions of a lane
+    max_draft: int  # tokens of a seat's draft
+    max_drafted: int  # drafted tokens of a round, summed over seats
 
-def offer_length(length: int, *, most: int) -> int:
-    """Round the longest draft of the host up to one that has a graph, to `most` at most; 0 stays 0."""
-    return min(next((known for known in OFFERS if known >= length), most), most) if length else 0
+    def seats(self, count: int) -> int:
+        """Round a number of sequences up to that of a bucket: two sizes per power of two."""
+        power = 1 << (count - 1).bit_length()
+        three_quarters = power * 3 // 4
+        return min(three_quarters if power >= 4 and count <= three_quarters else power, self.lanes)
 
+    def draft(self, length: int, *, finds_fewer: bool) -> int:
+        """Return the draft length of the bucket for drafts of at most `length` tokens."""
+        if length and finds_fewer:
+            return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
+        return max(known for known in DRAFTS if known <= length)
 
-def seat_count(count: int) -> int:
-    """Round a number of sequences up to that of a bucket: all numbers up to 8, then four per power of two."""
-    step = max(1, (1 << (count - 1).bit_length()) // 8) if count > 8 else 1
-    return -(-count // step) * step
+    def rows(self, seats: int, longest: int, wanted: int, *, finds_fewer: bool) -> int:
+        """Round the rows of a verification up, but not beyond what `seats` can draft, each `longest` tokens."""
+        if not longest:
+            return seats
+        rows = seats + wanted
+        power = max(TILES[0], 1 << (rows - 1).bit_length())
+        rounded = power if finds_fewer or rows <= TILES[-1] else -(-rows // TILES[-1]) * TILES[-1]
+        return min(rounded, seats + min(seats * longest, max(self.max_drafted, wanted)))
 
+    def context(self, context: int) -> int:
+        """Round a context up to LEAST_CONTEXT times a power of four, or to the lanes' own length if that is near."""
+        bound = LEAST_CONTEXT
+        while bound < context:
+            bound *= 4
+        return bound if 2 * bound <= self.longest else self.longest
 
-def draft_rows(wanted: int, *, most: int) -> int:
-    """Round a number of drafted tokens up in steps that keep the buckets few, to `most` at most."""
-    step = max(4, (1 << max(wanted - 1, 0).bit_length()) // 4)
-    return min(-(-wanted // step) * step, most)
+    def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0) -> Iterator[Bucket]:
+        """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts.
 
+        The first ones serve any step of plain decoding, the next ones any step of each drafter; all later ones make
+        some steps cheaper. What only some requests ask for is not among them: its first rounds run eagerly."""
+        plain = self._buckets(None)
+        plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name)]
+        whole = [
+            (bucket, drafts.finds_fewer)
+            for name, drafts in drafters.items()
+            for draft in self._lengths(drafts)
+            for bucket in self._buckets(name, draft=draft)
+        ]
+        lengths = self._lengths(Drafts(offers, finds_fewer=True))
+        whole += [(bucket, True) for length in lengths for bucket in self._buckets(None, offers=length)]
+        drafting = [each for bucket, fewer in whole for each in (self._all_rows(bucket) if fewer else [bucket])]
+        partial = [
+            each for bucket, fewer in whole if not fewer for each in self._all_rows(bucket, finds_fewer=False)[1:]
+        ]
+        largest, *others = self._contexts()
+        for buckets, contexts in ((plain, [largest]), (drafting, [largest]), (plain, others), (drafting, others)):
+            yield from (replace(bucket, context=context) for context in contexts for bucket in buckets)
+        yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in partial)
 
-def context_bound(context: int, *, most: int) -> int:
-    """Round a context up to a power of two between LEAST_CONTEXT and `most`."""
-    return min(max(LEAST_CONTEXT, 1 << (context - 1).bit_length()), most)
+    def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
+        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
+        in the units of attention."""
+        lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
+        kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
+        for drafter, draft in kinds:
+            buckets = self._buckets(drafter, draft=draft)
+            tiles = {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}
+            shortest = self.context(1)
+            yield from dict.fromkeys(
+                replace(each, context=c) for each in tiles.values() for c in (self.longest, shortest)
+            )
+
+    def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
+        """List a bucket with the most rows, then with fewer and fewer of them."""
+        counts = {
+            self.rows(bucket.seats, bucket.longest, wanted, finds_fewer=finds_fewer)
+            for wanted in range(1, bucket.rows - bucket.seats + 1)
+        }
+        return [replace(bucket, rows=rows) for rows in sorted(counts, reverse=True)]
+
+    def _buckets(self, drafter: str | None, *, draft: int = 0, offers: int = 0) -> list[Bucket]:
+        """List the buckets with the most rows, large batches first: they serve smaller ones."""
+        counts = sorted({self.seats(count) for count in range(1, self.lanes + 1)}, reverse=True)
+        return [
+            Bucket(
+                seats=seats,
+                rows=seats + min(seats * max(draft, offers), self.max_drafted),
+                draft=draft,
+                drafter=drafter,
+                context=self.longest,
+                filters=True,
+                offers=offers,
+            )
+            for seats in counts
+        ]
+
+    def _lengths(self, drafts: Drafts) -> list[int]:
+        lengths = {self.draft(length, finds_fewer=drafts.finds_fewer) for length in range(1, drafts.longest + 1)}
+        return sorted(lengths, reverse=True)
+
+    def _contexts(self) -> list[int]:
+        """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
+        bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
+        return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]

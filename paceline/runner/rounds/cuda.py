@@ -1,8 +1,8 @@
 """Rounds on a CUDA device: all draft passes, the verification, acceptance and bookkeeping as one graph, replayed.
 
-A graph belongs to a bucket of rounds (`runner.rounds.buckets`). Up to `MAX_GRAPHS` are kept; the least recently used
-one is dropped. The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed
-number of rows in all, and shorter drafts leave room for longer ones.
+A graph belongs to a bucket of rounds (`runner.rounds.buckets`), and `runner.rounds.graphs` chooses one for each step.
+The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed number of rows in all, and
+shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. Only
 `collect` waits. Prompts are read by launches outside of graphs: their passes take longer than their launches.
@@ -11,35 +11,43 @@ The host uploads changes (mostly none), replays the graph, and starts a copy of 
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.kernels.cuda import score
+from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
-from paceline.runner.rounds.buckets import (
-    Bucket,
-    Choice,
-    context_bound,
-    draft_length,
-    draft_rows,
-    offer_length,
-    seat_count,
-)
+from paceline.runner.rounds.buckets import Bucket, Drafts, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
-from paceline.runner.rounds.cuda_round import CudaRound, on_cuda
+from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Seat, Times, held_by, read_landed, taps_of
+from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.protocol import (
+    Chunk,
+    DeviceDrafter,
+    Landed,
+    Seat,
+    Times,
+    held_by,
+    longest_draft,
+    read_landed,
+    taps_of,
+)
 from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
-MAX_GRAPHS = 256  # graphs kept at a time
+logger = logging.getLogger(__name__)
+START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
+SPARE_BYTES = 512 << 20  # device memory that graphs leave free
 DECAY = 0.9  # weight of the past in running averages of times and drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
@@ -56,6 +64,8 @@ class Ticket:
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
     scores: SeatScores | None = None
+    all_read: torch.cuda.Event | None = None  # the chunks are read
+    typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
     tree: bool = False  # drafts are trees
 
 
@@ -69,9 +79,12 @@ class CudaRounds:
         lanes: int,
         max_context: int,
         max_draft: int,
+        max_draft_tokens: int | None = None,
         drafters: Mapping[str, DeviceDrafter] | None = None,
         graphs: bool = True,
     ) -> None:
+        """`max_draft_tokens`: drafted tokens of a round that the start prepares for; None: as many as all lanes can
+        have. `graphs` False: rounds are never recorded."""
         self.drafters: Mapping[str, DeviceDrafter] = dict(drafters or {})
         readers = {name: on_cuda(by.reader) for name, by in self.drafters.items() if by.reader is not None}
         self.readers: Collection[str] = readers.keys()
@@ -79,10 +92,12 @@ class CudaRounds:
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
         self._target = target
-        self._graphs = graphs
-        self._max_context = max_context
         device = target.decoder.device
         width = max_context + max_draft + 2
+        drafted = lanes * max_draft if max_draft_tokens is None else max_draft_tokens
+        self._grid = Grid(lanes=lanes, longest=width, max_draft=max_draft, max_drafted=drafted)
+        self._recorder = Recorder(device) if graphs else None
+        self._graphs = Graphs(self._make, has_room=self._has_room)
         scratch = target.kv.scratch_page
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
@@ -92,12 +107,56 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
-        self._captured: dict[Bucket, CudaRound] = {}  # least recently used first
-        self._choice = Choice()
         # (draft length, drafter) → number of seats → seconds of a round
         self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        longest: Mapping[str, int],
+        *,
+        offers: int = 0,
+        prompt_rows: int,
+        seconds: float = START_SECONDS,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Prepared | None:
+        """Compile the kernels of rounds and prompts, and record the graphs that traffic will need, for about `seconds`.
+
+        `longest`: tokens of a draft, by drafter; `offers`: of one that the host makes. `prompt_rows`: rows of a step,
+        at most. `report` gets the number of graphs recorded so far, and of those that the start is to have. None:
+        rounds are never recorded."""
+        if self._recorder is None:
+            return None
+        began, free = time.perf_counter(), self._free_bytes()
+        known = {
+            name: Drafts(
+                longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
+                finds_fewer=_looks_up(by),
+                plain=bool(taps_of(by)),
+            )
+            for name, by in self.drafters.items()
+        }
+        with compiling():
+            for bucket in self._grid.samples(known):
+                self._make(bucket).run_once()
+            self._read_dummies(prompt_rows)
+        self._read_dummies(prompt_rows)
+        torch.cuda.synchronize(self._state.device)
+        compiled = time.perf_counter()
+        self._graphs.start(self._grid.start(known, offers=offers), seconds=seconds, report=report)
+        prepared = Prepared(
+            graphs=len(self._graphs),
+            record_seconds=time.perf_counter() - compiled,
+            compile_seconds=compiled - began,
+            bytes=free - self._free_bytes(),
+        )
+        logger.info("graphs: %s", prepared)
+        return prepared
+
+    @torch.inference_mode()
+    def improve(self) -> bool:
+        return self._recorder is not None and self._graphs.improve()
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
@@ -113,22 +172,20 @@ class CudaRounds:
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
-        began, done = self._events()
-        bucket = self._bucket(seats, drafter, context) if seats else None
-        round = self._round(bucket) if bucket else None  # may capture a graph, which must not be timed
+        # May record a graph, which must not be timed.
+        bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
         self._changes.apply(self._upload)
-        if began:
-            began.record()
+        began = self._mark()
         edits = any(chunk.lane in self._edited for chunk in chunks)
         by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-        read = self._read(chunks, by, held, self._context(context), edits=edits)
+        read = self._read(chunks, by, held, self._grid.context(context), edits=edits)
+        all_read = self._mark() if chunks else None
         outcomes, stamps = round(seats) if round else (None, None)
         verified = round.verified if round else None
         scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
-        if done:
-            done.record()
-        tree = round is not None and round.tree
-        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, tree)
+        done = self._mark()
+        typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
+        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, all_read, typical, tree)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -147,6 +204,8 @@ class CudaRounds:
                 times = _parts(times.step, ticket.stamps.tolist())
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
+        if ticket.began is not None and ticket.all_read is not None:
+            times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
@@ -164,31 +223,42 @@ class CudaRounds:
             device=decoder.device,
         )
 
-    def _events(self) -> tuple[torch.cuda.Event | None, torch.cuda.Event | None]:
+    def _mark(self) -> torch.cuda.Event | None:
+        """Have the device note the time at which it gets here."""
         if self._state.device.type != "cuda":
-            return None, None
-        return _event(), _event()
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
+        event.record()
+        return event
+
+    def _read_dummies(self, most: int) -> None:
+        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
+        for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
+            for drafter in (None, *self.readers, *self.tapping):
+                by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+                chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
+                self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None]
-        draft = draft_length(max(by_drafter, default=0))
-        offers = offer_length(max(by_host, default=0), most=self.max_draft)
-        count = seat_count(len(seats))
+        finds_fewer = drafter is not None and _looks_up(self.drafters[drafter])
+        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
+        offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
+        count = self._grid.seats(len(seats))
         wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
         wanted += self._expected(OFFERED, sum(by_host))
         edits = any(seat.lane in self._edited for seat in seats)
-        bucket = Bucket(
+        return Bucket(
             seats=count,
-            rows=count + draft_rows(wanted, most=count * max(draft, offers)),
+            rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
-            context=self._context(context),
+            context=self._grid.context(context),
             filters=edits or any(seat.lane in self._filtered for seat in seats),
             offers=offers,
             edits=edits,
         )
-        return self._choice.choose(bucket, self._captured)
 
     def _expected(self, drafter: str | None, allowed: int) -> int:
         """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
@@ -196,36 +266,30 @@ class CudaRounds:
             return allowed
         return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
 
-    def _context(self, context: int) -> int:
-        return context_bound(context, most=self._max_context + self.max_draft + 2)
+    def _make(self, bucket: Bucket) -> CudaRound:
+        return CudaRound(
+            bucket,
+            self._state,
+            self._target,
+            self.drafters.get(bucket.drafter or ""),
+            self._held.get(bucket.drafter or ""),
+            self.synthetic_acceptance,
+            max_draft=self.max_draft,
+            recorder=self._recorder,
+        )
 
-    def _round(self, bucket: Bucket) -> CudaRound:
-        made = self._captured.pop(bucket, None) or self._capture(bucket)
-        self._captured[bucket] = made  # most recently used last
-        return made
+    def _has_room(self) -> bool:
+        return self._recorder is not None and self._free_bytes() > SPARE_BYTES
 
-    def _capture(self, bucket: Bucket) -> CudaRound:
-        if len(self._captured) >= MAX_GRAPHS:
-            self._drop_oldest()
-        by, held = self.drafters.get(bucket.drafter or ""), self._held.get(bucket.drafter or "")
-        synthetic = self.synthetic_acceptance
-        made = CudaRound(bucket, self._state, self._target, by, held, synthetic, max_draft=self.max_draft)
-        if self._graphs:
-            made.capture(self._pool)
-        return made
-
-    def _drop_oldest(self) -> None:
-        """Drop the least recently used graph. Waits for the device first, because a step in flight may replay it."""
-        if self._state.device.type == "cuda":
-            torch.cuda.synchronize(self._state.device)
-        del self._captured[next(iter(self._captured))]
+    def _free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._state.device)[0]
 
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        if not ticket.chunks and not bucket.offers and times.step:
-            seconds = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None]
-            seconds[bucket.seats] = times.step + DECAY * (seconds.get(bucket.seats, times.step) - times.step)
+        if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
+            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
+            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
         if not bucket.longest:
             return
         allowed, found = Counter[str](), Counter[str]()
@@ -239,8 +303,9 @@ class CudaRounds:
                 self._found[drafter] = share + DECAY * (self._found[drafter] - share)
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
+def _looks_up(drafter: DeviceDrafter) -> bool:
+    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
+    return drafter.finds_fewer and not taps_of(drafter)
 
 
 def _parts(step: float, stamps: Sequence[int]) -> Times:

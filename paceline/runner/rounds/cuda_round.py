@@ -7,9 +7,8 @@ replayed. Without a graph it runs the same launches one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +47,25 @@ ASKED = 4  # numbers that the host sends for each seat
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
+class Recorder:
+    """Records launches as graphs that share one pool of memory, which is safe as long as they run one by one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+    def __call__(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        return graph
+
+
 class CudaRound:
     """The launches of one bucket, with all memory that they use between passes. Implements DraftingRound."""
 
@@ -61,6 +79,7 @@ class CudaRound:
         synthetic_acceptance: float,
         *,
         max_draft: int,
+        recorder: Recorder | None = None,
     ) -> None:
         """`held`: the hidden states of a drafter with taps."""
         self._bucket = bucket
@@ -70,6 +89,7 @@ class CudaRound:
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
         self._pdl = target.decoder.pdl
+        self._recorder = recorder
         self._graph: torch.cuda.CUDAGraph | None = None
         seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
         device = state.device
@@ -101,36 +121,34 @@ class CudaRound:
         if held is not None:
             self._hold_states(held)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
-        pinned = device.type == "cuda"
-        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self._outs = deque(torch.zeros_like(self._out, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self._times = deque(torch.zeros(4, dtype=torch.int64, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
+        self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
 
     def _hold_states(self, held: HeldStates) -> None:
-        """Allocate memory for the hidden states of the verified rows, and for the rows of a head's first pass."""
-        bucket, device, kind = self._bucket, self.state.device, held.states.dtype
-        self._kept = torch.zeros((bucket.rows, held.width), dtype=kind, device=device)
+        """Find memory for the hidden states of the verified rows, and for the rows of a head's first pass. Rounds share
+        it, because they run one after the other."""
+        bucket, device = self._bucket, self.state.device
+        self._kept = held.buffer("kept", bucket.rows)
         if bucket.draft:
-            taken = Taken.empty(
-                seats=bucket.seats,
-                rows=bucket.rows,
-                turns=bucket.draft - 1,
-                width=held.width,
-                dtype=kind,
-                device=device,
-            )
+            features, turns = held.buffer("features", bucket.rows), bucket.draft - 1
+            taken = Taken.empty(seats=bucket.seats, rows=bucket.rows, turns=turns, features=features, device=device)
             self._taken = replace(taken, found=self._counts)
             self._singles = torch.arange(bucket.seats + 1, dtype=torch.int32, device=device)  # one row for each seat
 
-    def capture(self, pool: Any) -> None:
-        """Run once on the dummy lane, so that every kernel is compiled and every buffer exists, then record."""
+    @property
+    def recorded(self) -> bool:
+        return self._graph is not None
+
+    def run_once(self) -> None:
+        """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
         self._run()
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._run()
+
+    def record(self) -> None:
+        """Record the launches, to be replayed from now on. The round has run before."""
+        assert self._recorder is not None, "rounds without graphs are not recorded"
+        self._graph = self._recorder(self._run)
 
     def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
         """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
@@ -393,6 +411,12 @@ class CudaRound:
     def _stamp(self, index: int) -> None:
         if self._stamps is not None and self._stamps.is_cuda:
             stamp(self._stamps, index, pdl=self._pdl)
+
+
+def _host_memory(like: Tensor) -> deque[Tensor]:
+    """Make memory of the host for each step in flight, in one piece: each that a device can reach takes long."""
+    pinned = like.device.type == "cuda"
+    return deque(torch.zeros((MAX_IN_FLIGHT, *like.shape), dtype=like.dtype, pin_memory=pinned).unbind())
 
 
 def on_cuda(model: Forward) -> CudaForward:

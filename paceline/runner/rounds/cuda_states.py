@@ -31,8 +31,7 @@ class PromptStates:
 
     def memory(self, rows: int) -> dict[str, Any]:
         """Allocate memory for the states of a pass; return the options of `CudaDecoder.hidden` that fill it."""
-        states = self._held.states
-        self._kept = torch.empty((rows, self._held.width), dtype=states.dtype, device=states.device)
+        self._kept = self._held.states.new_empty((rows, self._held.width))
         return {"taps": taps_of(self._drafter), "kept": self._kept}
 
     def hold(self, chunks: Sequence[Chunk]) -> None:
@@ -60,8 +59,9 @@ class PromptStates:
         if not lanes:
             return
         state, held, head, seats = self._state, self._held, self._head(), self._upload.ints(lanes)
-        rows, kind = padded_rows(len(lanes) * held.capacity), held.states.dtype
-        taken = Taken.empty(seats=len(lanes), rows=rows, turns=0, width=held.width, dtype=kind, device=state.device)
+        rows = padded_rows(len(lanes) * held.capacity)
+        features = held.states.new_empty((rows, held.width))
+        taken = Taken.empty(seats=len(lanes), rows=rows, turns=0, features=features, device=state.device)
         take(held, state, seats=seats, limits=torch.ones_like(seats), most=held.capacity, into=taken, pdl=head.pdl)
         batch = DeviceBatch(
             tokens=taken.tokens,

@@ -101,8 +101,9 @@ class PortableRounds:
         clock.append(time.perf_counter())
         landed = self._accept(seats, drafted, output, targets, drafter, tree=tree)
         clock.append(time.perf_counter())
-        parts = [after - before for before, after in itertools.pairwise(clock)]
-        return read, landed, Times(clock[-1] - clock[0], *parts[1:])
+        reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
+        times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
+        return read, landed, times
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         chunks, seats, times = ticket
@@ -110,6 +111,9 @@ class PortableRounds:
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
+
+    def improve(self) -> bool:
+        return False
 
     def _read(self, chunks: Sequence[Chunk], drafter: str | None) -> list[Landed | None]:
         """Run the target over prompt chunks, draw the first token after each prompt that ends here, score prompts."""

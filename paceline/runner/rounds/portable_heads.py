@@ -122,14 +122,9 @@ class HeadDraft:
     def read_held(self, head: HeadForward) -> Tensor:
         """Read the held states of all seats; the last row of each that has any gives logits."""
         count, held = len(self._limits), self._held
-        rows = states.Taken.empty(
-            seats=count,
-            rows=count * held.capacity,
-            turns=0,
-            width=held.width,
-            dtype=held.states.dtype,
-            device=self._state.device,
-        )
+        most, device = count * held.capacity, self._state.device
+        features = held.states.new_zeros((most, held.width))
+        rows = states.Taken.empty(seats=count, rows=most, turns=0, features=features, device=device)
         limits = torch.tensor(self._limits)
         states.take(held, self._state, seats=self._lanes, limits=limits, most=self._most, into=rows)
         self.confidence = rows.confidence

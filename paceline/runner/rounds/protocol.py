@@ -96,6 +96,7 @@ class Times:
     draft: float = 0.0
     verify: float = 0.0
     accept: float = 0.0
+    read: float = 0.0  # of chunks
 
 
 class Rounds(Protocol):
@@ -141,6 +142,9 @@ class Rounds(Protocol):
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
 
         With `draft` 0 it is a plain round, and the drafter does not matter."""
+
+    def improve(self) -> bool:
+        """Use a moment in which nothing is in flight to make later steps faster. False: nothing is left to do."""
 
 
 class DraftingRound(Protocol):

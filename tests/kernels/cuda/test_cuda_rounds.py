@@ -21,9 +21,8 @@ from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.medusa import TorchMedusa
 from paceline.runner.heads.torch import TorchHead
-from paceline.runner.rounds import buckets, cuda_chunks
-from paceline.runner.rounds import cuda as cuda_rounds
-from paceline.runner.rounds.cuda import CudaRounds, Ticket, _parts
+from paceline.runner.rounds import cuda_chunks
+from paceline.runner.rounds.cuda import OFFERED, CudaRounds, Ticket, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.portable import PortableRounds
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Offer, Rounds, Seat, Times
@@ -219,11 +218,12 @@ def test_offers_beside_a_drafter(drafter: str | None, device: torch.device) -> N
     _, landed = both(made, [], seats, drafter)
     assert [each.drafted for each in landed[:2]] == [(3, 4), ()]
     assert len(landed[2].drafted) == (drafter == "model")
-    bucket = [*made[0]._captured][-1]
-    assert (bucket.offers, bucket.draft, bucket.drafter) == (4, bool(drafter), drafter)
+    bucket = [*made[0]._graphs._eager][-1]  # no graph serves its first round
+    draft = {None: 0, "model": 1, "ngram": 4}[drafter]
+    assert (bucket.offers, bucket.draft, bucket.drafter) == (4, draft, drafter)
     seconds = {key for key, known in made[0]._seconds.items() if known}
     assert not seconds - {(0, None)}, "a round with offers was taken for one without"
-    assert made[0]._found[cuda_rounds.OFFERED] < 1.0
+    assert made[0]._found[OFFERED] < 1.0
     lengths = [int(length) for length in made[1]._state.lengths[:3]]
     again = Offer(lengths[1], (7,) * 9)
     _, landed = both(made, [], [Seat(1, 8, again), Seat(0, 0)], None)
@@ -237,7 +237,7 @@ def test_models_of_another_backend_are_refused(device: torch.device) -> None:
 
 
 def test_prompts_beside_a_full_batch(device: torch.device) -> None:
-    """Nine seats sit in a bucket of ten, and the tenth is the dummy's."""
+    """Nine lanes, and seven seats that sit in a bucket of eight, of which the last is the dummy's."""
     made = pair(device)
     for rounds in made:
         for lane in range(LANES):
@@ -245,8 +245,9 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
     drawn, _ = both(made, [Chunk(lane, 0, 3, draws=lane != 4) for lane in range(LANES)], [])
     assert [landed is None for landed in drawn] == [lane == 4 for lane in range(LANES)]
     both(made, [], [Seat(lane, 0) for lane in range(LANES)])
-    (bucket,) = made[0]._captured
-    assert (bucket.seats, bucket.rows, bucket.draft, bucket.filters) == (10, 10, 0, False)
+    both(made, [], [Seat(lane, 0) for lane in range(7)])
+    shapes = [(bucket.seats, bucket.rows, bucket.draft, bucket.filters) for bucket in made[0]._graphs._eager]
+    assert shapes == [(9, 9, 0, False), (8, 8, 0, False)]
     assert made[0]._state.lengths[made[0]._state.dummy] == 1
 
 
@@ -255,32 +256,58 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     rounds, _ = pair(device, "ngram")
     seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
-        bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, seats=8 + lane)
-        ticket = Ticket([], seats[draft], bucket, ReadChunks(), None, None, None, None)
-        rounds._learn(ticket, [Landed((), (), (1,))], Times(step=took))
+        bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
+        ticket = Ticket([], seats[draft] * (8 + lane), bucket, ReadChunks(), None, None, None, None)
+        rounds._learn(ticket, [Landed((), (), (1,))] * (8 + lane), Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 3, "third") is None
     assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    rounds._learn(
-        Ticket([], seats[3], bucket, ReadChunks(), None, None, None, None), [Landed((), (), (1,))], Times(step=4.0)
-    )
+    last = Ticket([], seats[3] * 10, bucket, ReadChunks(), None, None, None, None)
+    rounds._learn(last, [Landed((), (), (1,))] * 10, Times(step=4.0))
     assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
+    rounds._learn(replace(last, typical=False), [Landed((), (), (1,))] * 10, Times(step=90.0))
+    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1), "launches one by one are not what rounds take"
 
 
-def test_the_longest_unused_graph_goes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a round that was dropped is made anew when it is wanted again, with the same outcome."""
-    monkeypatch.setattr(cuda_rounds, "MAX_GRAPHS", 2)
-    monkeypatch.setattr(buckets, "PATIENCE", 0)
+@pytest.mark.skipif(not ON_GPU, reason="graphs are of a GPU")
+def test_a_recorded_round_serves_smaller_steps(device: torch.device) -> None:
+    """The first of four seats runs launch by launch, the second records it, and one seat then uses its graph."""
     made = pair(device)
     for rounds in made:
-        for lane in range(3):
+        for lane in range(4):
             enter(rounds, lane, [lane, lane + 1, lane + 2], temperature=0)
-    both(made, [Chunk(lane, 0, 2, draws=False) for lane in range(3)], [])
-    for count, kept in ((1, [1]), (2, [1, 2]), (1, [2, 1]), (3, [1, 3]), (2, [3, 2])):
+    both(made, [Chunk(lane, 0, 2, draws=False) for lane in range(4)], [])
+    for count, recorded in ((4, 0), (4, 1), (1, 1), (3, 1)):
         both(made, [], [Seat(lane, 0) for lane in range(count)])
-        assert [bucket.seats for bucket in made[0]._captured] == kept
+        assert len(made[0]._graphs) == recorded
+
+
+@pytest.mark.skipif(not ON_GPU, reason="graphs are of a GPU")
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_prepared_rounds_give_the_same_outcomes(drafter: str, device: torch.device) -> None:
+    made = pair(device, drafter)
+    for rounds in made:
+        enter(rounds, 2, [5, 6, 7, 8, 5, 6], temperature=0.8, top_k=40)
+        enter(rounds, 0, [1, 2, 3, 1], temperature=0)
+    prepared = made[0].prepare({drafter: 4}, prompt_rows=64, seconds=600)
+    recorded = len(made[0]._graphs)
+    assert prepared is not None
+    assert prepared.graphs == recorded
+    assert recorded > 12
+    assert not made[0].improve(), "all of the start is recorded"
+    behind = [Chunk(2, 0, 5, draws=False, drafts=True), Chunk(0, 0, 3, draws=False, drafts=True)]
+    both(made, behind, [], drafter)
+    both(made, [], [Seat(2, 3), Seat(0, 2)], drafter)
+    both(made, [], [Seat(0, 0)])
+    assert len(made[0]._graphs) == recorded
+
+
+def test_rounds_without_graphs_have_nothing_to_prepare(device: torch.device) -> None:
+    rounds = CudaRounds(forward(device), graphs=False, **OPTIONS)
+    assert rounds.prepare({}, prompt_rows=64) is None
+    assert not rounds.improve()
 
 
 def test_coins_instead_of_the_target(device: torch.device) -> None:
@@ -295,9 +322,9 @@ def test_coins_instead_of_the_target(device: torch.device) -> None:
 def test_the_bucket_of_a_round(device: torch.device) -> None:
     rounds, _ = pair(device, "ngram")
     enter(rounds, 3, [1, 2], top_k=5)
-    seats = [Seat(lane, lane) for lane in range(LANES)]
+    seats = [Seat(lane, 8 - lane // 5) for lane in range(LANES)]
     bucket = rounds._bucket(seats, "ngram", 700)
-    assert bucket.seats + sum(range(9)) <= bucket.rows <= bucket.seats * 9
+    assert bucket.seats + 5 * 8 + 4 * 7 <= bucket.rows <= bucket.seats * 9
     assert (bucket.draft, bucket.drafter, bucket.filters) == (8, "ngram", True)
     assert bucket == rounds._bucket(seats, "ngram", 690)
     rounds._found["ngram"] = 0.1
@@ -383,7 +410,8 @@ def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torc
             0,
             len(landed[4].tokens),
         ]
-    assert [bucket.edits for bucket in made[0]._captured] == [True]
+    graphs = made[0]._graphs
+    assert [bucket.edits for bucket in (*graphs._eager, *graphs._recorded)] == [True]
     assert torch.equal(made[0]._state.marks.cpu(), made[1]._state.marks)
 
 

@@ -112,7 +112,9 @@ def test_a_copy_in_fewer_bits(format: str, tied: bool, device: torch.device, dty
     assert copy.embedding is decoder.embedding
     assert copy.weight_bytes < decoder.weight_bytes
     assert not copy._buffers.keys() - decoder._buffers.keys()
-    assert all(copy._buffers[key].data_ptr() != decoder._buffers[key].data_ptr() for key in copy._buffers)
+    own, other = ({part.data_ptr() for parts in made._buffers.values() for part in parts} for made in (copy, decoder))
+    assert own
+    assert not own & other
 
 
 def test_the_target_drafts_for_itself(device: torch.device, dtype: torch.dtype) -> None:
@@ -152,3 +154,19 @@ def test_bits_of_a_row_depend_on_nothing_else(device: torch.device, dtype: torch
         whole = torch.cat(logits)
         wanted = whole if wanted is None else wanted
         assert torch.equal(whole, wanted)
+
+
+def test_small_passes_use_the_memory_of_large_ones(device: torch.device) -> None:
+    """After the largest pass nothing grows, so that recorded rounds and prompts share one address."""
+    decoder = CudaDecoder(
+        PLAIN,
+        floats(random_weights(PLAIN, "int8", seed=0)),
+        max_context=64,
+        dtype=torch.float32,
+        device=device,
+        pdl=ON_GPU,
+    )
+    large = decoder._buffer("x", 40, 8)
+    assert [decoder._buffer("x", rows, 8).data_ptr() for rows in (1, 40, 64)] == [large.data_ptr()] * 3
+    assert decoder._buffer("x", 65, 8).data_ptr() != large.data_ptr()
+    assert [len(part) for part in decoder._buffers["x"]] == [64, 128], "recorded rounds still use the first"

@@ -1,23 +1,15 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from paceline.runner.rounds.buckets import (
-    DRAFTS,
-    LEAST_CONTEXT,
-    PATIENCE,
-    Bucket,
-    Choice,
-    context_bound,
-    draft_length,
-    draft_rows,
-    offer_length,
-    seat_count,
-)
+from paceline.runner.rounds.buckets import DRAFTS, LEAST_CONTEXT, START_CONTEXT, TILES, Bucket, Drafts, Grid
 
 EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=False)
+GRID = Grid(lanes=64, longest=131_090, max_draft=16, max_drafted=512)
+DRAFTERS = {"model": Drafts(5, finds_fewer=False), "ngram": Drafts(16, finds_fewer=True)}
 
 
 @pytest.mark.parametrize(
@@ -29,10 +21,10 @@ EIGHT = Bucket(seats=8, rows=40, draft=4, drafter="model", context=512, filters=
         ({"seats": 9}, False),
         ({"rows": 41}, False),
         ({"context": 1024}, False),
-        ({"context": 127}, False),  # attention would be divided for a context four times as long
         ({"draft": 3}, True),
         ({"draft": 5}, False),
         ({"draft": 0, "drafter": None}, False),
+        ({"draft": 0}, False),  # a plain step pays for no pass of the drafter
         ({"drafter": "self"}, False),
         ({"filters": True}, False),
     ],
@@ -43,52 +35,143 @@ def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
 
 def test_a_graph_that_filters_serves_those_who_do_not() -> None:
     assert replace(EIGHT, filters=True).serves(EIGHT)
-
-
-def test_many_rows_cost_something() -> None:
-    large = replace(EIGHT, seats=64, rows=320)
-    assert large.serves(replace(large, rows=256))
-    assert not large.serves(replace(large, rows=255))
-
-
-def test_a_shape_of_its_own_only_for_what_lasts() -> None:
-    choice, seven = Choice(), replace(EIGHT, seats=7, rows=35)
-    assert choice.choose(EIGHT, []) == EIGHT
-    assert [choice.choose(seven, [EIGHT]) for _ in range(PATIENCE)] == [EIGHT] * PATIENCE
-    assert choice.choose(seven, [EIGHT]) == seven
-    assert choice.choose(seven, [EIGHT, seven]) == seven
-    assert choice.choose(seven, [EIGHT]) == EIGHT, "dropped since: it has to last again"
-
-
-def test_the_closest_that_serves() -> None:
-    """The fewest rows cost least; then seats, then context."""
-    six, seven = replace(EIGHT, seats=6, rows=30), replace(EIGHT, seats=7, rows=35)
-    assert Choice().choose(six, [EIGHT, replace(seven, context=1024), seven]) == seven
-    assert Choice().choose(six, [replace(seven, seats=6, rows=36), seven]) == seven
-    assert Choice().choose(six, [replace(seven, seats=8), seven]) == seven
+    assert replace(EIGHT, filters=True).cost > EIGHT.cost
 
 
 def test_contexts_are_few_and_wide_enough() -> None:
-    bounds = [context_bound(context, most=2010) for context in range(1, 2011)]
-    assert all(bound >= context for context, bound in enumerate(bounds, start=1))
-    assert sorted({*bounds}) == [LEAST_CONTEXT, 1024, 2010]
-    assert [context_bound(context, most=9999) for context in (512, 513, 1024, 1025)] == [512, 1024, 1024, 2048]
+    grid = replace(GRID, longest=9000)
+    bounds = [grid.context(context) for context in range(1, 9001)]
+    assert all(context <= bound <= max(LEAST_CONTEXT, 8 * context) for context, bound in enumerate(bounds, start=1))
+    assert sorted({*bounds}) == [LEAST_CONTEXT, 2048, 9000], "8192 is as good as all of it"
+    assert replace(GRID, longest=100).context(3) == 100
 
 
-def test_seats_rows_and_drafts() -> None:
-    counts = (1, 2, 7, 8, 9, 10, 11, 16, 17, 33, 65)
-    assert [seat_count(count) for count in counts] == [1, 2, 7, 8, 10, 10, 12, 16, 20, 40, 80]
-    assert all(count <= seat_count(count) <= 1.25 * count for count in range(1, 300))
-    assert [draft_rows(wanted, most=100) for wanted in (0, 1, 4, 5, 17, 33, 90)] == [0, 4, 4, 8, 24, 48, 96]
-    assert all(min(wanted, 50) <= draft_rows(wanted, most=50) <= 50 for wanted in range(100))
-    assert [draft_length(length) for length in (0, 1, 6, 7, 8, 11, 100)] == [0, 1, 6, 6, 8, 8, DRAFTS[-1]]
+def test_seats() -> None:
+    counts = (1, 2, 3, 4, 5, 7, 9, 13, 16, 17, 25, 33, 49, 64)
+    assert [GRID.seats(count) for count in counts] == [1, 2, 3, 4, 6, 8, 12, 16, 16, 24, 32, 48, 64, 64]
+    assert len({GRID.seats(count) for count in range(1, 65)}) == 12
+    assert [replace(GRID, lanes=9).seats(count) for count in (8, 9)] == [8, 9], "no seat more than there are lanes"
+
+
+def test_rows() -> None:
+    """The sizes of tiles, then multiples of the largest, up to what all seats can draft."""
+
+    def rows(seats: int, draft: int, *wanted: int) -> list[int]:
+        return [GRID.rows(seats, draft, count, finds_fewer=False) for count in wanted]
+
+    assert rows(8, 0, 0) == [8]
+    assert rows(8, 4, 1, 9, 25, 32) == [16, 32, 40, 40]
+    assert rows(16, 4, 1, 17, 48, 49, 64) == [32, 64, 64, 80, 80]
+    assert rows(64, 4, 1, 64, 65, 192, 193, 256) == [128, 128, 192, 256, 320, 320]
+    assert rows(64, 16, 512) == [576], "drafted tokens of a round have a limit"
+    assert all(
+        seats + wanted <= count <= max(2 * (seats + wanted), TILES[0], seats + wanted + TILES[-1])
+        for seats in (1, 3, 24, 64)
+        for wanted, count in enumerate(rows(seats, 4, *range(4 * seats + 1)))
+    )
+
+
+def test_rows_of_a_lookup_are_powers_of_two() -> None:
+    counts = [GRID.rows(64, 16, wanted, finds_fewer=True) for wanted in (1, 64, 65, 300, 449, 512)]
+    assert counts == [128, 128, 256, 512, 576, 576]
+
+
+def test_drafts() -> None:
+    lengths = (0, 1, 6, 7, 8, 11, 16, 100)
+    assert [GRID.draft(length, finds_fewer=False) for length in lengths] == [0, 1, 6, 6, 8, 8, 16, DRAFTS[-1]]
+    assert [GRID.draft(length, finds_fewer=True) for length in (0, 1, 4, 5, 9, 16)] == [0, 4, 4, 16, 16, 16]
+    short = replace(GRID, max_draft=5)
+    assert [short.draft(length, finds_fewer=True) for length in (3, 5)] == [4, 5]
+
+
+def test_the_first_of_the_start_serve_any_step() -> None:
+    """Twelve serve all plain steps, and then some of each drafter and length all steps that draft."""
+    start = list(GRID.start(DRAFTERS))
+    assert len(start) == len({*start})
+    assert all(made.filters for made in start)
+    plain = [Bucket(GRID.seats(n), GRID.seats(n), 0, None, GRID.longest, True) for n in range(1, 65)]
+    assert all(any(made.serves(wanted) for made in start[:12]) for wanted in plain)
+    general = list(itertools.takewhile(lambda made: made.context == GRID.longest, start))
+    model = [made for made in general if made.drafter == "model"]
+    assert model == start[12:72]
+    assert {made.draft for made in model} == {1, 2, 3, 4, 5}
+    assert all(made.rows == made.seats * (1 + made.draft) for made in model)
+    lookups = [made for made in general if made.drafter == "ngram"]
+    assert {made.draft for made in lookups} == {4, 16}
+    assert all(
+        any(made.serves(wanted) for made in lookups)
+        for seats in (1, 7, 64)
+        for wanted in [Bucket(GRID.seats(seats), seats + min(16 * seats, 512), 16, "ngram", 9000, False)]
+    )
+
+
+def test_the_start_is_on_the_grid() -> None:
+    """A bucket that no step can want would be recorded for nothing."""
+    for made in GRID.start(DRAFTERS):
+        assert made.seats == GRID.seats(made.seats)
+        assert made.context == GRID.context(made.context)
+        assert made.context <= START_CONTEXT or made.context == GRID.longest
+        finds_fewer = made.drafter is not None and DRAFTERS[made.drafter].finds_fewer
+        assert made.rows == GRID.rows(made.seats, made.draft, made.rows - made.seats, finds_fewer=finds_fewer)
+        assert made.draft == GRID.draft(made.draft, finds_fewer=finds_fewer)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_short_step_is_in_the_start(drafter: str) -> None:
+    start, finds_fewer = {*GRID.start(DRAFTERS)}, DRAFTERS[drafter].finds_fewer
+    draft = GRID.draft(4, finds_fewer=finds_fewer)
+    for seats in (1, 5, 16, 40, 64):
+        for drafted in (1, seats, 3 * seats, 4 * seats):
+            count = GRID.seats(seats)
+            rows = GRID.rows(count, draft, drafted, finds_fewer=finds_fewer)
+            assert Bucket(count, rows, draft, drafter, GRID.context(700), True) in start
+
+
+def test_a_drafter_with_plain_rounds_of_its_own() -> None:
+    start = list(GRID.start({"head": Drafts(2, finds_fewer=False, plain=True)}))
+    assert [made.drafter for made in start[:24]] == [None] * 12 + ["head"] * 12
+    assert {made.draft for made in start[:24]} == {0}
+
+
+def test_samples_are_few_and_of_all_sizes() -> None:
+    samples = list(GRID.samples(DRAFTERS))
+    assert len(samples) < 60
+    assert {made.context for made in samples} == {GRID.longest, LEAST_CONTEXT}
+    assert {*samples} <= {*GRID.start(DRAFTERS)}
+    assert {(made.drafter, made.draft) for made in samples} == {
+        (None, 0),
+        ("model", 1),
+        ("model", 5),
+        ("ngram", 4),
+        ("ngram", 16),
+    }
+    for drafter in (None, "model", "ngram"):
+        rows = [made.rows for made in samples if made.drafter == drafter]
+        assert all(any(low < count <= high for count in rows) for low, high in ((0, 16), (16, 32), (32, 64)))
 
 
 def test_offers_have_few_buckets() -> None:
-    assert [offer_length(length, most=20) for length in (0, 1, 4, 5, 9, 16, 17, 20)] == [0, 4, 4, 8, 16, 16, 20, 20]
-    assert offer_length(3, most=2) == 2
     offering = replace(EIGHT, offers=8)
     assert (EIGHT.longest, offering.longest, replace(offering, draft=12).longest) == (4, 8, 12)
     assert offering.serves(replace(EIGHT, offers=4))
     assert not offering.serves(EIGHT), "a step without offers pays for the longest"
     assert not EIGHT.serves(offering)
+
+
+def test_offers_at_the_start() -> None:
+    """Only where the host has drafters."""
+    assert not any(made.offers for made in GRID.start(DRAFTERS))
+    start = list(GRID.start({}, offers=16))
+    offering = [made for made in start if made.offers]
+    assert {made.offers for made in offering} == {4, 16}
+    assert all((made.drafter, made.draft) == (None, 0) for made in start)
+    assert all(
+        made.rows == GRID.rows(made.seats, made.offers, made.rows - made.seats, finds_fewer=True) for made in offering
+    )
+
+
+def test_what_some_requests_ask_for_is_not_at_the_start() -> None:
+    assert not any(made.edits for made in GRID.start(DRAFTERS, offers=16))
+    edits = replace(EIGHT, filters=True, edits=True)
+    assert edits.serves(EIGHT)
+    assert not replace(EIGHT, filters=True).serves(edits)
