@@ -7,7 +7,7 @@ program for each seat, too.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -165,7 +165,7 @@ def prune(state: TreeLanes, growth: Growth, *, seats: Tensor, limits: Tensor, fo
 Scratch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@lru_cache
+@cache
 def _scratch(device: torch.device, rows: int, chunks: int, tops: int) -> Scratch:
     """Return scores, logits and tokens of the best columns [rows, chunks, tops]; peaks and totals [rows, chunks]."""
     best = [torch.zeros((rows, chunks, tops), device=device) for _ in range(2)]
