@@ -20,7 +20,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from paceline.bench.engine import Setup, build, prompts_of, requests
+from paceline.bench.engine import Setup, build, requests
+from paceline.bench.engine_prompts import prompts_of
 from paceline.engine.engine import Engine
 
 WAITING_CALLS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "cudaFree", "cudaMalloc")

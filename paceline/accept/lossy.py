@@ -9,8 +9,6 @@ accepted.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -32,10 +30,11 @@ def accept_likely(rows: Rows, targets: Tensor, p: Tensor, floors: Tensor) -> Out
     return Outcome(alive=alive, last=last, tokens=targets[last])
 
 
-def typical_floors(p: Tensor, epsilon: float) -> Tensor:
-    """Return the probability [rows] that a token after each row needs, given the target's p [rows, vocab]."""
+def typical_floors(p: Tensor, epsilons: Tensor) -> Tensor:
+    """Return the probability [rows] that a token after each row needs, given the target's p [rows, vocab] and the ε of
+    each row."""
     entropy = torch.special.entr(p).sum(-1)
-    return (math.sqrt(epsilon) * torch.exp(-entropy)).clamp(max=epsilon)
+    return torch.minimum(epsilons.sqrt() * torch.exp(-entropy), epsilons)
 
 
 def _best_of_siblings(rows: Rows, score: Tensor) -> Tensor:

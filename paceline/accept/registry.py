@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline import plugins, rules
 from paceline.accept.block import accept_block
@@ -33,14 +34,17 @@ def judge_block(given: Verification) -> Outcome:
 
 
 def judge_threshold(given: Verification) -> Outcome:
-    floors = torch.tensor(given.thresholds)[given.rows.owners]
-    return accept_likely(given.rows, given.targets, given.likelihood, floors)
+    return accept_likely(given.rows, given.targets, given.likelihood, _thresholds(given))
 
 
 def judge_typical(given: Verification) -> Outcome:
-    parts = torch.split(given.likelihood, torch.bincount(given.rows.owners).tolist())  # one part for each sequence
-    floors = [typical_floors(part, epsilon) for part, epsilon in zip(parts, given.thresholds, strict=True)]
-    return accept_likely(given.rows, given.targets, given.likelihood, torch.cat(floors))
+    floors = typical_floors(given.likelihood, _thresholds(given))
+    return accept_likely(given.rows, given.targets, given.likelihood, floors)
+
+
+def _thresholds(given: Verification) -> Tensor:
+    """Return the threshold of each row."""
+    return torch.as_tensor(given.thresholds, dtype=torch.float32)[given.rows.owners]
 
 
 JUDGES: Mapping[Rule, Judge] = {

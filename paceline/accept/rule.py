@@ -77,6 +77,6 @@ class AcceptRule:
     lossless: bool  # True: what is emitted is distributed as the target's own text
     wants_probs: bool = False  # judge drafts by `Verification.q`; a draft without distributions is judged as coupled
     threshold: float | None = None  # default in (0, 1] of a request's threshold; None: the rule has no threshold
-    # Devices of engines that may use the rule. On "cuda", steps with a sequence that drafts under this rule run on the
-    # host, unless the rule is lossless and the sequence has temperature 0.
+    # Devices of engines that may use the rule. On "cuda" a rule of another package judges on the host, and the rounds
+    # of its sequences wait for it, unless the rule is lossless and the sequence has temperature 0.
     devices: tuple[str, ...] = ("cpu",)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,9 +27,9 @@ from typing import Any, Literal
 
 import torch
 
+from paceline.bench.engine_prompts import prompts_of
 from paceline.bench.machine import copy_bandwidth, describe, release
-from paceline.bench.workloads import workload
-from paceline.chat.template import ChatTemplate
+from paceline.bench.mix import Mix
 from paceline.config import EngineConfig
 from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
 from paceline.drafters.registry import find
@@ -72,6 +71,7 @@ class Setup:
     threads: int | None = None
     rounds: int = 3  # repetitions, of which the median counts
     off: bool = False  # measure mode `off` too
+    mixes: tuple[Mix, ...] = ()  # further runs, in which some requests carry a sampling parameter
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,6 +83,13 @@ class Setup:
             raise InvalidRequest("--acceptance is for random prompts: on real ones the target decides")
         if self.drafter is None and (self.off or self.acceptance is not None):
             raise InvalidRequest("--off and --acceptance speak of a drafter: name one with --drafter")
+        for mix in self.mixes:
+            if mix.count > min(self.batches):
+                raise InvalidRequest(f"mix {mix} needs {mix.count} requests at once, a batch has {min(self.batches)}")
+            if mix.kind == "json" and (is_shape(self.target) or self.synthetic):
+                raise InvalidRequest(
+                    "mix json needs a model with a tokenizer, and no --acceptance: its text has a form"
+                )
 
     @property
     def synthetic(self) -> bool:
@@ -127,6 +134,7 @@ class BatchRun:
     host_seconds: float  # concurrent with the parts above on a GPU
     wait_seconds: float  # the host waited for the device
     outputs: tuple[tuple[int, ...], ...]  # tokens of each request
+    mix: str = ""  # requests with a sampling parameter; empty: none
 
     @property
     def tok_s(self) -> float:
@@ -225,9 +233,10 @@ def config_of(setup: Setup, *, drafting: bool) -> EngineConfig:
         "kv_format": setup.kv_format,
         "prefix_cache": False,
         "max_draft": setup.draft,
+        "max_draft_tokens": most * setup.draft,
+        "max_draft_batch": most,
     }
     if drafting:
-        options |= {"max_draft_tokens": most * setup.draft, "max_draft_batch": most}
         if not setup.prompts:
             options |= {"fixed_draft": True, "measure_cost": False, "min_acceptance": 0.0}
         options["synthetic_acceptance"] = setup.acceptance or 0.0
@@ -257,37 +266,26 @@ def traffic_of(parts: Parts) -> MemoryTraffic:
 
 
 def run_rounds(setup: Setup, engines: Mapping[Mode, Parts], say: Say) -> Iterator[BatchRun]:
-    """Run every batch size: once as a warm-up, then all modes in turns."""
-    done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(engines)
+    """Run every batch size: once as a warm-up, then all modes and mixes in turns."""
+    variants = [(mode, mix) for mode in engines for mix in (None, *setup.mixes)]
+    done, total = 0, len(setup.batches) * (1 + setup.rounds) * len(variants)
     prompts = prompts_of(setup, next(iter(engines.values())))
     for batch in setup.batches:
         for round in range(-1, setup.rounds):
-            for mode, parts in engines.items():
-                say(f"{mode}, batch {batch}, {_which(round)}", done, total)
+            for mode, mix in variants:
+                what = f"{mode}, batch {batch}, {f'{mix}, ' if mix else ''}{_which(round)}"
+                say(what, done, total)
                 done += 1
-                made = requests(setup, batch, mode=mode, round=round, prompts=prompts)
-                run = run_batch(parts.engine, made, mode=mode, round=round)
-                logger.info("%s, batch %d, %s: %.1f tokens/s", mode, batch, _which(round), run.tok_s)
+                asked = requests(setup, batch, mode=mode, round=round, prompts=prompts)
+                asked = mix.apply(asked) if mix else asked
+                run = run_batch(engines[mode].engine, asked, mode=mode, round=round)
+                logger.info("%s: %.1f tokens/s", what, run.tok_s)
                 if round >= 0:
-                    yield run
+                    yield replace(run, mix=str(mix or ""))
 
 
 def _which(round: int) -> str:
     return "warming up" if round < 0 else f"round {round + 1}"
-
-
-def prompts_of(setup: Setup, parts: Parts) -> list[tuple[int, ...]]:
-    """Make the prompts: random tokens, or real prompts by the model's chat template, without those that are longer."""
-    most = max(setup.batches)
-    if not setup.prompts:
-        rng, vocab_size = random.Random(setup.seed), parts.target.model.config.vocab_size
-        return [tuple(rng.randrange(vocab_size) for _ in range(setup.prompt_tokens)) for _ in range(most)]
-    template = ChatTemplate(parts.tokenizer)
-    given = workload(setup.prompts, data=None, count=4 * most, max_tokens=setup.output_tokens, words=lambda kind: 64)
-    encoded = [prompt.tokens or tuple(template.encode(prompt.messages)) for prompt in given]
-    if not (kept := [tokens for tokens in encoded if len(tokens) <= setup.prompt_tokens]):
-        raise InvalidRequest(f"no prompt has {setup.prompt_tokens} tokens or fewer: raise --prompt-tokens")
-    return kept
 
 
 def requests(setup: Setup, batch: int, *, mode: Mode, round: int, prompts: Sequence[tuple[int, ...]]) -> list[Request]:

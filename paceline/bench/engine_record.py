@@ -1,6 +1,7 @@
 """Results of `bench engine`: medians, ratios of runs of the same round, and the distance to the bandwidth limit.
 
-Figures that depend on a synthetic acceptance have it in their names: `synthetic_speculative`, `synthetic_ratio`.
+A mix is compared with the same mode without it: its `ratio` says what these requests cost all of the batch. Figures
+that depend on a synthetic acceptance have it in their names: `synthetic_speculative`, `synthetic_ratio`.
 """
 
 from __future__ import annotations
@@ -69,11 +70,25 @@ def _batch(measured: Measured, batch: int) -> Record:
     if _runs(measured, batch, "off"):
         found["off"] = _mode(measured, batch, "off")
         found["off_ratio"] = ratio(measured, batch, "off")
+    if measured.setup.mixes:
+        found["mixes"] = [
+            {"mix": str(mix), "mode": mode, "ratio": _mix_ratio(measured, batch, mode, str(mix))}
+            | _mode(measured, batch, mode, str(mix))
+            for mode in measured.engines
+            for mix in measured.setup.mixes
+            if _runs(measured, batch, mode, str(mix))
+        ]
     return found
 
 
-def _mode(measured: Measured, batch: int, mode: Mode) -> Record:
-    runs = _runs(measured, batch, mode)
+def _mix_ratio(measured: Measured, batch: int, mode: Mode, mix: str) -> float:
+    """Divide the speed by that of the same mode, round and batch without the mix; return the median over rounds."""
+    alone = {run.round: run.tok_s for run in _runs(measured, batch, mode)}
+    return statistics.median(run.tok_s / alone[run.round] for run in _runs(measured, batch, mode, mix))
+
+
+def _mode(measured: Measured, batch: int, mode: Mode, mix: str = "") -> Record:
+    runs = _runs(measured, batch, mode, mix)
     speeds = [run.tok_s for run in runs]
     step = _median(runs, lambda run: run.seconds / run.steps)
     limit = _median(runs, lambda run: limit_seconds(measured, run))
@@ -125,8 +140,8 @@ def same_tokens(measured: Measured, batch: int) -> str:
     return f"{sum(a == b for a, b in zip(plain, mine, strict=True))}/{batch}"
 
 
-def _runs(measured: Measured, batch: int, mode: str) -> list[BatchRun]:
-    return [run for run in measured.runs if (run.batch, run.mode) == (batch, mode)]
+def _runs(measured: Measured, batch: int, mode: str, mix: str = "") -> list[BatchRun]:
+    return [run for run in measured.runs if (run.batch, run.mode, run.mix) == (batch, mode, mix)]
 
 
 def _median(runs: Sequence[BatchRun], of: Callable[[BatchRun], float]) -> float:
@@ -191,22 +206,26 @@ def _table(record: Record) -> list[str]:
     rows = [HEADER]
     for found in record["batches"]:
         rows += [_row(found, key) for key in MODES if key in found]
+        rows += [_figures(found, f"{mix['mode']}, {mix['mix']}", mix, mix["ratio"]) for mix in found.get("mixes", ())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _row(found: Record, key: str) -> list[str]:
-    mode = found[key]
     over = {
         "speculative": found.get("ratio"),
         "synthetic_speculative": found.get("synthetic_ratio"),
         "off": found.get("off_ratio"),
     }.get(key)
+    return _figures(found, key.replace("_", " "), found[key], over)
+
+
+def _figures(found: Record, name: str, mode: Record, over: float | None) -> list[str]:
     return [
         str(found["batch"]),
-        key.replace("_", " "),
+        name,
         f"{mode['tok_s']:.1f}",
-        "" if over is None else f"{over:.2f}" if key != "off" else f"{over:.3f}",
+        "" if over is None else f"{over:.2f}" if "speculative" in name else f"{over:.3f}",
         f"{mode['to_the_end_tok_s']:.1f}",
         f"{mode['total_tok_s']:.1f}",
         f"{mode['tokens_per_step']:.2f}",

@@ -39,6 +39,9 @@ all output tokens and all seconds, prompts included. `of limit` is the time that
 alone would need to read what a step must read (weights of the target once and of the drafter once a drafted token, keys
 and values of the mean context), by the time that the step took; memory is taken to be as fast as a measured copy.
 
+--mix json:1,json:16,logprobs:1 measures each of these batches beside the others: `× plain` is then the speed by that of
+the same mode without the mix.
+
 A shape has random weights, so a drafter guesses nothing right: --acceptance then lets each drafted token count as right
 with that probability. Such numbers are SYNTHETIC, and are called so wherever they appear: they show what a round costs
 and what it would give, not what a model says.
@@ -120,6 +123,11 @@ def _add_work(parser: ArgumentParser) -> None:
         "--rounds", type=count, default=3, metavar="N", help="repetitions, of which the median counts (default: 3)"
     )
     parser.add_argument("--off", action="store_true", help="also measure: drafter configured, speculation off")
+    parser.add_argument(
+        "--mix",
+        metavar="KIND:N,…",
+        help="also measure batches whose first N requests have logprobs, penalty, bias, filters or a json schema",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and random weights (default: 0)")
     parser.add_argument(
         "--prompt-speed",
@@ -190,6 +198,7 @@ def _reading(args: Namespace) -> int:
 
 def _setup(args: Namespace) -> Setup:
     from paceline.bench.engine import Setup
+    from paceline.bench.mix import mixes
     from paceline.runner.loading.models import choose_device
 
     return Setup(
@@ -208,5 +217,6 @@ def _setup(args: Namespace) -> Setup:
         threads=args.threads,
         rounds=args.rounds,
         off=args.off,
+        mixes=mixes(args.mix) if args.mix else (),
         seed=args.seed,
     )

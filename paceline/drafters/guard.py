@@ -115,6 +115,8 @@ class Guard:
         if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
             return "something other than one draft for each ask"
         for ask, draft in zip(asks, drafts, strict=True):
+            if draft is EMPTY:
+                continue
             if not isinstance(draft, Draft):
                 return f"a {type(draft).__name__} instead of a Draft"
             try:

@@ -1,9 +1,8 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it. Such a sequence has no sampling parameter that
-needs the host between two tokens. With a drafter it also has the coupled rule, or any lossless rule at temperature 0,
-where all of them agree. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of
-the device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
+A step runs on the device if the device can run every sequence of it: all but those whose drafter runs on the host and
+reads hidden states. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of the
+device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
 step in flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
@@ -18,12 +17,13 @@ prefix cache leave a gap; the drafter then reads the missing positions as chunks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
 from paceline.engine.hearing import Hearing
@@ -36,7 +36,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafts_trees
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -53,7 +53,7 @@ class Part:
     def launch(self) -> None:
         work = self.work
         work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.drafted_from >= 0
+            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
         )
 
     def land(self) -> None:
@@ -167,6 +167,7 @@ class DeviceStepper:
                 works.append(part.work)
             elif not sequence.in_flight.steps:
                 ended.append(sequence)
+        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -197,11 +198,7 @@ class DeviceStepper:
         guard = self._drafters.guards.get(drafter or "")
         if drafter is None or (guard is not None and guard.out is not None):
             return True
-        rule = sequence.request.speculation.rule
-        # The coupled rule leaves the distribution unchanged, too, and is the only one that can do without masks.
-        masked = sequence.sampler.grammar is not None
-        coupled = rule is Rule.COUPLED or (rule.lossless and (sequence.sampler.greedy or masked))
-        return coupled and (drafter in self._rounds.drafters or (guard is not None and not guard.taps))
+        return drafter in self._rounds.drafters or (guard is not None and not guard.taps)
 
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
@@ -218,20 +215,15 @@ class DeviceStepper:
         parts += [Part(work, rows=0, draws=True) for work in seats]
         for part in parts:
             part.launch()
+        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
+        tree = drafts_trees(self._rounds.drafters.get(drafter or ""))
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            self._seats(seats, offers, price=self._governor.seat_price(drafter) if drafter else 0.0),
+            [_seat(work, offers.get(work.sequence.key), price, tree=tree) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
-
-    def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], *, price: float) -> list[Seat]:
-        return [
-            Seat(one.lane, work.max_draft, offers.get(one.key), price, one.request.speculation.p_min)
-            for work in works
-            for one in (work.sequence,)
-        ]
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -330,6 +322,17 @@ class DeviceStepper:
         drafted = sum(len(work.draft) for work in works if work.drafter == drafter)
         if drafter is not None and drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
+
+
+def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
+    speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
+    rule = in_use(speculation.rule)
+    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
+    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions, and only it judges them.
+    if tree or ((sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs)):
+        rule = Rule.COUPLED
+    threshold = speculation.threshold or rule.threshold or 0.0
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min)
 
 
 def _decodes(work: Work) -> bool:

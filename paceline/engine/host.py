@@ -114,9 +114,8 @@ class HostStepper:
             elif work.max_draft:
                 work.go_plain(Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not"))
         for name, works in asking.items():
-            began, price = self._clock(), self._governor.price(name)
-            asks = [self._drafters.ask(work, max_draft=work.max_draft, price=price) for work in works]
-            drafts = self._drafters.guards[name].propose(asks)
+            began = self._clock()
+            drafts = self._drafters.guards[name].propose(self._drafters.asks(name, works))
             in_step = [self._is_in_step(name, work.sequence) for work in works]
             if all(in_step):
                 tokens, depth = sum(map(len, drafts)), sum(draft.depth for draft in drafts)

@@ -47,9 +47,13 @@ class HostDrafters:
             if name in self.guards:
                 self.guards[name].stop(sequence.key)
 
-    def ask(self, work: Work, *, max_draft: int, price: float) -> Ask:
-        """Make the ask for a draft of at most `max_draft` tokens after the committed ones."""
-        sequence = work.sequence
+    def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
+        """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
+        behind what is in flight."""
+        prices = self._governor.price(name), self._governor.row_price
+        return [self._ask(work.sequence, work.sequence.in_flight.most + work.max_draft, *prices) for work in works]
+
+    def _ask(self, sequence: Sequence, max_draft: int, price: float, row_price: float) -> Ask:
         return Ask(
             key=sequence.key,
             lane=sequence.lane,
@@ -59,7 +63,7 @@ class HostDrafters:
             rule=sequence.request.speculation.rule,
             p_min=sequence.request.speculation.p_min,
             price=price,
-            row_price=self._governor.row_price,
+            row_price=row_price,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if sequence.trail is None else sequence.trail.ahead(max_draft),
         )

@@ -10,7 +10,6 @@ left to a worker, which needs no Python while it computes: only its sequence wai
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -20,7 +19,7 @@ import numpy as np
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds
-from paceline.sampling.grammar import DEAD_END
+from paceline.sampling.grammar import DEAD_END, WORKERS, look_together
 from paceline.types import Finish, Verdict
 
 MAX_WAIT_SECONDS = 0.02  # longest wait for a mask with nothing else to do; aborts and deadlines are served in between
@@ -31,7 +30,7 @@ class Masks:
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "grammar")  # starts threads when needed
+        self._pool = ThreadPoolExecutor(WORKERS, "grammar")  # starts threads when needed
         self._pending: dict[int, Future[np.ndarray | None]] = {}  # by sequence key
 
     def start(self, sequence: Sequence) -> None:
@@ -97,6 +96,17 @@ class Masks:
             return verdict
         sequence.in_flight.on_device = False
         return Verdict(path=verdict.path[: count - 1], token=tokens[count - 1])
+
+    def look(self, works: Iterable[Work]) -> None:
+        """Compute the masks behind the new tokens of all works at once, in parallel."""
+        together = []
+        for work in works:
+            grammar = work.sequence.sampler.grammar
+            if grammar is not None and work.verdict is not None:
+                path = (*map(work.draft.tokens.__getitem__, work.verdict.path), work.verdict.token)
+                together.append((grammar, path))
+        if len(together) > 1:
+            look_together(together)
 
     def _ask(self, sequence: Sequence) -> None:
         grammar = sequence.sampler.grammar

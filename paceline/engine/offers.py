@@ -64,12 +64,8 @@ class Offers:
         self._answers.pop(sequence.key, None)
 
     def _ask(self, name: str, works: Seq[Work], free: float) -> None:
-        began, price = self._clock(), self._governor.price(name)
-        asks = [
-            self._drafters.ask(work, max_draft=work.sequence.in_flight.most + work.max_draft, price=price)
-            for work in works
-        ]
-        answered = self._drafters.guards[name].exchange(asks)
+        began = self._clock()
+        answered = self._drafters.guards[name].exchange(self._drafters.asks(name, works))
         tokens = 0
         for ask, draft in answered:
             path = likely_path(draft)

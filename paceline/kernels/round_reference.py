@@ -73,6 +73,8 @@ def draw(
     ids: Tensor | None = None,
     doubt: Doubt | None = None,
     filters: bool = True,
+    free: Tensor | None = None,
+    floors: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
@@ -80,7 +82,9 @@ def draw(
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
     it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
     scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
-    min-p.
+    min-p. Rows that are not 0 in `free` int32 [rows] are drawn with the noise of a drafter, keyed by the lane's length
+    as well: see drafters/draft_in_progress.py. `floors` float32 [rows] gets the smallest scaled logit that the filters
+    of each row leave, -inf if it has none; it needs `filters`.
     """
     lane = lanes.long()
     at = (state.lengths[lane] if positions is None else positions) + offset  # [rows]
@@ -88,8 +92,14 @@ def draw(
     inverse_temperatures = state.inverse_temperature[lane]
     scaled = values * torch.where(inverse_temperatures > 0, inverse_temperatures, 1.0)[:, None]
     if filters:
-        scaled = scaled.masked_fill(scaled < filter_floor(scaled, state, lane), -torch.inf)
+        floor = torch.where(_is_filtered(state, lane, logits.shape[1]), filter_floor(scaled, state, lane), -torch.inf)
+        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
+        if floors is not None:
+            floors.copy_(floor[:, 0])
     keys = noise_keys(state.seed[lane], at, Stream.TOKEN)
+    if free is not None:
+        place = (state.lengths[lane].long() << 32) + at
+        keys = torch.where(free[:, None] != 0, noise_keys(state.seed[lane], place, Stream.DRAFT), keys)
     noise = gumbel_noise(keys, logits.shape[1]) if ids is None else noise_of(keys, ids.long())
     column = torch.where(inverse_temperatures > 0, (scaled + noise).argmax(-1), values.argmax(-1))
     out.copy_(column if ids is None else ids[column])
@@ -108,6 +118,19 @@ def update_doubt(doubt: Doubt, probability: Tensor, *, drawn: Tensor) -> None:
     right = torch.where(drawn, DRAWN[0] + DRAWN[1] * probability.sqrt(), best)
     doubt.found.copy_(torch.where(going, doubt.turn + 1, doubt.found))
     doubt.confidence.copy_(torch.where(going, confidence * right, confidence))
+
+
+def spread(logits: Tensor, ids: Tensor, *, vocab: int) -> Tensor:
+    """Return logits [rows, vocab] of a head's logits [rows, columns]: -inf for tokens that are not among its `ids`."""
+    whole = logits.new_full((len(logits), vocab), -torch.inf)
+    return whole.index_copy_(1, ids.long(), logits)
+
+
+def _is_filtered(state: DeviceLanes, lane: Tensor, vocab: int) -> Tensor:
+    """Return which lanes filter a vocabulary of this size, bool [lanes, 1]."""
+    top_k = state.top_k[lane, None]
+    filters = ((top_k > 0) & (top_k < vocab)) | (state.top_p[lane, None] < 1) | (state.min_p[lane, None] > 0)
+    return filters & (state.inverse_temperature[lane, None] > 0)
 
 
 def filter_floor(scaled: Tensor, state: DeviceLanes, lane: Tensor) -> Tensor:
@@ -137,6 +160,11 @@ def mix(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
     """Compute `sampler.mix` for seeds int64 [n] and positions [n]: 64 bits each, as int64 [n]."""
     counter = positions.long() * len(Stream) + int(stream)
     return _finalise(seeds ^ _finalise(counter * _signed(0x9E3779B97F4A7C15) + _signed(0xD1B54A32D192ED03)))
+
+
+def uniforms(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
+    """Compute `sampler.uniforms`: float64 in (0, 1), one for each seed int64 and position."""
+    return (_shift(mix(seeds, positions, stream), 11).double() + 0.5) * 2.0**-53
 
 
 def noise_keys(seeds: Tensor, positions: Tensor, stream: Stream) -> Tensor:
@@ -213,6 +241,7 @@ def accept(
     out: Tensor,
     row_starts: Tensor | None = None,
     roots: Tensor | None = None,
+    verdicts: Tensor | None = None,
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
@@ -224,6 +253,9 @@ def accept(
     outcome is `out` int32 [seats, 2 + 2 * (k + 1)], unused entries 0:
 
         accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length
+
+    `verdicts` int32 [seats, 2] are decisions of other rules: accepted tokens, and the token after them. Where the first
+    one is negative, the target's tokens decide.
 
     `synthetic_acceptance` > 0 is for benchmarks with random weights: it is the probability that a token is accepted.
     """
@@ -241,6 +273,10 @@ def accept(
         right = coin(state.seed[lane][:, None], at, synthetic_acceptance)
     accepted = (right & (step < drafted[:, None])).long().cumprod(1).sum(1)
     bonus = judged.gather(1, accepted[:, None])
+    if verdicts is not None and synthetic_acceptance <= 0:
+        decided = verdicts[:, 0] >= 0
+        accepted = torch.where(decided, verdicts[:, 0].long(), accepted)
+        bonus = torch.where(decided, verdicts[:, 1], bonus[:, 0])[:, None]
     new = torch.where(step < accepted[:, None], ahead, torch.where(step == accepted[:, None], bonus, 0))
     guess = torch.where(step < drafted[:, None], ahead, 0)[:, :longest]
     after = length + accepted + 1

@@ -12,10 +12,12 @@ query are bounded, by llguidance's limits and ours: a grammar beyond them is ref
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,15 +30,17 @@ from paceline.sampling.grammar_source import source
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 __all__ = ["Grammar", "GrammarState", "Grammars"]
 
 MAX_CACHED_GRAMMARS = 64  # compiled grammars that are kept
+MAX_CACHED_SPELLINGS = 10_000  # forced texts whose tokens are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
-MAX_INLINE_SECONDS = 0.0003  # time of a mask beyond which a worker computes the next; usual ones take 10 to 100 µs
+MAX_INLINE_SECONDS = 0.001  # time of a mask beyond which a worker computes the next; usual ones take 10 to 100 µs
+WORKERS = max(1, (os.cpu_count() or 1) - 1)  # threads that compute masks
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
 Path = tuple[int, ...]
@@ -72,6 +76,9 @@ class Grammars:
         ends = [token for token in self.eos_ids if token < vocab_size]
         self._not_ends = pack(range(vocab_size), vocab_size) & ~pack(ends, vocab_size)
         self._ends_are_tokens = bool(ends)
+        self._end_words = len({token >> 5 for token in ends})
+        self._executor: LLExecutor | None = None
+        self._spelt: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -109,9 +116,21 @@ class Grammars:
         words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: len(self._not_ends)]
         return words if self._ends_are_tokens else words & self._not_ends
 
+    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
+        """Compute the masks of several matchers in parallel: uint32 [matchers, vocab / 32]."""
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(num_threads=WORKERS)
+        words = np.empty((len(matchers), -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
+        jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(jobs, words.ctypes.data, 4 * words.shape[1], len(jobs))
+        words = words[:, : len(self._not_ends)]
+        return words if self._ends_are_tokens else words & self._not_ends
+
     def goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""
-        return bool((mask & self._not_ends).any())
+        return bool(np.count_nonzero(mask) > self._end_words or (mask & self._not_ends).any())
 
     def _compile(self, grammar: Grammar) -> Compiled:
         try:
@@ -143,7 +162,14 @@ class Grammars:
 
     def spell(self, text: bytes) -> list[int]:
         """Find token ids that spell exactly these bytes: by the vocabulary's own encoder, or else by the longest tokens
-        that fit. llguidance allows no other spelling of forced text."""
+        that fit. llguidance allows no other spelling of forced text, and asks for the same ones again and again."""
+        if len(self._spelt) >= MAX_CACHED_SPELLINGS:
+            self._spelt.clear()
+        if text not in self._spelt:
+            self._spelt[text] = self._spell(text)
+        return self._spelt[text]
+
+    def _spell(self, text: bytes) -> list[int]:
         ids = list(self._encode(text.decode(errors="replace")))
         if max(ids, default=0) < self.vocab_size and b"".join(self._tokens[i] for i in ids) == text:
             return ids
@@ -197,6 +223,7 @@ class GrammarState:
         self._committed: list[int] = []
         self._path: Path = ()  # the matcher's position behind the committed tokens
         self._masks: dict[Path, np.ndarray | None] = {(): first}  # masks computed since the last commit
+        self._forced: tuple[int, Path] = (0, ())  # a limit, and the forced tokens within it
         self._seconds = math.inf  # time of the latest mask
         self._renewals = 0
         self._lost = False  # True for good: the matcher could not be led to the committed tokens again
@@ -250,24 +277,29 @@ class GrammarState:
         with self._lock:
             self._lost = not (self._walk(path) or self._matcher.is_error()) or self._lost
             self._committed += path
-            self._path = ()
+            self._path, self._forced = (), (0, ())
             self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
     def forced(self, limit: int) -> Path:
         """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
         one may depend on the text after it, so the target can still choose another."""
-        path: Path = ()
         with self._lock:
-            while len(path) < limit:
-                mask = self._look(path)
-                if mask is None or not self.goes_on(mask):
-                    break
-                only = only_token(mask)
-                more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
-                if not more:
-                    break
-                path = (*path, *more)
-        return path[:limit]
+            if limit > self._forced[0]:
+                self._forced = limit, self._find_forced(limit)
+            return self._forced[1][:limit]
+
+    def _find_forced(self, limit: int) -> Path:
+        path: Path = ()
+        while len(path) < limit:
+            mask = self._look(path)
+            if mask is None or not self.goes_on(mask):
+                break
+            only = only_token(mask)
+            more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
+            if not more:
+                break
+            path = (*path, *more)
+        return path
 
     def sure(self, path: Path) -> int:
         """Count the tokens at the beginning of `path` that are the only ones to come: they need no drawing."""
@@ -336,6 +368,24 @@ class GrammarState:
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
 
 
+def look_together(asked: Iterable[tuple[GrammarState, Path]]) -> None:
+    """Compute the masks behind paths of several sequences in parallel, as far as they are not known and not `slow`."""
+    with ExitStack() as locks:
+        ready: dict[Grammars, list[tuple[GrammarState, Path]]] = {}
+        for state, path in asked:
+            locks.enter_context(state._lock)
+            if path not in state._masks and not state.slow and state._walk(path) and not state._matcher.is_error():
+                ready.setdefault(state._grammars, []).append((state, path))
+        for grammars, wanted in ready.items():
+            began = time.perf_counter()
+            masks = grammars.masks([state._matcher for state, _ in wanted])
+            seconds = (time.perf_counter() - began) * min(WORKERS, len(wanted)) / len(wanted)
+            for (state, path), mask in zip(wanted, masks, strict=True):
+                state._seconds = seconds
+                if not state._matcher.is_error():
+                    state._masks[path] = mask
+
+
 def pack(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
     """Make the mask of some tokens: uint32 [vocab / 32]."""
     bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
@@ -349,9 +399,11 @@ def has_token(mask: np.ndarray, token: int) -> bool:
 
 def only_token(mask: np.ndarray) -> int | None:
     """Return the token of a mask with exactly one; None: it has none or several."""
-    [places] = np.nonzero(mask)
-    word = int(mask[places[0]]) if len(places) == 1 else 0
-    return 32 * int(places[0]) + word.bit_length() - 1 if word and not word & (word - 1) else None
+    if np.count_nonzero(mask) != 1:
+        return None
+    place = int(np.flatnonzero(mask)[0])
+    word = int(mask[place])
+    return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

@@ -81,5 +81,5 @@ def test_a_good_token_saves_a_bad_one_before_it() -> None:
 def test_in_doubt_less_will_do() -> None:
     """A target that is sure asks for ε at most, one that cannot tell 16 tokens apart for √ε / 16."""
     sure, doubtful = torch.tensor([1.0] + [0.0] * 15), torch.full((16,), 1 / 16)
-    floors = typical_floors(torch.stack((sure, doubtful)), 0.09)
+    floors = typical_floors(torch.stack((sure, doubtful)), torch.tensor([0.09, 0.09]))
     assert floors.tolist() == pytest.approx([0.09, 0.3 / 16])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.bench import engine as bench
-from paceline.bench import engine_record, machine
+from paceline.bench import engine_prompts, engine_record, machine
 from paceline.bench.engine import BatchRun, Measured, MemoryTraffic, Setup
 from paceline.drafters.registry import Recipe
 from paceline.engine.stats import EngineStats
@@ -134,7 +134,9 @@ def test_random_prompts() -> None:
 def test_real_prompts_that_are_short_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """And drafts as the engine chooses: on real text their lengths matter."""
     monkeypatch.setattr(
-        bench, "ChatTemplate", lambda tokenizer: SimpleNamespace(encode=lambda said: [*range(len(said[-1]["content"]))])
+        engine_prompts,
+        "ChatTemplate",
+        lambda tokenizer: SimpleNamespace(encode=lambda said: [*range(len(said[-1]["content"]))]),
     )
     setup = replace(SETUP, prompts=("mt_bench",), prompt_tokens=120)
     found = bench.prompts_of(setup, parts())

@@ -79,6 +79,22 @@ def test_ngram_and_speculation_off(cli: Cli, shape: str) -> None:
     assert record["conclusion"].endswith("same text in 2 of 2.")
 
 
+def test_mixes_run_beside_the_batch_without_them(cli: Cli, shape: str) -> None:
+    argv = ("--target", shape, "--drafter", "ngram", "--batch", 2, "--rounds", 1, "--mix", "logprobs:1,penalty:2")
+    text, record = found(cli, *argv)
+    mixes = record["batches"][0]["mixes"]
+    assert [(each["mode"], each["mix"]) for each in mixes] == [
+        (mode, mix) for mode in ("plain", "speculative") for mix in ("logprobs:1", "penalty:2")
+    ]
+    assert all(each["ratio"] > 0 and len(each["tok_s_runs"]) == 1 for each in mixes)
+    assert "speculative, penalty:2" in text
+
+
+def test_a_mix_with_a_schema(cli: Cli, tiny: str) -> None:
+    _, record = found(cli, "--target", tiny, "--batch", 2, "--rounds", 1, "--mix", "json:2")
+    assert record["batches"][0]["mixes"][0]["tok_s"] > 0
+
+
 def test_a_shape_drafts_for_a_shape(cli: Cli, shape: str) -> None:
     argv = ("--target", shape, "--drafter", shape, "--draft", 3, "--rounds", 1)
     _, record = found(cli, *argv, "--seed", 1)  # that of all random drafters
@@ -104,6 +120,10 @@ def test_a_model_with_weights(cli: Cli, tiny: str) -> None:
     [
         (["--target", "no-such-model"], "no model 'no-such-model'"),
         (["--target", "x", "--off"], "name one with --drafter"),
+        (["--target", "x", "--mix", "jason:1"], "unknown mix 'jason'"),
+        (["--target", "x", "--mix", "bias"], "a mix is KIND:COUNT"),
+        (["--target", "x", "--mix", "bias:2"], "mix bias:2 needs 2 requests at once, a batch has 1"),
+        (["--target", "llama-3.1-8b", "--mix", "json:1"], "mix json needs a model with a tokenizer"),
         (["--target", "x", "--batch", "1,0"], "a whole number from 1 on is needed, not '0'"),
         (["--target", "x", "--batch", "2,2"], "a number stands twice in '2,2'"),
         (["--target", "x", "--bach", "2"], "unknown option '--bach'; did you mean '--batch'?"),

@@ -169,12 +169,13 @@ def test_each_drafter_has_its_own_pace(answer: list[int]) -> None:
 
 
 def test_a_device_goes_on_where_the_prediction_ends(answer: list[int]) -> None:
-    """Steps run on the host while it is followed, and on the device when the other drafter is one of its own."""
+    """The host offers what is predicted, and the device's own drafter takes over; no step waits for the host."""
     rig = build("toy", RIGS["prediction"], on_device={"ngram": DEVICE_RIGS["ngram"]})
     told = run(rig, [ask(answer[:20], drafter="ngram")])
     assert told["r", 0].tokens == answer
     assert told["r", 0].stats.prediction_accepted > 10
-    assert 5 < rig.rounds.launches < rig.engine.stats.steps
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.rounds.most_in_flight == 2
 
 
 def test_a_drafter_that_reads_catches_up_after_the_prediction(answer: list[int]) -> None:

@@ -149,13 +149,16 @@ def test_the_grammar_is_kept_by_rejection() -> None:
                 assert_fits(PARAMS[int(i)], told)
 
 
-def test_beside_steps_of_a_device() -> None:
-    """A sequence with a grammar needs the host; after its end the others run on the device again."""
-    rig = engine(on_device={"good": TARGET})
+@pytest.mark.parametrize("name", ["good", "noisy", None])
+def test_in_steps_of_a_device(name: str | None) -> None:
+    """Beside any other parameter, with log-probabilities of what was drawn; more in test_grammars_on_device.py."""
+    rig = engine(on_device={name: replace(TARGET, noise=0.05 * (name == "noisy"))} if name else {})
     told = run(rig, [*asked(), Request("other", prompt(9, seed=1), SamplingParams(temperature=0, ignore_eos=True))])
     del told["other", 0]
     assert tokens_of(told) == tokens_of(expected())
-    assert rig.rounds.launches > 0
+    assert [one.token for one in told["5", 0].logprobs] == told["5", 0].tokens
+    assert rig.rounds.launches == rig.engine.stats.steps
+    assert rig.engine.stats.accepted > 0
 
 
 def test_forced_tokens_are_drafted_for_free() -> None:

@@ -567,7 +567,11 @@ def _keep(partials, index, valid, peak, total, acc, BLOCK_M: tl.constexpr, PADDE
     partials += index * (BLOCK_M * (PADDED + 2))
     tl.store(partials + m, peak, mask=valid)
     tl.store(partials + BLOCK_M + m, total, mask=valid)
-    tl.store(partials + 2 * BLOCK_M + cell, acc, mask=valid[:, None])
+    halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, PADDED // 2)), (0, 2, 1))
+    left, right = tl.split(halves)  # half of the shared memory that the whole would pass through
+    cell = m[:, None] * PADDED + tl.arange(0, PADDED // 2)[None, :]
+    tl.store(partials + 2 * BLOCK_M + cell, left, mask=valid[:, None])
+    tl.store(partials + 2 * BLOCK_M + PADDED // 2 + cell, right, mask=valid[:, None])
 
 
 @triton.jit
@@ -585,8 +589,8 @@ def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
 @triton.jit
 def _merge_splits(partials, count, valid, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
     peak, total, acc = _nothing(BLOCK_M, PADDED)
-    for index in range(0, count, 4):  # the loads of four overlap
-        for next_ in tl.static_range(4):
+    for index in range(0, count, 8):  # the loads of eight overlap
+        for next_ in tl.static_range(8):
             kept = _kept(partials, index + next_, valid & (index + next_ < count), BLOCK_M, PADDED)
             peak, total, acc = merged(peak, total, acc, kept[0], kept[1], kept[2])
     return total, acc

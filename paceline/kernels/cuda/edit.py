@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.kernels.edit_reference import IN_PROMPT, OCCURRENCES, EditedLanes, Edits
 
-CHUNK = 2048  # tokens per program of `_edit`
+CHUNK = 4096  # tokens per program of `_edit`
 
 _CHUNK = tl.constexpr(CHUNK)
 _OCCURRENCES, _SEEN = tl.constexpr(OCCURRENCES), tl.constexpr(IN_PROMPT | OCCURRENCES)
@@ -67,7 +67,7 @@ def edit(
         PDL=pdl,
         launch_pdl=pdl,
         enable_fp_fusion=False,
-        num_warps=4,
+        num_warps=8,
     )
 
 

@@ -20,9 +20,9 @@ _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in 
 
 
 @triton.jit
-def keys_of(seed, lane, position):
-    """Compute `sampler.noise_keys` of Stream.TOKEN: two 32-bit numbers."""
-    bits = mix(tl.load(seed + lane), position, 0)
+def keys_of(seed, lane, position, stream: tl.constexpr):
+    """Compute `sampler.noise_keys`: two 32-bit numbers."""
+    bits = mix(tl.load(seed + lane), position, stream)
     return (bits >> 32).to(tl.uint32), bits.to(tl.uint32)
 
 

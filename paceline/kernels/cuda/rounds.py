@@ -69,6 +69,7 @@ def accept(
     out: Tensor,
     row_starts: Tensor | None = None,
     roots: Tensor | None = None,
+    verdicts: Tensor | None = None,
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
@@ -91,9 +92,11 @@ def accept(
         out,
         longest,
         int(synthetic_acceptance * 2**24),
+        seats if verdicts is None else verdicts,
         STEPS=triton.next_power_of_2(longest + 1),
         ROOTED=roots is not None,
         SYNTHETIC=synthetic_acceptance > 0,
+        DECIDED=verdicts is not None and synthetic_acceptance <= 0,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1,
@@ -189,9 +192,11 @@ def _accept(
     out,
     longest,
     heads,
+    verdicts,
     STEPS: tl.constexpr,
     ROOTED: tl.constexpr,
     SYNTHETIC: tl.constexpr,
+    DECIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -213,6 +218,11 @@ def _accept(
         right = (mix(tl.load(seed + lane), length + step, _ACCEPT) >> 40).to(tl.int32) < heads
     accepted = tl.min(tl.where((step < drafted) & right, STEPS, step), axis=0)  # the first wrong step, or `drafted`
     bonus = tl.sum(tl.where(step == accepted, judged, 0), axis=0)
+    if DECIDED:
+        verdict = tl.load(verdicts + 2 * b)
+        if verdict >= 0:
+            accepted = verdict
+            bonus = tl.load(verdicts + 2 * b + 1)
     new = tl.where(step < accepted, ahead, tl.where(step == accepted, bonus, 0))
     real = lane != dummy
     row = out + b * (2 * longest + 4)

@@ -38,6 +38,7 @@ from paceline.kernels.round_reference import (
     DeviceLanes,
     Doubt,
 )
+from paceline.sampling.sampler import Stream
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
 PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
@@ -51,6 +52,7 @@ _LOWEST = tl.constexpr(float("-inf"))
 _LOG2_E = tl.constexpr(LOG2_E)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
 _DRAWN0, _DRAWN1, _BEST0, _BEST1 = (tl.constexpr(value) for value in (*DRAWN, *BEST))
+_TOKEN, _DRAFT = tl.constexpr(int(Stream.TOKEN)), tl.constexpr(int(Stream.DRAFT))
 _FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
 
@@ -66,6 +68,8 @@ def draw(
     ids: Tensor | None = None,
     doubt: Doubt | None = None,
     filters: bool = True,
+    free: Tensor | None = None,
+    floors: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each row: `out` int32 [rows] from logits [rows, vocab] of the sequences in `lanes` [rows].
@@ -73,7 +77,8 @@ def draw(
     A token's position is `positions[row] + offset`; without `positions` it is the lane's length + `offset`. With `push`
     it is also written to this position. `ids` int32 [vocab] are the tokens of the columns, None: 0, 1, …; of equal
     scores the first column wins. `doubt` is updated. `filters=False` promises that no lane asks for top-k, top-p or
-    min-p.
+    min-p. Rows that are not 0 in `free` int32 [rows] are drawn with the noise of a drafter. `floors` float32 [rows]
+    gets the smallest scaled logit that the filters of each row leave, -inf if it has none; it needs `filters`.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
@@ -82,18 +87,20 @@ def draw(
     lists = _lists(logits.device, triton.next_power_of_2(rows)) if filters else None
     names = lanes if ids is None else ids  # a placeholder is never read
     row = (logits, logits.stride(0), vocab, names, lanes, lanes if positions is None else positions, offset)
-    asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, state.seed)
+    assert filters or floors is None, "floors are found by filters"
+    keys = (state.seed, lanes if free is None else free)
+    asked = (state.lengths, state.inverse_temperature, state.top_k, state.top_p, state.min_p, *keys)
     kept = (*scratch, *(lists or [scratch.tokens] * 4))  # without filters the last four are placeholders
-    kinds = {"FILTERS": filters, "IDS": ids is not None, "DOUBT": doubt is not None}
+    kinds = {"FILTERS": filters, "FREE": free is not None, "IDS": ids is not None, "DOUBT": doubt is not None}
     options = {**kinds, "PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
     placed = {"PLACED": positions is not None}
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
         _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
-    ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1])
+    ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
     doubts = tuple(doubt or Doubt(scratch.scores, scratch.scores, out, out, 0))
-    shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, **placed, **parts}
+    shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, "FLOORS": floors is not None, **placed, **parts}
     _settle[(rows,)](*row, *asked, *kept, *ahead, *doubts, num_warps=8 if filters else 1, **shape, **options)
 
 
@@ -152,6 +159,7 @@ def _score(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     peaks,
@@ -164,6 +172,7 @@ def _score(
     PLACED: tl.constexpr,
     FAST: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
     PDL: tl.constexpr,
@@ -189,7 +198,8 @@ def _score(
     if scale > 0:
         value = value * scale
     if (scale > 0) & (not filtered):
-        high, low = keys_of(seed, lane, _position(positions, lengths, row, lane, offset, PLACED))
+        position = _position(positions, lengths, row, lane, offset, PLACED)
+        high, low = _keys(seed, lengths, free, lane, row, position, FREE)
         name = _named(ids, token, token < vocab, IDS)
         best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
@@ -220,6 +230,7 @@ def _gather(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     peaks,
@@ -231,6 +242,7 @@ def _gather(
     list_tokens,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
     PDL: tl.constexpr,
@@ -274,6 +286,7 @@ def _settle(
     top_p,
     min_p,
     seed,
+    free,
     scores,
     tokens,
     peaks,
@@ -287,6 +300,7 @@ def _settle(
     ahead,
     ahead_stride,
     width,
+    floors,
     confidence,
     thresholds,
     limits,
@@ -294,9 +308,11 @@ def _settle(
     turn,
     CHUNKS: tl.constexpr,
     PUSH: tl.constexpr,
+    FLOORS: tl.constexpr,
     PLACED: tl.constexpr,
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
+    FREE: tl.constexpr,
     IDS: tl.constexpr,
     DOUBT: tl.constexpr,
     PDL: tl.constexpr,
@@ -312,12 +328,14 @@ def _settle(
     token = tl.load(tokens + row * chunks + chunk, mask=chunk < chunks, other=_NONE)
     chosen = tl.min(tl.where(score == tl.max(score, axis=0), token, _NONE), axis=0)
     if FILTERS:
+        if FLOORS:
+            tl.store(floors + row, _LOWEST)
         scale = tl.load(inverse_temperature + lane)
         k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
         if _is_filtered(scale, k, p, least, vocab):
             k = tl.where(k < vocab, k, 0)
             best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-            high, low = keys_of(seed, lane, position)
+            high, low = _keys(seed, lengths, free, lane, row, position, FREE)
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
             enough = listed <= _CAPACITY
@@ -330,15 +348,15 @@ def _settle(
                 source = logits + row * stride
                 floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
                 chosen = _best(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
+            if FLOORS:
+                tl.store(floors + row, floor)
     if DOUBT:
         peak = tl.load(peaks + row * chunks + chunk, mask=chunk < chunks, other=_LOWEST)
         total = tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0)
         highest = tl.max(peak, axis=0)
         total = tl.sum(total * tl.exp(peak - highest), axis=0)
-        probability = (
-            tl.exp(_clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST)) - highest)
-            / total
-        )
+        logit = _clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST))
+        probability = tl.exp(logit - highest) / total
         right = _BEST0 * probability / (1.0 + _BEST1 * probability)
         if tl.load(inverse_temperature + lane) > 0:
             right = _DRAWN0 + _DRAWN1 * tl.sqrt(probability)
@@ -392,6 +410,18 @@ def _clean(value):
     """Convert to float32, and NaN to -inf."""
     value = value.to(tl.float32)
     return tl.where(value == value, value, _LOWEST)
+
+
+@triton.jit
+def _keys(seed, lengths, free, lane, row, position, FREE: tl.constexpr):
+    """Return the keys of a row's noise: the target's, or those of a drafter in the round after `lengths`."""
+    high, low = keys_of(seed, lane, position, _TOKEN)
+    if FREE:
+        place = (tl.load(lengths + lane).to(tl.int64) << 32) + position
+        own_high, own_low = keys_of(seed, lane, place, _DRAFT)
+        freely = tl.load(free + row) != 0
+        high, low = tl.where(freely, own_high, high), tl.where(freely, own_low, low)
+    return high, low
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch import Tensor
 
 CHUNK = 4096  # tokens per program of `_partials`
 PART = 128  # tokens of a part
-FEW = 8  # alternatives up to which `_finish` needs only four warps
+TOP_EACH = 4  # alternatives per warp of `_finish`: with more, the parts do not fit its registers
 
 _CHUNK, _PART = tl.constexpr(CHUNK), tl.constexpr(PART)
 _LOWEST = tl.constexpr(float("-inf"))
@@ -66,7 +66,7 @@ def score(
         CHUNKS=triton.next_power_of_2(chunks),
         PARTS=triton.next_power_of_2(parts),
         TOP=triton.next_power_of_2(top) if top else 0,
-        num_warps=4 if top <= FEW else 8,
+        num_warps=min(max(triton.next_power_of_2(max(top, 1)) // TOP_EACH, 4), 32),
         **options,
     )
 

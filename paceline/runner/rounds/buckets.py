@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from paceline.rules import BUILT_IN, Rule
+
 LEAST_CONTEXT = 512  # positions: smallest context bound of a bucket
 START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only if they are the largest
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
@@ -39,11 +41,18 @@ class Bucket:
     filters: bool  # True: a lane asks for top-k, top-p or min-p
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
     edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+    rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
+    judged: int = 0  # padded number of seats with such rules
 
     @property
     def longest(self) -> int:
         """Tokens of the longest draft of a seat."""
         return max(self.draft, self.offers)
+
+    @property
+    def eager(self) -> bool:
+        """True: a rule of another package judges drafts on the host, so that the round cannot be captured."""
+        return any(rule not in BUILT_IN for rule in self.rules)
 
     def serves(self, wanted: Bucket) -> bool:
         """Return True if a round of this bucket can run a step of the bucket `wanted`."""
@@ -55,7 +64,8 @@ class Bucket:
     def _alike(self, wanted: Bucket) -> bool:
         """Return True unless a step would pay for drafts of a kind that it does not want."""
         drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
-        return self.drafter == wanted.drafter and drafts
+        judging = self.rules == wanted.rules and self.judged >= wanted.judged
+        return self.drafter == wanted.drafter and drafts and judging
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -183,3 +193,8 @@ class Grid:
         """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
         bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
         return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]
+
+
+def judged_count(count: int) -> int:
+    """Round a number of seats with rules of their own up to a power of two."""
+    return 1 << (count - 1).bit_length() if count else 0

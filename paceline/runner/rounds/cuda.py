@@ -25,7 +25,7 @@ from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
-from paceline.runner.rounds.buckets import Bucket, Drafts, Grid
+from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
 from paceline.runner.rounds.device_state import Changes, DeviceState
@@ -41,6 +41,7 @@ from paceline.runner.rounds.protocol import (
     read_landed,
     taps_of,
 )
+from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
@@ -91,6 +92,7 @@ class CudaRounds:
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
+        self.judge: Judge | None = None
         self._target = target
         device = target.decoder.device
         width = max_context + max_draft + 2
@@ -249,15 +251,18 @@ class CudaRounds:
         wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
         wanted += self._expected(OFFERED, sum(by_host))
         edits = any(seat.lane in self._edited for seat in seats)
+        own = judged(seats)
         return Bucket(
             seats=count,
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
             context=self._grid.context(context),
-            filters=edits or any(seat.lane in self._filtered for seat in seats),
-            offers=offers,
+            filters=edits or bool(own) or any(seat.lane in self._filtered for seat in seats),
             edits=edits,
+            offers=offers,
+            rules=tuple(sorted({seats[index].rule for index in own})),
+            judged=judged_count(len(own)),
         )
 
     def _expected(self, drafter: str | None, allowed: int) -> int:
@@ -275,7 +280,8 @@ class CudaRounds:
             self._held.get(bucket.drafter or ""),
             self.synthetic_acceptance,
             max_draft=self.max_draft,
-            recorder=self._recorder,
+            judge=self.judge,
+            recorder=None if bucket.eager else self._recorder,
         )
 
     def _has_room(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.kernels.offer_reference import HEADER
-from paceline.kernels.round_reference import Doubt
+from paceline.kernels.round_reference import Doubt, spread
 from paceline.kernels.states_reference import HeldStates, Taken, last
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
@@ -41,6 +42,7 @@ from paceline.runner.rounds.protocol import (
     threshold_of,
     write_offer,
 )
+from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
 
 ASKED = 4  # numbers that the host sends for each seat
@@ -79,6 +81,7 @@ class CudaRound:
         synthetic_acceptance: float,
         *,
         max_draft: int,
+        judge: Judge | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """`held`: the hidden states of a drafter with taps."""
@@ -125,6 +128,9 @@ class CudaRound:
         self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
+        self._judge = judge
+        self._rules = self._make_rules(target.vocab_size)
+        self._floors = torch.zeros(rows, device=device) if self._rules else None
 
     def _hold_states(self, held: HeldStates) -> None:
         """Find memory for the hidden states of the verified rows, and for the rows of a head's first pass. Rounds share
@@ -184,11 +190,15 @@ class CudaRound:
         if self._drafter is not None:
             thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]
         self._sent.copy_(self._asks[0], non_blocking=True)
+        if self._rules is not None:
+            self._rules.ask(seats)
         self._last = list(seats)
 
     def _run(self) -> None:
         bucket, state, pdl = self._bucket, self.state, self._pdl
         self._stamp(0)
+        if self._rules is not None:
+            self._rules.begin()
         self._draft()
         self._stamp(1)
         if self._drafter is None or not self._drafter.finds_fewer or not bucket.draft:
@@ -213,17 +223,18 @@ class CudaRound:
             offset=1,
             out=targets,
             filters=bucket.filters,
+            floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )
-        self._accept(targets)
+        self._accept(targets, self._verdicts(logits, rows.tokens, targets))
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._hold()
         self._stamp(3)
 
-    def _accept(self, targets: Tensor) -> None:
+    def _accept(self, targets: Tensor, verdicts: Tensor | None) -> None:
         """Commit what the target agrees with; keys and values of a path through a tree move to their positions."""
-        accepting = tree_accept if self.tree else accept
+        accepting = tree_accept if self.tree else partial(accept, verdicts=verdicts)
         accepting(
             self.state,
             seats=self._asked[0],
@@ -234,6 +245,7 @@ class CudaRound:
             pdl=self._pdl,
         )
         if self.tree:
+            assert verdicts is None, "only the coupled rule judges trees"
             tree_move(self.state, self._target.kv, seats=self._asked[0], out=self._out, pdl=self._pdl)
 
     def _hold(self) -> None:
@@ -250,6 +262,24 @@ class CudaRound:
             read=self._asked[2] if self._bucket.draft else None,
             tree=self.tree,
             pdl=self._pdl,
+        )
+
+    def _make_rules(self, vocab: int) -> RoundRules | None:
+        bucket = self._bucket
+        if not bucket.rules:
+            return None
+        rules = RoundRules(
+            bucket.rules, bucket.judged, seats=bucket.seats, longest=bucket.longest, vocab=vocab, state=self.state
+        )
+        rules.attend(self._asked[0])
+        return rules
+
+    def _verdicts(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Tensor | None:
+        """Let the rules of the seats judge their drafts; None: the coupled rule judges all of them."""
+        if self._rules is None or self._judge is None or self._floors is None:
+            return None
+        return self._rules.judge(
+            self._judge, logits, self._floors, tokens=tokens, targets=targets, row_starts=self._starts
         )
 
     def _draft(self) -> None:
@@ -305,8 +335,11 @@ class CudaRound:
             assert self._taken is not None, "only a drafter with taps can doubt its drafts"
             thresholds = self._asked[3].view(torch.float32)
             doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
-        if self._bucket.edits and ids is None:
+        if ids is not None and (self._bucket.edits or self._rules is not None):
+            logits, ids = spread(logits, ids, vocab=self._target.vocab_size), None
+        if self._bucket.edits:
             edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
+        floors = None if self._floors is None else self._floors[: len(logits)]
         draw(
             logits,
             self.state,
@@ -317,8 +350,12 @@ class CudaRound:
             ids=ids,
             doubt=doubt,
             filters=self._bucket.filters,
+            free=None if self._rules is None else self._rules.free,
+            floors=floors,
             pdl=self._pdl,
         )
+        if self._rules is not None and floors is not None:
+            self._rules.keep(logits, floors, turn)
 
     def plant(self, *, width: int, levels: int) -> None:
         if self._growth is None:  # else the same launches run again

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
-from paceline.runner.rounds.upload import Upload
+from paceline.runner.rounds.upload import TableUpload, Upload
 from paceline.sampling.sampler import Sampler
 
 
@@ -86,6 +86,7 @@ class Changes:
         self._vocab_size = vocab_size
         self._pieces: list[tuple[np.ndarray, np.ndarray]] = []  # indices and values
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
+        self._masks: TableUpload | None = None  # made with the first mask
 
     def __bool__(self) -> bool:
         return bool(self._pieces or self._rows)
@@ -95,6 +96,8 @@ class Changes:
         if self._pieces:
             places, values = self.take()
             self._state.memory[upload(places)] = upload(values)
+        if self._masks is not None:
+            self._masks.apply(self._state.masks)
         for name, rows in self._rows.items():
             table: Tensor = getattr(self._state, name)
             table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))
@@ -141,7 +144,11 @@ class Changes:
         """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
         t // 32."""
         self._state.make_tables(self._vocab_size)
-        self._set_row("masks", lane, np.append(bits.view(np.int32), np.int32(sure)))
+        if self._masks is None:
+            lanes, width = self._state.masks.shape
+            self._masks = TableUpload(lanes, width, self._state.device)
+        row = self._masks.row(lane)
+        row[:-1], row[-1] = bits.view(np.int32), sure
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""

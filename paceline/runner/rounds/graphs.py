@@ -102,7 +102,7 @@ class Graphs(Generic[Round]):
             return serves, self._recorded[serves]
         if wanted not in self._eager:  # its first run compiles its kernels and makes its buffers
             self._eager[wanted] = self._make(wanted)
-        elif self._has_room():
+        elif not wanted.eager and self._has_room():
             self._record(wanted, self._eager[wanted])
         return wanted, self._eager.get(wanted) or self._recorded[wanted]
 

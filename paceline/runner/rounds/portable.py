@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from paceline.kernels import round_reference as ops
 from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.kernels.offer_reference import HEADER, offer
-from paceline.runner.heads.protocol import Head, HeadForward
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.portable_heads import PortableStates
+from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
@@ -33,12 +32,12 @@ from paceline.runner.rounds.protocol import (
     drafts_trees,
     read_landed,
     taps_of,
-    threshold_of,
     write_offer,
 )
+from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
 from paceline.runner.rounds.upload import Upload, download
-from paceline.runner.vocabulary import fit_logits, fit_tokens
+from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
@@ -64,6 +63,7 @@ class PortableRounds:
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
         self.synthetic_acceptance = 0.0
+        self.judge: Judge | None = None
         self._forward = forward
         self._state = DeviceState(
             lanes=lanes,
@@ -94,12 +94,13 @@ class PortableRounds:
         self._states.catch_up(drafter, [chunk.lane for chunk in chunks if not chunk.target])
         read = self._read(chunks, drafter)
         clock.append(time.perf_counter())
-        drafted = self._draft(seats, drafter)
+        rules = self._make_rules(seats)
+        drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
         tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
-        output, targets = self._verify(seats, drafted, tree=tree)
+        output, targets, verdicts = self._verify(seats, drafted, rules, tree=tree)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, output, targets, drafter, tree=tree)
+        landed = self._accept(seats, drafted, output, targets, verdicts, drafter, tree=tree)
         clock.append(time.perf_counter())
         reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
         times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
@@ -176,11 +177,29 @@ class PortableRounds:
         if reader is not None:
             self._run(reader, self._chunk_rows(chunks, []))
 
-    def _draft(self, seats: Sequence[Seat], drafter: str | None) -> list[int]:
+    def _make_rules(self, seats: Sequence[Seat]) -> RoundRules | None:
+        """Prepare a round in which other rules than the coupled one judge drafts; None: there is no such rule."""
+        own = judged(seats)
+        if not own or self.judge is None:
+            return None
+        rules = RoundRules(
+            tuple(sorted({seats[index].rule for index in own})),
+            len(own),
+            seats=len(seats),
+            longest=max(seat.max_draft for seat in seats),
+            vocab=self._forward.vocab_size,
+            state=self._state,
+        )
+        rules.attend(self._ints([seat.lane for seat in seats]))
+        rules.ask(seats)
+        rules.begin()
+        return rules
+
+    def _draft(self, seats: Sequence[Seat], drafter: str | None, rules: RoundRules | None) -> list[int]:
         """Write drafted tokens behind the committed ones of each seat; return their number for each seat."""
         limits, drafted = [0 if seat.offer else seat.max_draft for seat in seats], [0] * len(seats)
         if drafter is not None and any(limits):
-            by, round = self.drafters[drafter], _PortableRound(self, seats, limits, drafter)
+            by, round = self.drafters[drafter], PortableRound(self, seats, limits, rules, drafter)
             by.draft(round)
             drafted = round.found.tolist() if by.finds_fewer else limits
         return self._take_offers(seats, drafted)
@@ -197,20 +216,30 @@ class PortableRounds:
         offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
         return [count - 1 for count in counts.tolist()]
 
-    def _verify(self, seats: Sequence[Seat], drafted: Sequence[int], *, tree: bool) -> tuple[Output, Tensor]:
-        """Run the target over the last committed and every drafted token of each seat; return its output, with raw
-        logits [rows, vocab], and the tokens [rows] drawn there."""
+    def _verify(
+        self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None, *, tree: bool
+    ) -> tuple[Output, Tensor, Tensor | None]:
+        """Run the target over the last committed and every drafted token of each seat. Return its output, with raw
+        logits [rows, vocab], the tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
         if not seats:
-            return Output(torch.empty((0, self._forward.vocab_size)), self._ints([])), self._ints([])
+            nothing = self._ints([])
+            return Output(torch.empty((0, self._forward.vocab_size)), nothing), nothing, None
         lanes = self._ints([seat.lane for seat in seats])
         counts = [1 + count for count in drafted]
         trees = self._tree_rows(lanes, counts) if tree else None
         batch, owners = self._seat_rows(lanes, counts, first=-1) if trees is None else trees[:2]
         targets = torch.empty_like(owners)
         output = self._run(self._forward, batch)
-        before = None if trees is None else trees[2]
-        self._draw(output.logits, lanes=owners, positions=batch.positions, offset=1, out=targets, ancestors=before)
-        return output, targets
+        floors = torch.empty(output.logits.shape[0], device=output.logits.device)
+        placed: dict[str, Any] = {"positions": batch.positions, "offset": 1}
+        placed["ancestors"] = None if trees is None else trees[2]
+        edited = self._draw(output.logits, lanes=owners, out=targets, floors=floors, **placed)
+        if rules is None or self.judge is None:
+            return output, targets, None
+        verdicts = rules.judge(
+            self.judge, edited, floors, tokens=batch.tokens, targets=targets, row_starts=batch.row_starts
+        )
+        return output, targets, verdicts
 
     def _draw(
         self,
@@ -221,15 +250,15 @@ class PortableRounds:
         offset: int = 0,
         ancestors: Tensor | None = None,
         **options: Any,
-    ) -> None:
-        """Draw a token from a copy of logits with the edits of each row's lane; see `round_reference.draw`.
-
-        Logits in a vocabulary of a head's own are not edited: a token that the edits exclude is a wrong guess."""
-        if self._state.marks.shape[1] and options.get("ids") is None:
+    ) -> Tensor:
+        """Draw a token from a copy of logits with the edits of each row's lane, and return the edited logits; see
+        `round_reference.draw`."""
+        if self._state.marks.shape[1]:
             logits = logits.clone()
             edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
             edit(positions=options.get("positions"), ancestors=ancestors)
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
+        return logits
 
     def _accept(
         self,
@@ -237,19 +266,24 @@ class PortableRounds:
         drafted: Sequence[int],
         output: Output,
         targets: Tensor,
+        verdicts: Tensor | None,
         drafter: str | None,
         *,
         tree: bool,
     ) -> list[Landed]:
-        row_starts = self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
+        row_starts = self._row_starts(drafted)
         lanes = self._ints([seat.lane for seat in seats])
         longest = max(drafted, default=0)
         out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
-        landed = self._settle(lanes, output.logits, targets, out=out, row_starts=row_starts, tree=tree)
+        given = {"row_starts": row_starts, "verdicts": verdicts}
+        landed = self._settle(lanes, output.logits, targets, out=out, tree=tree, **given)
         read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
         held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
         self._states.hold(drafter, output.features, tree=tree, **held)
         return landed
+
+    def _row_starts(self, drafted: Sequence[int]) -> Tensor:
+        return self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
 
     def _settle(
         self,
@@ -260,6 +294,7 @@ class PortableRounds:
         out: Tensor,
         row_starts: Tensor | None = None,
         roots: Tensor | None = None,
+        verdicts: Tensor | None = None,
         tree: bool = False,
     ) -> list[Landed]:
         """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]. `out` gets
@@ -277,6 +312,7 @@ class PortableRounds:
                 out=out,
                 row_starts=row_starts,
                 roots=roots,
+                verdicts=verdicts,
                 synthetic_acceptance=self.synthetic_acceptance,
             )
         if self._state.marks.shape[1]:
@@ -363,89 +399,6 @@ class PortableRounds:
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._state.device)
-
-
-class _PortableRound:
-    """Implements DraftingRound. Seats whose limit is reached take no part in passes: their rows are zeros."""
-
-    def __init__(self, rounds: PortableRounds, seats: Sequence[Seat], limits: list[int], drafter: str) -> None:
-        self.state = rounds._state
-        self._rounds = rounds
-        self._limits = limits
-        self.longest = max(self._limits)
-        self.lanes = rounds._ints([seat.lane for seat in seats])
-        self.found = rounds._ints([0] * len(seats))
-        self._thresholds = torch.tensor([threshold_of(rounds.drafters[drafter], seat) for seat in seats])
-        self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
-        self._growth: PortableGrowth | None = None  # None: the draft is a chain
-
-    def limits(self) -> Tensor:
-        return self._rounds._ints(self._limits)
-
-    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
-        wanting, vocab_size = self._wanting(turn), self._rounds._forward.vocab_size
-        batch, _ = self._rounds._seat_rows(self.lanes[wanting], [rows] * len(wanting), first=turn - rows)
-        last = batch.row_starts[1:] - 1
-        logits = fit_logits(self._rounds._run(model, replace(batch, logit_rows=last)).logits, vocab_size=vocab_size)
-        whole = logits.new_zeros(len(self._limits), vocab_size)
-        whole[wanting] = logits
-        return whole
-
-    def guess(self, head: Head, turn: int) -> Tensor:
-        assert self._head is not None, "a drafter that runs a head has taps"
-        if turn and self._growth is not None:
-            return self._growth.guess(cast(HeadForward, head), turn, self._rounds._page_table)
-        return self._head.guess(head, turn)
-
-    def last_states(self) -> Tensor:
-        assert self._head is not None, "a drafter that reads hidden states has taps"
-        return self._head.last()
-
-    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
-        wanting = self._wanting(turn)
-        lanes, draw = self.lanes[wanting], self._rounds._draw
-        doubt = self._doubt(wanting, turn) if doubting else None
-        out = torch.empty_like(lanes)
-        draw(logits[wanting], lanes=lanes, offset=turn, out=out, push=True, ids=ids, doubt=doubt)
-        if doubt is not None and self._head is not None:
-            self._head.confidence[wanting], self.found[wanting] = doubt.confidence, doubt.found
-
-    def _doubt(self, seats: list[int], turn: int) -> ops.Doubt:
-        assert self._head is not None, "only a drafter with taps can doubt its drafts"
-        return ops.Doubt(
-            confidence=self._head.confidence[seats],
-            thresholds=self._thresholds[seats],
-            limits=self.limits()[seats],
-            found=self.found[seats],
-            turn=turn,
-        )
-
-    def plant(self, *, width: int, levels: int) -> None:
-        self._growth = PortableGrowth(self.state, self.lanes, limits=self.limits(), width=width, levels=levels)
-
-    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
-        assert self._growth is not None, "a tree must be planted first"
-        assert self._head is not None, "only a drafter with taps can grow trees"
-        rows = {"roots": self._head.confidence, "ends": self._head.ends, "thresholds": self._thresholds}
-        self._growth.branch(logits, level, ids=ids, fitted=fitted, **rows)
-
-    def prune(self) -> None:
-        assert self._growth is not None, "a tree must be planted first"
-        self._growth.prune(self.found)
-
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
-        ops.lookup(
-            self.state,
-            seats=self.lanes,
-            limits=self.limits(),
-            min_ngram=min_ngram,
-            max_ngram=max_ngram,
-            found=self.found,
-        )
-
-    def _wanting(self, turn: int) -> list[int]:
-        """Seats that may have more than `turn` drafted tokens."""
-        return [seat for seat, limit in enumerate(self._limits) if limit > turn]
 
 
 def _outs(chunk: Chunk, begin: int) -> list[int]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.kernels.base import Forward
 from paceline.kernels.offer_reference import HEADER
+from paceline.rules import Rule
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
@@ -53,6 +54,8 @@ class Seat:
     max_draft: int  # drafted tokens, at most; 0: plain
     offer: Offer | None = None  # drafted by the host; None: the drafter of the launch drafts
     price: float = 0.0  # probability of being right below which one more drafted token does not pay; 0: not known
+    rule: Rule = Rule.COUPLED  # judges the draft; at temperature 0 lossless rules are the coupled one
+    threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
 
 
@@ -107,6 +110,7 @@ class Rounds(Protocol):
     tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
+    judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         """Write a sequence to a lane, or rewrite one that the host has changed: tokens int32 [length], sampling.
@@ -188,7 +192,7 @@ class DraftingRound(Protocol):
         """Draw a token from logits [seats, vocab], with the target's noise, and put it behind `turn` drafted ones.
 
         Penalties, bias and masks of the seats are applied to the logits first, in place. `ids` int32 [vocab]: the
-        target's token of each column, if these are not its vocabulary; such logits are not edited. `doubting`: a draft
+        target's token of each column, if these are not its vocabulary. `doubting`: a draft
         whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
         `guess` or `last_states` passes it, because seats without held states get no draft."""
 

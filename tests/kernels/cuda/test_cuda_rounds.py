@@ -14,8 +14,10 @@ from paceline.drafters.eagle.on_device import EagleOnDevice
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
+from paceline.engine.chain_rules import judge_chains
 from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.kernels.edit_reference import Edits
+from paceline.rules import Rule
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.heads.cuda import CudaHead
@@ -451,3 +453,20 @@ def test_a_mask_decides_the_next_token(device: torch.device) -> None:
     assert landed.tokens[0] in (11, 30)
     _, (landed,) = both(made, [], [Seat(1, 0)])
     assert landed.tokens[0] in (11, 30)
+
+
+@pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])
+def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.device) -> None:
+    """Two seats of each rule beside coupled ones, with filters and edits, and drafts of different lengths."""
+    made = pair(device, "self")
+    for rounds in made:
+        rounds.judge = judge_chains
+        for lane, params in enumerate([{}, {"top_k": 9}, {"repetition_penalty": 1.4}, {"temperature": 0.7}]):
+            enter(rounds, lane, [5, 6, 7, 8], **params)
+    both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(4)], [], "self")
+    seats = [Seat(0, 2, rule=rules[0]), Seat(1, 1), Seat(2, 2, rule=rules[1], threshold=0.2), Seat(3, 1, rule=rules[0])]
+    for _ in range(2 if ON_GPU else 1):
+        _, landed = both(made, [], seats, "self")
+    (bucket,) = {**made[0]._graphs._eager, **made[0]._graphs._recorded}
+    assert (bucket.rules, bucket.judged, bucket.filters, bucket.eager) == (tuple(sorted(rules)), 4, True, False)
+    assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]

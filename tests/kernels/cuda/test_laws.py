@@ -53,7 +53,11 @@ def test_same_text_where_few_tokens_exist() -> None:
     """Whatever is said stands in the prompt, so that even two short requests have something to look up."""
     few = Model(vocab_size=5)
     asked = [
-        replace(one, prompt=tuple(token % 5 for token in one.prompt), sampling=replace(one.sampling, stop_ids=()))
+        replace(
+            one,
+            prompt=tuple(token % 5 for token in one.prompt),
+            sampling=replace(one.sampling, stop_ids=(), allowed_tokens=None, logit_bias={}),
+        )
         for one in requests("sampled")
     ]
     rigs = [

@@ -91,6 +91,28 @@ def test_accept(seats: int, longest: int, synthetic: float, device: torch.device
         assert torch.equal(out[:, 0], out[:, 1])
 
 
+def test_verdicts_of_other_rules(device: torch.device) -> None:
+    """They decide for their seats, also if the target's own tokens agree or the token after is the drafted one."""
+    random = torch.Generator().manual_seed(3)
+    state = random_state(random, device, lanes=9)
+    expected = copy.deepcopy(state)
+    chosen = random_seats(random, state, 6)
+    given = {
+        "seats": chosen,
+        "row_starts": (torch.arange(7, dtype=torch.int32) * 4).to(device),
+        "targets": torch.randint(0, 2, (24,), generator=random).int().to(device),
+        "verdicts": torch.tensor([[0, 1], [-1, -1], [3, 0], [2, 1], [-1, 5], [1, 1]], dtype=torch.int32, device=device),
+    }
+    out = torch.full((6, 10), -7, dtype=torch.int32, device=device)
+    wanted = torch.full_like(out, -8)
+    rounds.accept(state, **given, out=out, pdl=device.type == "cuda")
+    round_reference.accept(expected, **given, out=wanted)
+    assert out.tolist() == wanted.tolist()
+    assert same_state(state, expected)
+    assert out[[0, 2, 3], 0].tolist() == [0, 3, 2]
+    assert [int(out[seat, 2 + out[seat, 0]]) for seat in (0, 2, 3)] == [1, 0, 1]
+
+
 def test_the_end_of_a_prompt(device: torch.device) -> None:
     random = torch.Generator().manual_seed(5)
     state = random_state(random, device, lanes=9)

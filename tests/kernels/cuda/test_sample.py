@@ -58,6 +58,33 @@ def check(logits: Tensor, *, lanes: list[int] | None = None) -> Tensor:
     return drawn
 
 
+def test_drafts_with_noise_of_their_own(device: torch.device) -> None:
+    """Rows that are free draw with the noise of a drafter; and each row says what its filters leave."""
+    state, logits = asking(device), random_logits(2 * len(ASKED), 1000, device, spread=2.0)
+    lanes = torch.arange(2 * len(ASKED), dtype=torch.int32, device=device) % len(ASKED)
+    results = []
+    for free in (None, torch.tensor([0, 1] * len(ASKED), dtype=torch.int32, device=device)):
+        mine, other = (torch.zeros_like(lanes) for _ in range(2))
+        floors, wanted = (torch.zeros(len(lanes), device=device) for _ in range(2))
+        sample.draw(logits, state, lanes=lanes, offset=2, out=mine, free=free, floors=floors, pdl=logits.is_cuda)
+        round_reference.draw(logits, state, lanes=lanes, offset=2, out=other, free=free, floors=wanted)
+        assert mine.tolist() == other.tolist()
+        results.append(mine)
+        kept, left = (
+            torch.stack([row >= floor for row, floor in zip(scaled(state, logits, lanes), each, strict=True)])
+            for each in (floors, wanted)
+        )
+        assert torch.equal(kept, left)
+        assert 0 < floors.isinf().sum() < len(floors)
+    assert torch.equal(results[0][::2], results[1][::2])
+    assert (results[0][1::2] != results[1][1::2]).sum() >= 6
+
+
+def scaled(state: DeviceState, logits: Tensor, lanes: Tensor) -> Tensor:
+    scale = state.inverse_temperature[lanes.long(), None]
+    return logits * torch.where(scale > 0, scale, 1.0)
+
+
 def random_logits(rows: int, vocab: int, device: torch.device, *, spread: float, seed: int = 0) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     return (spread * torch.randn((rows, vocab), generator=random)).to(device)

@@ -1,0 +1,107 @@
+"""Rules other than the coupled one inside rounds: the host's verdicts, without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.accept import AcceptRule, accept_rejection, register
+from paceline.types import Request, Rule, SamplingParams, Speculation
+from tests.rig import DEVICE_RIGS, RIGS, Rig, build
+from tests.runs import Key, Told, plain, prompt, run, tokens_of
+
+PARAMS: Mapping[str, SamplingParams] = {
+    "bare": SamplingParams(seed=1),
+    "filters": SamplingParams(seed=2, temperature=0.8, top_k=20, top_p=0.9),
+    "min_p": SamplingParams(seed=3, temperature=1.4, min_p=0.03, logprobs=1),
+    "edits": SamplingParams(seed=4, repetition_penalty=1.3, frequency_penalty=0.4, logit_bias={5: 1.0}),
+    "greedy": SamplingParams(temperature=0),
+}
+LOSSY = (Rule.THRESHOLD, Rule.TYPICAL)
+OTHERS = (Rule.REJECTION, Rule.BLOCK, *LOSSY)
+
+
+def requests(*rules: Rule, tokens: int = 20) -> list[Request]:
+    """One request for each kind of parameters, all under these rules in turn."""
+    return [
+        Request(
+            id=name,
+            prompt=prompt(9 + i, seed=i),
+            sampling=replace(params, max_tokens=tokens),
+            speculation=Speculation(
+                rule=rules[i % len(rules)], threshold=0.4 if rules[i % len(rules)] in LOSSY else None
+            ),
+        )
+        for i, (name, params) in enumerate(PARAMS.items())
+    ]
+
+
+def on_host(asked: list[Request]) -> dict[Key, Told]:
+    return run(build("toy", {"noisy": RIGS["model"]["noisy"]}, **FIXED), asked)
+
+
+def on_device(asked: list[Request], name: str = "noisy") -> tuple[Rig, dict[Key, Told]]:
+    rig = build("toy", on_device={name: DEVICE_RIGS[name]}, **FIXED)
+    told = run(rig, asked)
+    assert rig.rounds is not None
+    assert rig.rounds.launches == rig.engine.stats.steps
+    return rig, told
+
+
+FIXED: Mapping[str, Any] = {"fixed_draft": True, "max_draft": 3, "max_step_tokens": 256}  # texts depend on drafts
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_the_device_says_what_the_host_says(rule: Rule) -> None:
+    """As long as both draft alike: near the end of an answer they know differently how much room is left."""
+    asked = requests(rule, tokens=40)
+    mine, theirs = on_device(asked)[1], on_host(asked)
+    for key, told in mine.items():
+        assert told.tokens[:32] == theirs[key].tokens[:32]
+    assert any(told.stats.accepted < told.stats.drafted for told in mine.values()) or rule is Rule.TYPICAL
+
+
+def test_rules_in_one_batch() -> None:
+    """Each sequence has its own, and none of them touches the others."""
+    asked = requests(*OTHERS, Rule.COUPLED, tokens=24)
+    together = on_device(asked)[1]
+    for request in asked:
+        alone = on_device([request])[1]
+        assert alone[request.id, 0].tokens[:16] == together[request.id, 0].tokens[:16]
+    [coupled] = plain([asked[4]])
+    assert together["greedy", 0].tokens == run(build("toy"), [coupled])["greedy", 0].tokens
+
+
+@pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
+def test_drafts_without_distributions_are_coupled(rule: Rule) -> None:
+    asked = [replace(one, prompt=prompt(40, seed=i, repeat=True)) for i, one in enumerate(requests(rule))]
+    rig, told = on_device(asked, "ngram-1")
+    assert tokens_of(told) == tokens_of(run(build("toy"), plain(asked)))
+    assert rig.engine.stats.drafted > 0
+
+
+def test_a_rule_of_another_package_on_a_device() -> None:
+    """It sees what it sees on the host; one that fails is out of use, and its drafts are coupled."""
+    seen: list[Any] = []
+
+    def judge(given: Any) -> Any:
+        seen.append(given)
+        return accept_rejection(given.rows, given.p, given.q, given.coins, given.noise)
+
+    def fail(given: Any) -> Any:
+        raise ValueError("no opinion")
+
+    mine = register(
+        AcceptRule(name="outside_rejection", judge=judge, lossless=True, wants_probs=True, devices=("cpu", "cuda"))
+    )
+    broken = register(AcceptRule(name="outside_failure", judge=fail, lossless=True, devices=("cpu", "cuda")))
+    told, expected = on_device(requests(mine, tokens=30))[1], on_device(requests(Rule.REJECTION, tokens=30))[1]
+    assert {key: each.tokens[:24] for key, each in told.items()} == {
+        key: each.tokens[:24] for key, each in expected.items()
+    }
+    assert seen
+    assert all(len(given.rows.roots) == len(given.thresholds) for given in seen)
+    assert tokens_of(on_device(requests(broken))[1]) == tokens_of(run(build("toy"), plain(requests(broken))))

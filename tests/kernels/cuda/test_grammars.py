@@ -1,0 +1,27 @@
+"""Grammars by the kernels of a GPU: masks, sure tokens and checked drafts give the text of plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.types import Grammar, SamplingParams
+from tests.runs import plain, run, tokens_of
+
+pytest.importorskip("llguidance", reason="grammars are an extra")
+
+from tests.laws.test_grammars_on_device import COMPACT, asked, device
+
+TWO = SamplingParams(temperature=1, seed=4, top_k=2, grammar=Grammar.choice(["hello world", "hello there"]))
+
+
+def test_drafts_and_neighbours_change_nothing() -> None:
+    params = (TWO, SamplingParams(temperature=0, grammar=COMPACT, repetition_penalty=1.3))
+    some = [
+        replace(each, prompt=each.prompt[:3], sampling=replace(each.sampling, max_tokens=6)) for each in asked(params)
+    ]
+    told = run(device("noisy", backend="cuda"), some)
+    assert tokens_of(told) == tokens_of(run(device(backend="cuda"), plain(some)))
+    assert told["0", 0].text in ("hello world", "hello there")
+    assert told["1", 0].text.startswith('{"name')
