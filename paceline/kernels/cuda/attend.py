@@ -15,8 +15,8 @@ The division of work only matters for speed. The programs of a block take adjace
 device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
 scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
-In the tiles behind the base of a tree, each path has slots of its own: see `_tail`. There is a tail for each leaf, and
-a tile with several paths takes little longer than one of a chain.
+In the tiles behind the base of a tree each path has slots of its own, and such a tile is read once for each leaf. Rows
+on a path see it in the order of a chain.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
@@ -42,8 +42,6 @@ SPLIT = 256  # positions of a split
 FILL = 528  # programs that keep an H200 busy: four for each of its 132 multiprocessors
 ALONE = 132  # programs that have a multiprocessor for themselves
 STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
-CHUNK: tl.constexpr = tl.constexpr(16)  # positions that a product adds at a time
-OTHERS: tl.constexpr = tl.constexpr(128)  # positions of other paths that a program reads at a time
 NOBODY: tl.constexpr = tl.constexpr(1 << 30)  # a row past all rows
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
@@ -184,7 +182,6 @@ class Attention:
             WINDOW=window > 0,
             LANES=lanes is not None,
             TREE=tails is not None,
-            REACH=1 if tails is None else triton.next_power_of_2(triton.cdiv(tails.shape[1] + 15, 16)),
             SOLO=solo,
             EARLY=programs == splits and not window,
             TURN=rotation is not None,
@@ -266,7 +263,6 @@ def _attend(
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
     TREE: tl.constexpr,
-    REACH: tl.constexpr,
     SOLO: tl.constexpr,
     EARLY: tl.constexpr,
     TURN: tl.constexpr,
@@ -365,7 +361,7 @@ def _attend(
                 peak, total, acc = _nothing(BLOCK_M, PADDED)
             peak, total, acc = _tail(
                 tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW, REACH,
+                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
@@ -408,52 +404,21 @@ def _seen(place, position, window, WINDOW: tl.constexpr):
 def _tail(
     tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, REACH: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read.
-
-        rows of the first path      │ chunk │ chunk │ chunk │ chunk │
-        rows of other paths         │ chunk │ chunk │               │ chunk  chunk │ …      each its own
-
-    A product adds 16 positions at a time, a chunk. Rows of another path see the chunks before the one in which paths
-    part, then REACH chunks of their own, in products that follow: the order of a chain. Chunks that a row does not see
-    leave its sums unchanged to the bit.
-    """
-    EACH: tl.constexpr = REACH * CHUNK  # positions of another path
-    PATHS: tl.constexpr = OTHERS // EACH  # other paths at a time
-    main = tl.min(lead, 0)
-    last = tl.max(tl.where(lead < NOBODY, lead, main), 0)
-    past = tl.minimum(tile * TILE + TILE, end)
-    fork = tl.maximum(base, tile * TILE) // CHUNK * CHUNK
+    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read."""
     position = tile * TILE + tl.arange(0, TILE)
-    index = tl.arange(0, OTHERS)
-    at = fork + index % EACH
-    for first in range(main + 1, tl.maximum(last, main + 1) + 1, PATHS):  # mostly once
-        path = first + index // EACH
-        inside, inside_ = position < past, (path <= last) & (at < past)
-        slot = _path_slots(table, position, tails + main.to(tl.int64) * depth, inside, base, depth, pages, PAGE)
-        slot_ = _path_slots(table, at, tails + path.to(tl.int64) * depth, inside_, base, depth, pages, PAGE)
+    seen = _seen(place, position, window, WINDOW)
+    main = tl.min(lead, 0)
+    for path in range(main, tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1):
+        mine = (lead == path)[:, None]  # slots of one path change nothing for rows on others
+        inside = position < end
+        own = tails + (path + tl.zeros([], tl.int64)) * depth
+        slot = _path_slots(table, position, own, inside, base, depth, pages, PAGE)
         k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        k_, v_ = _fetch(keys, values, slot_, inside_, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        mine = (lead < first + PATHS) & ((lead >= first) | (first == main + 1))  # rows of these paths
-        own = mine[:, None] & ((lead == main)[:, None] | (position < fork)[None, :])
-        scores = tl.dot(q, k, input_precision="ieee")
-        scores = tl.where(own & _seen(place, position, window, WINDOW), scores, float("-inf"))
-        own_ = (lead[:, None] == path[None, :]) & inside_[None, :]
-        scores_ = tl.dot(q, k_, input_precision="ieee")
-        scores_ = tl.where(own_ & _seen(place, at, window, WINDOW), scores_, float("-inf"))
-        higher = tl.maximum(peak, tl.maximum(tl.max(scores, 1), tl.max(scores_, 1)) * scale)
-        weights, weights_ = weights_of(scores, higher, scale), weights_of(scores_, higher, scale)
-        old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
-        total = tl.fma(total, old, (steps_of(weights) + steps_of(weights_)).to(tl.float32) * STEP)
-        finite, spoilt = _finite(v)
-        finite_, spoilt_ = _finite(v_)
-        acc = tl.dot(weights.to(v.dtype), finite, acc * old[:, None], input_precision="ieee")
-        acc = tl.dot(weights_.to(v.dtype), finite_, acc, input_precision="ieee")
-        bad = tl.max(tl.where(weights > 0, spoilt[None, :], 0), 1)
-        bad = bad | tl.max(tl.where(weights_ > 0, spoilt_[None, :], 0), 1)
-        total = tl.where(bad > 0, float("nan"), total)
-        peak = higher
+        scores = tl.where(seen & mine, tl.dot(q, k, input_precision="ieee"), float("-inf"))
+        peak, total, acc_ = added(scores, v, scale, peak, total, acc)
+        acc = tl.where(mine, acc_, acc)  # 0 times NaN would be NaN
     return peak, total, acc
 
 
@@ -464,13 +429,6 @@ def _path_slots(table, position, tails, inside, base, depth, pages, PAGE: tl.con
     ahead = inside & (position >= base) & (position - base < depth)
     tail = tl.load(tails + (position - base), mask=ahead, other=0)
     return tl.where(position < base, page * PAGE + position % PAGE, tail)
-
-
-@triton.jit
-def _finite(v):
-    """Replace values that are not finite by 0, because 0 times such a value is NaN; say which positions had any."""
-    odd = (v - v) != 0
-    return tl.where(odd, 0.0, v).to(v.dtype), tl.max(odd.to(tl.int32), 1)
 
 
 @triton.jit

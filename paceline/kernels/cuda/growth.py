@@ -18,9 +18,11 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.noise import keys_of, rough_gumbel
 from paceline.kernels.growth_reference import AHEAD_MAX, FIRST_BEST, FIRST_DRAWN, OTHER_DRAWN, Growth
 from paceline.kernels.tree_reference import TreeLanes
+from paceline.sampling.sampler import Stream
 
 CHUNK = 4096  # tokens per program of `_branch`
 _CHUNK = tl.constexpr(CHUNK)
+_TOKEN = tl.constexpr(int(Stream.TOKEN))
 _PAGE_SIZE = tl.constexpr(PAGE_SIZE)
 _NONE = tl.constexpr(0x7FFFFFFF)  # larger than any column
 _LOWEST = tl.constexpr(float("-inf"))
@@ -212,7 +214,7 @@ def _branch(
         name = tl.load(ids + column, mask=inside, other=0)
     score = value
     if scale > 0:
-        high, low = keys_of(seed, lane, tl.load(lengths + lane) + level)
+        high, low = keys_of(seed, lane, tl.load(lengths + lane) + level, _TOKEN)
         score = tl.where(inside, value * scale + rough_gumbel(name, high, low, FAST), _LOWEST)
     summed = value if FITTED else score
     peak = tl.max(summed, axis=0)

@@ -74,7 +74,6 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
         "WINDOW": tree,
         "LANES": not tree,
         "TREE": tree,
-        "REACH": 2,
         "SOLO": solo,
         "EARLY": turn and not solo,
         "TURN": turn,
