@@ -107,6 +107,66 @@ class AgainOnDevice:
             round.found.copy_(round.limits() // 2)
 
 
+class TreesOnDevice:
+    """A DeviceDrafter of random trees. It knows what plain decoding says: the right path is somewhere in most of them.
+
+    Its work is tensor operations alone, so that a captured round can replay it: the tree of a seat is one of many that
+    were made beforehand, by the length of its text."""
+
+    reader = None
+    finds_fewer = True
+    tree = True
+    SHAPES = 101
+
+    def __init__(
+        self, scripts: Iterable[Sequence[int]], *, nodes: int, wrong: float = 0.4, vocab_size: int = VOCAB
+    ) -> None:
+        random = np.random.default_rng(5)
+        texts = [*map(list, scripts)]
+        self._scripts = torch.full((len(texts), 16 + max(map(len, texts))), -1, dtype=torch.int32)
+        for text, script in zip(texts, self._scripts, strict=True):
+            script[: len(text)] = torch.tensor(text)
+        made = [self._shape(random, nodes, wrong) for _ in range(self.SHAPES)]
+        self._parents, self._depths, self._wrong, self._counts = (
+            torch.tensor(part).int() for part in zip(*made, strict=True)
+        )
+        self._vocab_size = vocab_size
+
+    def _shape(
+        self, random: np.random.Generator, nodes: int, wrong: float
+    ) -> tuple[list[int], list[int], list[int], int]:
+        """Parents, depths, and for each node how far its token is from the right one of its depth."""
+        parents: list[int] = []
+        depths: list[int] = []
+        right = -1  # the node that the right path has come to
+        offsets: list[int] = []
+        for node in range(nodes):
+            goes_on = random.random() > wrong
+            parents.append(right if goes_on else int(random.integers(-1, node)) if node else -1)
+            depths.append(depths[parents[-1]] + 1 if parents[-1] >= 0 else 0)
+            offsets.append(0 if goes_on else 1 + node)
+            right = node if goes_on else right
+        return parents, depths, offsets, int(random.integers(nodes + 1))
+
+    def draft(self, round: DraftingRound) -> None:
+        state, lanes = round.state, round.lanes.long()
+        if self._scripts.device != state.device:
+            self.__dict__ |= {name: x.to(state.device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        lengths, width = state.lengths[lanes].long(), self._scripts.shape[1]
+        shape, nodes = (lengths * 7 + lanes) % self.SHAPES, min(round.longest, self._parents.shape[1])
+        at = torch.arange(width, device=state.device)
+        text = state.tokens[lanes][:, :width]
+        text = torch.nn.functional.pad(text, (0, width - text.shape[1]))
+        known = ((self._scripts[:, None] == text) | (at >= lengths[:, None])).all(2)  # [scripts, seats]
+        script = self._scripts[known.int().argmax(0)]  # [seats, width]
+        ahead = (lengths[:, None] + self._depths[shape, :nodes]).clamp(max=width - 1)
+        drafted = (script.gather(1, ahead.long()) + self._wrong[shape, :nodes]) % self._vocab_size
+        places = lengths[:, None] + torch.arange(nodes, device=state.device)
+        state.tokens[lanes[:, None], places] = drafted.int()
+        state.parents[lanes, :nodes] = self._parents[shape, :nodes]
+        round.found.copy_(torch.minimum(self._counts[shape], round.limits()))
+
+
 METHODS = ("start", "propose", "observe", "stop")
 
 

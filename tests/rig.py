@@ -90,6 +90,7 @@ class EagleMade:
     taps: tuple[int, int, int] = (0, 1, 1)
     vocab_size: int = VOCAB
     copy: int = 0
+    branches: int = 1  # on a device
 
     def __call__(self, context: BuildContext, backend: str) -> Drafter:
         drafter = EagleDrafter(
@@ -107,7 +108,9 @@ class EagleMade:
     def on_device(self, target: Forward, backend: str) -> DeviceDrafter:
         pages = target.kv.num_pages
         head = cuda_head(self.head, target) if backend == "cuda" else self.forward(target, backend, pages, CONTEXT)
-        return EagleOnDevice(head, taps=self.taps, max_draft=5, min_confidence=self.min_confidence)
+        most = 8 if self.branches > 1 else 5
+        options = {"max_draft": most, "min_confidence": self.min_confidence, "branches": self.branches}
+        return EagleOnDevice(head, taps=self.taps, **options)
 
     @property
     def head(self) -> EagleHead:
@@ -188,6 +191,8 @@ DEVICE_RIGS: Mapping[str, Model | LookupOnDevice | EagleMade | MedusaMade] = {
     "eagle": EagleMade(),
     "eagle-narrow": EagleMade(draft_vocab=40),
     "eagle-hesitant": EagleMade(min_confidence=0.05),
+    "eagle-tree": EagleMade(draft_vocab=40, branches=3),
+    "eagle-thin-tree": EagleMade(min_confidence=0.02, branches=2),
     "medusa": MedusaMade(),
 }
 

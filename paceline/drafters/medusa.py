@@ -31,6 +31,7 @@ from paceline.sampling.sampler import Stream, noise_keys
 from paceline.types import Off
 
 MAX_BRANCHES = 8  # guesses of one head that a tree may branch into
+BRANCHES_ON_DEVICE = 4  # the same in a round on a device, where each level also has at most as many nodes with children
 
 
 class MedusaDrafter(FeatureDrafter):
@@ -94,17 +95,16 @@ class MedusaDrafter(FeatureDrafter):
 
 
 class MedusaOnDevice:
-    """Implements DeviceDrafter: the best guess of each head, as a chain, from the last hidden state on the device."""
+    """Implements DeviceDrafter: a tree of the heads' guesses, from the last hidden state on the device."""
 
     finds_fewer = True
     ends_drafts = True
     reader = None
+    tree = True
 
-    def __init__(
-        self, heads: TorchMedusa, *, tap: int, max_draft: int | None = None, min_confidence: float = 0.05
-    ) -> None:
+    def __init__(self, heads: TorchMedusa, *, tap: int, max_draft: int = 16, min_confidence: float = 0.05) -> None:
         self.taps = (tap,)
-        self.max_draft = min(heads.depth, heads.depth if max_draft is None else max_draft)
+        self.max_draft = max_draft
         self._heads = heads
         self._min_confidence = min_confidence
 
@@ -113,8 +113,11 @@ class MedusaOnDevice:
 
     def draft(self, round: DraftingRound) -> None:
         logits = self._heads.on_device(round.last_states())
-        for turn in range(min(round.longest, self.max_draft)):
-            round.append(logits[turn], turn, doubting=True)
+        levels = min(round.longest, self._heads.depth)
+        round.plant(width=BRANCHES_ON_DEVICE, levels=levels)
+        for level in range(levels):
+            round.branch(logits[level], level, fitted=False)
+        round.prune()
 
 
 def best_tree(

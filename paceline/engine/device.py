@@ -36,7 +36,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing, Stepper
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
-from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafts_trees
 from paceline.types import Off, OffKind, Rule, Verdict
 
 DEPTH = 1  # steps that may be in flight while the host plans another
@@ -222,9 +222,10 @@ class DeviceStepper:
         for part in parts:
             part.launch()
         price = self._governor.seat_price(drafter) if drafter is not None else 0.0
+        tree = drafts_trees(self._rounds.drafters.get(drafter or ""))
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [_seat(work, offers.get(work.sequence.key), price) for work in seats],
+            [_seat(work, offers.get(work.sequence.key), price, tree=tree) for work in seats],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
@@ -320,6 +321,7 @@ class DeviceStepper:
             self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = verdict
+        work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
@@ -328,12 +330,12 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
-def _seat(work: Work, offer: Offer | None, price: float) -> Seat:
+def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
-    # rule is exact; it leaves the distribution unchanged, too.
-    if (sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs):
+    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions, and only it judges them.
+    if tree or ((sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs)):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
     return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min)

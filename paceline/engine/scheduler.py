@@ -53,6 +53,7 @@ class Work:
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
+    in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
     tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
     scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
     prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
@@ -76,7 +77,7 @@ class Work:
         """Rows that are final after the verdict, counted from `first`: committed tokens, then accepted ones."""
         path: Seq[int] = () if self.verdict is None else self.verdict.path
         drafted = first + self.count
-        if not path or path[-1] == len(path) - 1:
+        if self.in_place or not path or path[-1] == len(path) - 1:
             return range(first, drafted + len(path))
         return [*range(first, drafted), *(drafted + node for node in path)]
 

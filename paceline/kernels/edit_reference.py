@@ -1,8 +1,7 @@
 """Penalties, bias and masks of sequences on a device, in plain torch: the oracle of kernels/cuda/edit.py.
 
-    edit             apply to rows of logits what sampling/sampler.py defines as `Sampler.edit`, in the same order
-    tree_ancestors   list the drafted tokens before each row of a tree
-    count            count the new tokens of each seat, so that the next round's penalties know them
+    edit    apply to rows of logits what sampling/sampler.py defines as `Sampler.edit`, in the same order
+    count   count the new tokens of each seat, so that the next round's penalties know them
 
 Each lane has a row of `marks`, one number for each token: how often the output has it, and two flags.
 
@@ -89,27 +88,6 @@ def edit(
     values = values.masked_fill(sure & (torch.arange(vocab, device=lanes.device) != drafted[:, None]), -torch.inf)
     values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane, :vocab], values)
     logits.copy_(torch.where(edits != 0, values, logits))
-
-
-def tree_ancestors(
-    state: EditedLanes, *, seats: Tensor, row_starts: Tensor, parents: Tensor, out: Tensor, pdl: bool = False
-) -> None:
-    """List the `ancestors` of the rows of trees: `out` int32 [rows, depth], a row's own token first, filled up with -1.
-
-    Rows from `row_starts[b]` to `row_starts[b + 1]` - 1 are the last committed token of seat b and its nodes. `parents`
-    int32 [lanes + 1, nodes] has the node that each one follows; -1: the last committed token."""
-    rows, depth = out.shape
-    row = torch.arange(rows, device=out.device)
-    seat = torch.searchsorted(row_starts[1:].contiguous(), row.int(), right=True)
-    used = seat < len(seats)
-    seat = seat.clamp(max=len(seats) - 1)
-    lane = seats[seat].long()
-    node = torch.where(used, row - row_starts[seat] - 1, -1)
-    for step in range(depth):
-        there = node >= 0
-        at = (state.lengths[lane] + node).clamp(min=0, max=state.tokens.shape[1] - 1)
-        out[:, step] = torch.where(there, state.tokens[lane, at.long()], -1)
-        node = torch.where(there, parents[lane, node.clamp(min=0, max=parents.shape[1] - 1)].long(), -1)
 
 
 def count(state: EditedLanes, *, seats: Tensor, outcomes: Tensor, pdl: bool = False) -> None:

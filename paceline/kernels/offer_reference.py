@@ -13,17 +13,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.kernels.round_reference import DeviceLanes
+from paceline.kernels.tree_reference import TreeLanes
 
 HEADER = 3  # columns of a row of offers before its tokens: most drafted tokens, first position, number of tokens
 
 
-def offer(state: DeviceLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, pdl: bool = False) -> None:
+def offer(state: TreeLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, pdl: bool = False) -> None:
     """Write the drafts that the host offers behind the committed tokens of `seats` (lanes, int32 [seats]).
 
     `offers` int32 [seats, HEADER + width] has a row for each seat; if its number of tokens is 0 there is no offer, and
     nothing changes. For a seat with an offer, `counts` int32 [seats] becomes 1 + the number of its drafted tokens:
-    its rows in the verification. An offer that does not agree with the committed tokens gives no draft."""
+    its rows in the verification, a chain. An offer that does not agree with the committed tokens gives no draft."""
     lane, width = seats.long()[:, None], state.tokens.shape[1]
     most, start, offered = offers[:, :HEADER].long().T[:, :, None]  # [seats, 1] each
     tokens = offers[:, HEADER:]
@@ -38,3 +38,5 @@ def offer(state: DeviceLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, 
     drafted = fits & (index >= known) & (index < offered) & (start + index < width) & (lane != state.dummy)
     state.tokens[lane.expand_as(at)[drafted], at[drafted]] = tokens[drafted]
     counts.copy_(torch.where(offered > 0, 1 + count, counts[:, None].long())[:, 0])
+    chain = torch.arange(-1, state.parents.shape[1] - 1, dtype=torch.int32, device=offers.device)
+    state.parents[lane[:, 0]] = torch.where(offered > 0, chain, state.parents[lane[:, 0]])

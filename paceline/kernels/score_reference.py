@@ -53,17 +53,20 @@ def score_pairs(
     row_starts: Tensor,
     rows: Tensor,
     tokens: Tensor,
-    paths: Tensor | None = None,
+    tree: bool = False,
     pdl: bool = False,
 ) -> None:
     """List the row and the token of each new token of some seats: `rows` and `tokens` int32 [seats, k + 1].
 
-    `outcomes` is what `accept` reports for a longest draft of k, `row_starts` has the first row of each seat, and
-    `seats` int32 the indices of the wanted ones. Rows of tokens that do not exist are -1. For trees `paths` int32
-    [seats, k] has the accepted nodes of all seats; without them the accepted nodes are the first ones."""
+    `outcomes` is what `accept` reports for a longest draft of k, or `tree_accept` with `tree`. `row_starts` has the
+    first row of each seat, and `seats` int32 the indices of the wanted ones. Rows of tokens that do not exist are -1.
+    """
     chosen = seats.long()
     step = torch.arange(rows.shape[1], device=rows.device)
     new = step <= outcomes[chosen, :1]
-    place = step.expand(rows.shape) if paths is None else torch.nn.functional.pad(paths[chosen] + 1, (1, 0))
+    place = step.expand_as(new)
+    if tree:
+        path = outcomes[chosen, 2 * rows.shape[1] + 2 :][:, : rows.shape[1] - 1]
+        place = torch.cat([torch.zeros_like(path[:, :1]), 1 + path], dim=1) if rows.shape[1] > 1 else place
     rows.copy_(torch.where(new, row_starts[chosen, None] + place, -1))
     tokens.copy_(torch.where(new, outcomes[chosen, 2 : 2 + rows.shape[1]], 0))

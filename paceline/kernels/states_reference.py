@@ -98,18 +98,22 @@ def hold(
     outcomes: Tensor,
     features: Tensor,
     read: Tensor | None = None,
+    tree: bool = False,
     pdl: bool = False,
 ) -> None:
     """Hold the states of the positions that `accept` has just committed: rows `starts[b]`, … of `features`.
 
     `outcomes` is what `accept` wrote: a seat has 1 + accepted new rows. Seats with `read` int32 [seats] above 0 drafted
-    in this step, so that all states held before were read. Seats of the dummy lane hold nothing."""
+    in this step, so that all states held before were read. With `tree`, `tree_accept` wrote the outcomes, and the rows
+    after the first are those of its path. Seats of the dummy lane hold nothing."""
+    path = outcomes[:, 4 + 2 * (outcomes.shape[1] // 4 - 1) :] if tree else None
     for b, lane in enumerate(seats.tolist()):
         if lane == state.dummy:
             continue
         count, end = 1 + int(outcomes[b, 0]), int(state.lengths[lane]) - 1
         for i in range(max(0, count - held.capacity), count):
-            held.states[lane, (end - count + i) % held.capacity] = features[int(starts[b]) + i].to(held.states.dtype)
+            row = int(starts[b]) + (i if path is None or i == 0 else 1 + int(path[b, i - 1]))
+            held.states[lane, (end - count + i) % held.capacity] = features[row].to(held.states.dtype)
         follows = int(held.ends[lane]) == end - count and not (read is not None and int(read[b]) > 0)
         held.counts[lane] = min(count + (int(held.counts[lane]) if follows else 0), held.capacity)
         held.ends[lane] = end

@@ -1,7 +1,8 @@
-"""An EAGLE-3 head that drafts inside rounds on a device: one pass a token, no host in between.
+"""An EAGLE-3 head that drafts inside rounds on a device: one pass a token or a level of a tree, no host in between.
 
 The first pass reads the hidden states that rounds hold, further ones the head's own output. All seats of a round run
-every pass; a draft that has become doubtful gets no more tokens, so that verification does not pay for it.
+every pass; a draft that has become doubtful gets no more tokens, so that verification does not pay for it. A tree has a
+node for each token that is worth its row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, Draftin
 
 NAME = "eagle"
 MAX_DRAFT = 5  # tokens of a chain
+MAX_NODES = 8  # tokens of a tree
+MAX_BRANCHES = 4  # children of a node
+MAX_LEVELS = 6  # passes of the head for a tree
 
 
 class EagleOnDevice:
@@ -36,32 +40,50 @@ class EagleOnDevice:
         head: Head,
         *,
         taps: Sequence[int],
-        max_draft: int = MAX_DRAFT,
+        max_draft: int | None = None,
         min_confidence: float | None = None,
+        branches: int = 1,
     ) -> None:
         """Drafts end below `min_confidence`; None: if one more token does not pay. A request's `p_min` replaces
-        either."""
+        either. With several `branches` drafts are trees, of nodes with as many children."""
+        max_draft = (MAX_NODES if branches > 1 else MAX_DRAFT) if max_draft is None else max_draft
+        if not 1 <= branches <= MAX_BRANCHES:
+            raise InvalidRequest(f"branches {branches} must be between 1 and {MAX_BRANCHES}")
         if max_draft < 1 or not (min_confidence is None or 0 <= min_confidence <= 1):
             raise InvalidRequest(f"max_draft {max_draft} must be at least 1, min_confidence {min_confidence} in [0, 1]")
         self.head = head
         self.taps = taps
         self.max_draft = max_draft
+        self.tree = branches > 1
+        self._branches = branches
         self._min_confidence = min_confidence
 
     def threshold(self, seat: Seat) -> float:
         given = self._min_confidence if seat.p_min is None else seat.p_min
-        return seat.price / DOUBTFUL_CONFIDENCE if given is None else given
+        if given is not None:
+            return given
+        return seat.price if self.tree else seat.price / DOUBTFUL_CONFIDENCE
 
     def draft(self, round: DraftingRound) -> None:
+        if self.tree:
+            self._draft_trees(round)
+            return
         for turn in range(round.longest):
             round.append(round.guess(self.head, turn), turn, ids=self.head.ids, doubting=True)
+
+    def _draft_trees(self, round: DraftingRound) -> None:
+        levels = min(MAX_LEVELS, 1 + (round.longest + 1) // self._branches)
+        round.plant(width=self._branches, levels=levels)
+        for level in range(levels):
+            round.branch(round.guess(self.head, level), level, ids=self.head.ids)
+        round.prune()
 
 
 def on_gpu(ready: ReadyHead, target: ReadyModel, options: Mapping[str, Any]) -> Recipe:
     """Make the recipe of a head beside a target on a GPU, where only rounds run it."""
     config, decoder = ready.head.config, target.decoder
     assert decoder is not None, "the target runs on a CPU"
-    given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence")}
+    given = {name: value for name, value in options.items() if name in ("max_draft", "min_confidence", "branches")}
     head = ready.on_cuda(decoder, max_context=target.model.config.max_context)
 
     def on_device(built: Drafter | None, to: Forward) -> DeviceDrafter:

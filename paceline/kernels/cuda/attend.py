@@ -15,6 +15,9 @@ The division of work only matters for speed. The programs of a block take adjace
 device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
 scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
+In the tiles behind the base of a tree each path has slots of its own, and such a tile is read once for each leaf. Rows
+on a path see it in the order of a chain.
+
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
 """
@@ -39,6 +42,7 @@ SPLIT = 256  # positions of a split
 ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
 SHARED = 396  # programs that share them by three, with one tile in flight each
 STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
+NOBODY: tl.constexpr = tl.constexpr(1 << 30)  # a row past all rows
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -90,6 +94,7 @@ class Attention:
         lanes: Tensor | None = None,
         bases: Tensor | None = None,
         tails: Tensor | None = None,
+        leads: Tensor | None = None,
         block_m: int = 16,
         rotation: Rotation | None = None,
         pdl: bool = False,
@@ -98,14 +103,17 @@ class Attention:
         queries are the packed projection [rows, heads + 2 · kv_heads, head_dim], not rotated and not stored yet.
 
         `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
-        page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written.
+        page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written. With
+        `tails`, row r reads tails[leads[r]], as kernels/tree_reference.py describes it.
         """
         _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
         kv_heads = keys.shape[1]
         group = heads // kv_heads
         assert heads == group * kv_heads, f"{heads} heads cannot share {kv_heads} KV heads evenly"
-        assert tails is None or (bases is not None and tails.is_contiguous()), "tails speak of positions from bases on"
+        assert tails is None or (bases is not None and leads is not None and tails.is_contiguous()), (
+            "a tree is all three"
+        )
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or SPLIT // tile
@@ -128,7 +136,7 @@ class Attention:
             return out
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
-        assert rotation is None or (blocks == 1 and tails is None), "only the rows of one block can be turned here"
+        assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
         turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
@@ -147,6 +155,7 @@ class Attention:
             row_starts if lanes is None else lanes,  # a placeholder is never read
             row_starts if bases is None else bases,
             row_starts if tails is None else tails,
+            row_starts if leads is None else leads,
             turned.slots,
             turned.cos,
             turned.sin,
@@ -236,6 +245,7 @@ def _attend(
     lanes,
     bases,
     tails,
+    leads,
     slots,
     cos,
     sin,
@@ -303,11 +313,6 @@ def _attend(
     each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
     if (start >= stop) | (me * each >= count):
         return
-    base, rows = end, 1
-    if TREE:
-        base = tl.minimum(tl.load(bases + seat), end)
-        rows = tl.minimum(stop - start, ROWS)
-        tails += start.to(tl.int64) * depth
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
     if TURN:  # store the new rows of the positions that this program reads
@@ -332,9 +337,13 @@ def _attend(
     peak, total, acc = _nothing(BLOCK_M, PADDED)
     from_ = tl.maximum((first + me * each) * TILES, low // TILE)
     past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
+    shared = past  # past the last tile whose slots all rows share
+    if TREE:
+        base = tl.load(bases + seat)
+        shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
     if not EARLY:
         slot = _slots(table, from_, pages, TILE, PAGE)
-    for tile in range(from_, past):
+    for tile in range(from_, shared):
         next_slot = _slots(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
@@ -343,10 +352,23 @@ def _attend(
                 _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
             peak, total, acc = _nothing(BLOCK_M, PADDED)
         peak, total, acc = _tile(
-            tile, slot, q, keys, values, place, m // GROUP, tails, scale, window, depth, end, base, rows,
-            peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW, TREE,
+            tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
+            KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
         )  # fmt: skip  # a name a line would hide the shape
         slot = next_slot
+    if TREE:
+        lead = tl.load(leads + row, mask=valid, other=NOBODY)
+        for tile in range(shared, past):
+            if (tile % TILES == 0) & (tile > from_):  # a split ended
+                if SOLO:
+                    whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
+                else:
+                    _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+                peak, total, acc = _nothing(BLOCK_M, PADDED)
+            peak, total, acc = _tail(
+                tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
+                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
+            )  # fmt: skip  # a name a line would hide the shape
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
         _write(out + cell, mask, whole_total, whole_acc)
@@ -363,33 +385,56 @@ def _attend(
 
 @triton.jit
 def _tile(
-    tile, slot, q, keys, values, place, member, tails, scale, window, depth, end, base, rows, peak, total, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr,
-    PAGE: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Add one tile to a partial. `place`, `member` [BLOCK_M]: positions of rows, indices in the block."""
+    """Add one tile to a partial. `place` [BLOCK_M]: positions of rows."""
     position = tile * TILE + tl.arange(0, TILE)
+    k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+    scores = tl.where(_seen(place, position, window, WINDOW), tl.dot(q, k, input_precision="ieee"), float("-inf"))
+    return added(scores, v, scale, peak, total, acc)
+
+
+@triton.jit
+def _seen(place, position, window, WINDOW: tl.constexpr):
+    """Return which positions [n] the rows at `place` [BLOCK_M] see."""
     distance = place[:, None] - position[None, :]
     seen = distance >= 0
     if WINDOW:
         seen = seen & (distance < window)
-    if not TREE:
-        k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
-        peak, total, acc = added(scores, v, scale, peak, total, acc)
-    else:
-        common = (base == end) | (tile * TILE + TILE <= base)  # True: all rows share the slots of this tile
-        for i in range(tl.where(common, 1, rows)):
-            mine = common | (member == i)  # a row's own slots change nothing for other rows
-            inside = position < tl.max(tl.where(mine, place, -1), 0) + 1
-            own = inside & (position >= base) & (position - base < depth)
-            tail = tl.load(tails + i * depth + (position - base), mask=own, other=0)
-            where = tl.where(position < base, slot, tail)
-            k, v = _fetch(keys, values, where, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-            scores = tl.where(seen & mine[:, None], tl.dot(q, k, input_precision="ieee"), float("-inf"))
-            peak, total, acc_ = added(scores, v, scale, peak, total, acc)
-            acc = tl.where(mine[:, None], acc_, acc)  # 0 times NaN would be NaN
+    return seen
+
+
+@triton.jit
+def _tail(
+    tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read."""
+    position = tile * TILE + tl.arange(0, TILE)
+    seen = _seen(place, position, window, WINDOW)
+    main = tl.min(lead, 0)
+    for path in range(main, tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1):
+        mine = (lead == path)[:, None]  # slots of one path change nothing for rows on others
+        inside = position < end
+        own = tails + (path + tl.zeros([], tl.int64)) * depth
+        slot = _path_slots(table, position, own, inside, base, depth, pages, PAGE)
+        k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        scores = tl.where(seen & mine, tl.dot(q, k, input_precision="ieee"), float("-inf"))
+        peak, total, acc_ = added(scores, v, scale, peak, total, acc)
+        acc = tl.where(mine, acc_, acc)  # 0 times NaN would be NaN
     return peak, total, acc
+
+
+@triton.jit
+def _path_slots(table, position, tails, inside, base, depth, pages, PAGE: tl.constexpr):
+    """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
+    page = tl.load(table + position // PAGE, mask=inside & (position < base) & (position // PAGE < pages), other=0)
+    ahead = inside & (position >= base) & (position - base < depth)
+    tail = tl.load(tails + (position - base), mask=ahead, other=0)
+    return tl.where(position < base, page * PAGE + position % PAGE, tail)
 
 
 @triton.jit
@@ -440,13 +485,24 @@ def added(scores, v, scale, peak, total, acc):
     `fma` fixes which product is fused; the compiler does not choose.
     """
     higher = tl.maximum(peak, tl.max(scores, 1) * scale)
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    old = tl.exp2(peak - safe)
-    weights = tl.exp2(tl.fma(scores, scale, -safe[:, None]))
-    steps = tl.sum((weights + 2.0).to(tl.int32, bitcast=True), 1)
-    total = tl.fma(total, old, steps.to(tl.float32) * STEP)
+    old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
+    weights = weights_of(scores, higher, scale)
+    total = tl.fma(total, old, steps_of(weights).to(tl.float32) * STEP)
     acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
     return higher, total, acc
+
+
+@triton.jit
+def weights_of(scores, higher, scale):
+    """Compute weights relative to the highest score."""
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    return tl.exp2(tl.fma(scores, scale, -safe[:, None]))
+
+
+@triton.jit
+def steps_of(weights):
+    """Sum weights as whole numbers."""
+    return tl.sum((weights + 2.0).to(tl.int32, bitcast=True), 1)
 
 
 @triton.jit

@@ -71,29 +71,6 @@ def edit(
     )
 
 
-def tree_ancestors(
-    state: EditedLanes, *, seats: Tensor, row_starts: Tensor, parents: Tensor, out: Tensor, pdl: bool = False
-) -> None:
-    """List the `ancestors` of the rows of trees, int32 [rows, depth]; see `edit_reference`. Other rows stay."""
-    assert out.is_contiguous(), "the rows of `out` must be adjacent"
-    _tree_ancestors[(len(seats),)](
-        state.tokens,
-        state.tokens.stride(0),
-        state.tokens.shape[1],
-        state.lengths,
-        seats,
-        row_starts,
-        parents,
-        parents.stride(0),
-        out,
-        out.shape[1],
-        ROWS=triton.next_power_of_2(parents.shape[1] + 1),
-        PDL=pdl,
-        launch_pdl=pdl,
-        num_warps=1,
-    )
-
-
 def count(state: EditedLanes, *, seats: Tensor, outcomes: Tensor, pdl: bool = False) -> None:
     """Count new tokens in the marks of lanes with penalties; `outcomes` is what `accept` reports."""
     _count[(len(seats),)](
@@ -194,38 +171,6 @@ def _edit(
         if (wanted & _BIASES) != 0:
             value = value + tl.load(bias + lane * table_stride + token, mask=inside, other=0.0)
         tl.store(logits + row * stride + token, value, mask=inside)
-
-
-@triton.jit(do_not_specialize=["depth"])
-def _tree_ancestors(
-    lane_tokens,
-    stride,
-    width,
-    lengths,
-    seats,
-    row_starts,
-    parents,
-    parents_stride,
-    out,
-    depth,
-    ROWS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    seat = tl.program_id(0)
-    lane = tl.load(seats + seat).to(tl.int64)
-    start, length = tl.load(row_starts + seat), tl.load(lengths + lane)
-    row = tl.arange(0, ROWS)
-    mine = row < tl.load(row_starts + seat + 1) - start
-    node = tl.where(mine, row - 1, -1)
-    for step in range(depth):
-        there = node >= 0
-        at = tl.minimum(length + node, width - 1)
-        token = tl.load(lane_tokens + lane * stride + at, mask=there, other=-1)
-        tl.store(out + (start + row).to(tl.int64) * depth + step, token, mask=mine)
-        node = tl.load(parents + lane * parents_stride + node, mask=there, other=-1)
 
 
 @triton.jit

@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.offer_reference import HEADER
-from paceline.kernels.round_reference import DeviceLanes
+from paceline.kernels.tree_reference import TreeLanes
 
 _HEADER = tl.constexpr(HEADER)
 
 
-def offer(state: DeviceLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, pdl: bool = False) -> None:
+def offer(state: TreeLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, pdl: bool = False) -> None:
     """Write the drafts that the host offers behind the committed tokens; see `offer_reference`."""
     assert offers.stride(1) == 1, "the columns of `offers` must be adjacent"
     _offer[(len(seats),)](
@@ -30,7 +30,11 @@ def offer(state: DeviceLanes, *, seats: Tensor, offers: Tensor, counts: Tensor, 
         offers.stride(0),
         offers.shape[1] - HEADER,
         counts,
+        state.parents,
+        state.parents.stride(0),
+        state.parents.shape[1],
         TOKENS=triton.next_power_of_2(offers.shape[1] - HEADER),
+        NODES=triton.next_power_of_2(max(1, state.parents.shape[1])),
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1,
@@ -49,7 +53,11 @@ def _offer(
     offer_stride,
     columns,
     counts,
+    parents,
+    parents_stride,
+    nodes,
     TOKENS: tl.constexpr,
+    NODES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -75,3 +83,5 @@ def _offer(
         inside = (index >= known) & (index < offered) & (start + index < width)
         tl.store(place, token, mask=fits & inside & (lane != dummy))
         tl.store(counts + seat, 1 + count)
+        node = tl.arange(0, NODES)
+        tl.store(parents + lane.to(tl.int64) * parents_stride + node, node - 1, mask=node < nodes)

@@ -78,7 +78,7 @@ def score_pairs(
     row_starts: Tensor,
     rows: Tensor,
     tokens: Tensor,
-    paths: Tensor | None = None,
+    tree: bool = False,
     pdl: bool = False,
 ) -> None:
     """List the row and the token of each new token of some seats; see `score_reference`."""
@@ -91,10 +91,8 @@ def score_pairs(
         rows,
         tokens,
         steps,
-        seats if paths is None else paths,
-        0 if paths is None else paths.stride(0),
-        TREES=paths is not None,
         STEPS=triton.next_power_of_2(steps),
+        TREE=tree,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1,
@@ -226,7 +224,7 @@ def _finish(
                 left = tl.where(left == first, _NO_KEY, left)
 
 
-@triton.jit(do_not_specialize=["stride", "steps", "paths_stride"])
+@triton.jit(do_not_specialize=["stride", "steps"])
 def _pairs(
     outcomes,
     stride,
@@ -235,10 +233,8 @@ def _pairs(
     rows,
     tokens,
     steps,
-    paths,
-    paths_stride,
-    TREES: tl.constexpr,
     STEPS: tl.constexpr,
+    TREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -249,11 +245,10 @@ def _pairs(
     step = tl.arange(0, STEPS)
     new = step <= tl.load(outcomes + seat * stride)
     token = tl.load(outcomes + seat * stride + 2 + step, mask=new, other=0)
-    behind = step
-    if TREES:
-        node = tl.load(paths + seat * paths_stride + step - 1, mask=(step > 0) & new, other=-1)
-        behind = node + 1
-    row = tl.where(new, tl.load(row_starts + seat) + behind, -1)
+    order = step
+    if TREE:
+        order = 1 + tl.load(outcomes + seat * stride + 2 * steps + 1 + step, mask=new & (step > 0), other=-1)
+    row = tl.where(new, tl.load(row_starts + seat) + order, -1)
     tl.store(rows + place * steps + step, row, mask=step < steps)
     tl.store(tokens + place * steps + step, token, mask=step < steps)
 

@@ -35,10 +35,11 @@ def hold(
     outcomes: Tensor,
     features: Tensor,
     read: Tensor | None = None,
+    tree: bool = False,
     pdl: bool = False,
 ) -> None:
     """Hold the states of the positions that `accept` has just committed; see `states_reference`."""
-    longest = outcomes.shape[1] // 2 - 2
+    longest = outcomes.shape[1] // 4 - 1 if tree else outcomes.shape[1] // 2 - 2
     _hold[(len(seats), 1 + longest, triton.cdiv(held.width, BLOCK))](
         held.states,
         held.ends,
@@ -54,7 +55,9 @@ def hold(
         seats if read is None else read,
         held.capacity,
         held.width,
+        4 + 2 * longest,
         READ=read is not None,
+        TREE=tree,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=4,
@@ -113,7 +116,7 @@ def _keep(x, kept, hidden, stride, offset, PDL: tl.constexpr):
     tl.store(kept + row * stride + offset + k, value, mask=k < hidden)
 
 
-@triton.jit(do_not_specialize=["dummy", "capacity"])
+@triton.jit(do_not_specialize=["dummy", "capacity", "path"])
 def _hold(
     states,
     ends,
@@ -129,7 +132,9 @@ def _hold(
     read,
     capacity,
     width,
+    path,
     READ: tl.constexpr,
+    TREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -142,7 +147,10 @@ def _hold(
     if lane != dummy:
         if (i < count) & (i >= count - capacity):
             k = tl.program_id(2) * _BLOCK + tl.arange(0, _BLOCK)
-            row = (tl.load(starts + b) + i).to(tl.int64)
+            place = i
+            if TREE:
+                place = 1 + tl.load(outcomes + b * outcome_stride + path + i - 1, mask=i > 0, other=-1)
+            row = (tl.load(starts + b) + place).to(tl.int64)
             value = tl.load(features + row * feature_stride + k, mask=k < width, other=0.0)
             place = lane * capacity + (end - count + i) % capacity
             tl.store(states + place * width + k, value, mask=k < width)

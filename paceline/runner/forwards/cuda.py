@@ -1,9 +1,9 @@
 """The decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
 
 For up to 64 rows a layer is seven launches: norm, q·k·v, attention with rotation and KV store, o + residual, norm,
-gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, if there is a tree, or if a
-sequence has more rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the
-same bits; the gate or a bias then takes a launch of its own.
+gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, or if a sequence has more
+rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the same bits; the gate
+or a bias then takes a launch of its own.
 
 All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a
 row by itself in a fixed order, so that a row's bits never depend on the other rows of a batch.
@@ -55,6 +55,7 @@ class DeviceBatch:
     lanes: Tensor | None = None  # int32 [seats] rows of the page table; None: row b is seat b's
     bases: Tensor | None = None  # int32 [seats], see Batch
     tails: Tensor | None = None  # int32 [rows, depth], see Batch
+    leads: Tensor | None = None  # int32 [rows], see kernels/tree_reference.py
     logit_rows: Tensor | None = None  # int64 [outs]
 
 
@@ -222,7 +223,7 @@ class CudaDecoder:
         self.products(y, layer.qkv, qkv)
         block_m = block_for(group, rows.max_rows)
         rotation = None
-        if layer.q_norm is None and rows.tails is None and rows.max_rows <= block_m // group:
+        if layer.q_norm is None and rows.max_rows <= block_m // group:
             rotation = Rotation(rows.slots, layer.cos, layer.sin)
         else:
             self._rotate(index, layer, qkv, queries, rows, kv)
@@ -236,6 +237,7 @@ class CudaDecoder:
             lanes=rows.lanes,
             bases=rows.bases,
             tails=rows.tails,
+            leads=rows.leads,
             out=out.view(count, heads, config.head_dim),
             seats=rows.seats,
             max_rows=rows.max_rows,
@@ -396,6 +398,7 @@ class CudaForward:
             max_context=min(int(batch.positions.max()) + 1, batch.page_table.shape[1] * PAGE_SIZE),
             bases=batch.bases.to(device) if batch.tails is not None else None,
             tails=batch.tails.to(device) if batch.tails is not None else None,
+            leads=torch.arange(len(batch.tokens), dtype=torch.int32, device=device),  # each row reads its own tail
             logit_rows=batch.logit_rows.long().to(device),
         )
 

@@ -55,11 +55,12 @@ class CudaHead(CudaDecoder):
         self._ends = rows.row_starts
         return self._logits(rows.seats)
 
-    def further(self, rows: DeviceBatch, turn: int) -> Tensor:
-        """Continue the draft with one row for each seat, from the seat's last one; return logits."""
-        self._layer_of(rows, self._states, ends=self._ends, turn=turn)
+    def further(self, rows: DeviceBatch, turn: int, *, ends: Tensor | None = None) -> Tensor:
+        """Continue the draft, and return the logits of every row. Row b continues from row ends[b + 1] - 1 of the last
+        pass; without `ends` there is one row for each seat, which continues from the seat's last one."""
+        self._layer_of(rows, self._states, ends=self._ends if ends is None else ends, turn=turn)
         self._ends = None
-        return self._logits(rows.seats)
+        return self._logits(len(rows.tokens))
 
     def _layer_of(self, rows: DeviceBatch, states: Tensor, *, ends: Tensor | None, turn: int) -> None:
         """Compute the layer's output for rows that begin with `states`, into memory that this turn's neighbours do not

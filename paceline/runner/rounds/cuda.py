@@ -68,6 +68,7 @@ class Ticket:
     scores: SeatScores | None = None
     all_read: torch.cuda.Event | None = None  # the chunks are read
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
+    tree: bool = False  # drafts are trees
 
 
 class CudaRounds:
@@ -100,7 +101,8 @@ class CudaRounds:
         self._grid = Grid(lanes=lanes, longest=width, max_draft=max_draft, max_drafted=drafted)
         self._recorder = Recorder(device) if graphs else None
         self._graphs = Graphs(self._make, has_room=self._has_room)
-        self._state = DeviceState(lanes=lanes, width=width, scratch_page=target.kv.scratch_page, device=device)
+        scratch = target.kv.scratch_page
+        self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
         self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
@@ -186,8 +188,8 @@ class CudaRounds:
         verified = round.verified if round else None
         scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
         done = self._mark()
-        typical = round is None or round.recorded or self._recorder is None
-        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, all_read, typical)
+        typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
+        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, all_read, typical, tree)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -197,7 +199,8 @@ class CudaRounds:
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
         if ticket.bucket is not None and ticket.outcomes is not None:
-            landed = [read_landed(row) for row in ticket.outcomes[: len(ticket.seats)].tolist()]
+            rows = ticket.outcomes[: len(ticket.seats)].tolist()
+            landed = [read_landed(row, tree=ticket.tree) for row in rows]
             self._learn(ticket, landed, times)
             if ticket.scores is not None:
                 ticket.scores.attach(landed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept, layout
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import hold, take
+from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.round_reference import Doubt, spread
 from paceline.kernels.states_reference import HeldStates, Taken, last
@@ -29,8 +31,17 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
+from paceline.runner.rounds.cuda_growth import CudaGrowth
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import SPARE_STATES, DeviceDrafter, Seat, taps_of, threshold_of, write_offer
+from paceline.runner.rounds.protocol import (
+    SPARE_STATES,
+    DeviceDrafter,
+    Seat,
+    drafts_trees,
+    taps_of,
+    threshold_of,
+    write_offer,
+)
 from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
 
@@ -100,7 +111,13 @@ class CudaRound:
         self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
         self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._out = torch.zeros((seats, 2 + 2 * (bucket.longest + 1)), dtype=torch.int32, device=device)
+        self.tree = bucket.draft > 0 and drafts_trees(drafter)
+        self._growth: CudaGrowth | None = None  # None: no tree has been planted
+        shape = (2, rows if self.tree else 0, bucket.longest)
+        self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
+        outcome = 4 + (4 if self.tree else 2) * bucket.longest  # numbers: see tree_accept, accept
+        self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass
         self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
@@ -188,15 +205,16 @@ class CudaRound:
             self._counts.copy_(self._asked[1])
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
-        rows = self._lay_out(self._counts, first=-1, rows=bucket.rows, longest=1 + bucket.longest)
+        rows = self._lay_out_draft()
         taps = () if self._drafter is None else taps_of(self._drafter)
         logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
-        self.verified = Verified(logits, self._out, self._starts, owners, raw)
+        self.verified = Verified(logits, self._out, self._starts, owners, raw, self.tree)
         if bucket.edits:
-            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, raw=raw, pdl=pdl)
+            before = self._ancestors[: bucket.rows] if self.tree else None
+            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, ancestors=before, raw=raw, pdl=pdl)
         draw(
             logits,
             state,
@@ -208,20 +226,27 @@ class CudaRound:
             floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )
-        accept(
-            state,
-            seats=self._asked[0],
-            targets=targets,
-            out=self._out,
-            row_starts=self._starts,
-            verdicts=self._verdicts(logits, rows.tokens, targets),
-            synthetic_acceptance=self._synthetic_acceptance,
-            pdl=pdl,
-        )
+        self._accept(targets, self._verdicts(logits, rows.tokens, targets))
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._hold()
         self._stamp(3)
+
+    def _accept(self, targets: Tensor, verdicts: Tensor | None) -> None:
+        """Commit what the target agrees with; keys and values of a path through a tree move to their positions."""
+        accepting = tree_accept if self.tree else partial(accept, verdicts=verdicts)
+        accepting(
+            self.state,
+            seats=self._asked[0],
+            targets=targets,
+            out=self._out,
+            row_starts=self._starts,
+            synthetic_acceptance=self._synthetic_acceptance,
+            pdl=self._pdl,
+        )
+        if self.tree:
+            assert verdicts is None, "only the coupled rule judges trees"
+            tree_move(self.state, self._target.kv, seats=self._asked[0], out=self._out, pdl=self._pdl)
 
     def _hold(self) -> None:
         """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
@@ -235,6 +260,7 @@ class CudaRound:
             outcomes=self._out,
             features=self._kept,
             read=self._asked[2] if self._bucket.draft else None,
+            tree=self.tree,
             pdl=self._pdl,
         )
 
@@ -290,6 +316,8 @@ class CudaRound:
             take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
             rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
             return head.first(rows, taken.features)
+        if self._growth is not None:
+            return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
         later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
         return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
 
@@ -329,6 +357,29 @@ class CudaRound:
         if self._rules is not None and floors is not None:
             self._rules.keep(logits, floors, turn)
 
+    def plant(self, *, width: int, levels: int) -> None:
+        if self._growth is None:  # else the same launches run again
+            self._growth = CudaGrowth(
+                self.state,
+                self.lanes,
+                limits=self.limits(),
+                thresholds=self._asked[3].view(torch.float32),
+                width=width,
+                levels=levels,
+                context=self._bucket.context,
+                pdl=self._pdl,
+            )
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        assert self._taken is not None, "only a drafter with taps can grow trees"
+        roots, ends = self._taken.confidence, self._taken.row_starts
+        self._growth.branch(logits, level, ids=ids, fitted=fitted, roots=roots, ends=ends)
+
+    def prune(self) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        self._growth.prune(self.found)
+
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         lookup(
             self.state,
@@ -355,6 +406,31 @@ class CudaRound:
             pdl=self._pdl,
         )
         return self._batch(tokens, positions, slots, self._starts, longest)
+
+    def _lay_out_draft(self) -> DeviceBatch:
+        """Lay out the rows of the verification: the last committed token of each seat and its chain or tree."""
+        rows, longest = self._bucket.rows, self._bucket.longest
+        if not self.tree:
+            return self._lay_out(self._counts, first=-1, rows=rows, longest=1 + longest)
+        tokens, positions, slots, owners = (part[:rows] for part in self._rows)
+        tails, leads = self._tails[:rows], self._leads[:rows]
+        tree_layout(
+            self.state,
+            seats=self._asked[0],
+            counts=self._counts,
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            owners=owners,
+            row_starts=self._starts,
+            bases=self._bases,
+            tails=tails,
+            leads=leads,
+            ancestors=self._ancestors[:rows],
+            pdl=self._pdl,
+        )
+        batch = self._batch(tokens, positions, slots, self._starts, 1 + longest)
+        return replace(batch, bases=self._bases, tails=tails, leads=leads)
 
     def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
         return DeviceBatch(

@@ -3,12 +3,13 @@
     tokens   [lanes + 1, width]   committed tokens, then the draft being verified
     lengths  [lanes + 1]          number of committed tokens
     pages    [lanes + 1, pages]   page table
+    parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft; rounds alone write it
 
 The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
 and lengths without the host. The last lane is a dummy of length 1 on the scratch page, for seats that only pad a batch.
 
-These tables are in one piece of memory, so that any set of changes is one list of (index, value). `Changes` collects
-the host's changes until the next launch.
+Tables that the host writes are in one piece of memory, so that any set of changes is one list of (index, value).
+`Changes` collects the host's changes until the next launch.
 
     marks    [lanes + 1, vocab]   tokens of the sequence, and its stop tokens: see kernels/edit_reference.py
     bias     [lanes + 1, vocab]   logit_bias and allowed_tokens
@@ -32,9 +33,11 @@ from paceline.sampling.sampler import Sampler
 
 
 class DeviceState:
-    """The tables. Implements DeviceLanes of kernels/round_reference.py."""
+    """The tables. Implements TreeLanes of kernels/tree_reference.py."""
 
-    def __init__(self, *, lanes: int, width: int, scratch_page: int, device: torch.device | str) -> None:
+    def __init__(
+        self, *, lanes: int, width: int, scratch_page: int, device: torch.device | str, max_draft: int = 0
+    ) -> None:
         self.dummy = lanes
         self.scratch_page = scratch_page
         self.device = torch.device(device)
@@ -62,6 +65,7 @@ class DeviceState:
         self.repetition.fill_(1.0)
         self.lengths.fill_(1)
         self.pages.fill_(scratch_page)
+        self.parents = torch.arange(-1, max_draft - 1, dtype=torch.int32, device=device).repeat(count, 1)  # chains
 
     def make_tables(self, vocab_size: int) -> None:
         """Allocate the tables over the vocabulary, if they do not exist: from now on their addresses are fixed."""

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
+from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
@@ -27,6 +29,7 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Ticket,
     Times,
+    drafts_trees,
     read_landed,
     taps_of,
     write_offer,
@@ -63,7 +66,11 @@ class PortableRounds:
         self.judge: Judge | None = None
         self._forward = forward
         self._state = DeviceState(
-            lanes=lanes, width=max_context + max_draft + 2, scratch_page=forward.kv.num_pages, device=device
+            lanes=lanes,
+            width=max_context + max_draft + 2,
+            scratch_page=forward.kv.num_pages,
+            device=device,
+            max_draft=max_draft,
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
@@ -90,10 +97,10 @@ class PortableRounds:
         rules = self._make_rules(seats)
         drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
-        output, targets, verdicts = self._verify(seats, drafted, rules)
+        tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
+        output, targets, verdicts = self._verify(seats, drafted, rules, tree=tree)
         clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, output, targets, verdicts)
-        self._hold(seats, drafted, output.features, landed, drafter)
+        landed = self._accept(seats, drafted, output, targets, verdicts, drafter, tree=tree)
         clock.append(time.perf_counter())
         reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
         times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
@@ -156,7 +163,8 @@ class PortableRounds:
             return []
         seats, rows, targets = self._ints(lanes), torch.stack([*logits]), self._ints([0] * len(lanes))
         self._draw(rows, lanes=seats, out=targets)
-        return self._settle(seats, rows, targets, roots=self._ints(range(len(lanes))), longest=0)
+        out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=seats.device)
+        return self._settle(seats, rows, targets, out=out, roots=self._ints(range(len(lanes))))
 
     def _score_prompt(self, chunk: Chunk, logits: Tensor) -> tuple[Logprob, ...]:
         tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
@@ -209,7 +217,7 @@ class PortableRounds:
         return [count - 1 for count in counts.tolist()]
 
     def _verify(
-        self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None
+        self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None, *, tree: bool
     ) -> tuple[Output, Tensor, Tensor | None]:
         """Run the target over the last committed and every drafted token of each seat. Return its output, with raw
         logits [rows, vocab], the tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
@@ -217,11 +225,14 @@ class PortableRounds:
             nothing = self._ints([])
             return Output(torch.empty((0, self._forward.vocab_size)), nothing), nothing, None
         lanes = self._ints([seat.lane for seat in seats])
-        batch, owners = self._seat_rows(lanes, [1 + count for count in drafted], first=-1)
+        counts = [1 + count for count in drafted]
+        trees = self._tree_rows(lanes, counts) if tree else None
+        batch, owners = self._seat_rows(lanes, counts, first=-1) if trees is None else trees[:2]
         targets = torch.empty_like(owners)
         output = self._run(self._forward, batch)
         floors = torch.empty(output.logits.shape[0], device=output.logits.device)
         placed: dict[str, Any] = {"positions": batch.positions, "offset": 1}
+        placed["ancestors"] = None if trees is None else trees[2]
         edited = self._draw(output.logits, lanes=owners, out=targets, floors=floors, **placed)
         if rules is None or self.judge is None:
             return output, targets, None
@@ -230,12 +241,22 @@ class PortableRounds:
         )
         return output, targets, verdicts
 
-    def _draw(self, logits: Tensor, *, lanes: Tensor, out: Tensor, offset: int = 0, **options: Any) -> Tensor:
+    def _draw(
+        self,
+        logits: Tensor,
+        *,
+        lanes: Tensor,
+        out: Tensor,
+        offset: int = 0,
+        ancestors: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Draw a token from a copy of logits with the edits of each row's lane, and return the edited logits; see
         `round_reference.draw`."""
         if self._state.marks.shape[1]:
             logits = logits.clone()
-            edit_reference.edit(logits, self._state, lanes=lanes, positions=options.get("positions"), offset=offset)
+            edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
+            edit(positions=options.get("positions"), ancestors=ancestors)
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
         return logits
 
@@ -246,25 +267,20 @@ class PortableRounds:
         output: Output,
         targets: Tensor,
         verdicts: Tensor | None,
+        drafter: str | None,
+        *,
+        tree: bool,
     ) -> list[Landed]:
         row_starts = self._row_starts(drafted)
         lanes = self._ints([seat.lane for seat in seats])
         longest = max(drafted, default=0)
-        return self._settle(lanes, output.logits, targets, row_starts=row_starts, verdicts=verdicts, longest=longest)
-
-    def _hold(
-        self,
-        seats: Sequence[Seat],
-        drafted: Sequence[int],
-        features: Tensor | None,
-        landed: Sequence[Landed],
-        drafter: str | None,
-    ) -> None:
-        """Hold the hidden states of the rows that were accepted, for the drafter's next draft."""
-        lanes, accepted = self._ints([seat.lane for seat in seats]), self._ints([one.accepted for one in landed])
+        out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
+        given = {"row_starts": row_starts, "verdicts": verdicts}
+        landed = self._settle(lanes, output.logits, targets, out=out, tree=tree, **given)
         read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
-        starts = self._row_starts(drafted)
-        self._states.hold(drafter, features, seats=lanes, starts=starts, outcomes=accepted[:, None], read=read)
+        held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
+        self._states.hold(drafter, output.features, tree=tree, **held)
+        return landed
 
     def _row_starts(self, drafted: Sequence[int]) -> Tensor:
         return self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
@@ -275,53 +291,85 @@ class PortableRounds:
         logits: Tensor,
         targets: Tensor,
         *,
-        longest: int,
+        out: Tensor,
         row_starts: Tensor | None = None,
         roots: Tensor | None = None,
         verdicts: Tensor | None = None,
+        tree: bool = False,
     ) -> list[Landed]:
-        """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]."""
+        """Accept, advance the lengths, and return the outcomes, with scores by the raw logits [rows, vocab]. `out` gets
+        the reports of `accept`, or of `tree_accept`."""
         if not len(seats):
             return []
-        out = torch.zeros((len(seats), 2 + 2 * (longest + 1)), dtype=torch.int32, device=self._state.device)
-        ops.accept(
-            self._state,
-            seats=seats,
-            targets=targets,
-            out=out,
-            row_starts=row_starts,
-            roots=roots,
-            verdicts=verdicts,
-            synthetic_acceptance=self.synthetic_acceptance,
-        )
+        if tree:
+            assert row_starts is not None
+            self._accept_trees(seats, row_starts, targets, out)
+        else:
+            ops.accept(
+                self._state,
+                seats=seats,
+                targets=targets,
+                out=out,
+                row_starts=row_starts,
+                roots=roots,
+                verdicts=verdicts,
+                synthetic_acceptance=self.synthetic_acceptance,
+            )
         if self._state.marks.shape[1]:
             edit_reference.count(self._state, seats=seats, outcomes=out)
-        landed = [read_landed(row) for row in out.tolist()]
+        landed = [read_landed(row, tree=tree) for row in out.tolist()]
         starts = roots if row_starts is None else row_starts
         assert starts is not None
-        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats))
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats, tree=tree))
         if scores is not None:
             scores.attach(landed)
         return landed
 
-    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
-        """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
-        tokens, positions, slots, owners = (self._ints([0] * sum(counts)) for _ in range(4))
-        row_starts = self._ints([0] * (len(counts) + 1))
-        ops.layout(
+    def _accept_trees(self, seats: Tensor, row_starts: Tensor, targets: Tensor, out: Tensor) -> None:
+        """Accept paths of trees, and move their keys and values into place."""
+        tree_ops.tree_accept(
             self._state,
             seats=seats,
-            counts=self._ints(counts),
-            first=first,
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            owners=owners,
             row_starts=row_starts,
+            targets=targets,
+            out=out,
+            synthetic_acceptance=self.synthetic_acceptance,
         )
-        bases = positions[row_starts[1:].long() - 1] + 1
-        rows = self._ints(range(len(tokens)))
-        return Batch(tokens, positions, slots, row_starts, bases, self._page_table(seats, bases), rows), owners
+        source, target = tree_ops.tree_moves(self._state, seats=seats, out=out)
+        moved = source != target
+        self._forward.kv.move(source[moved].tolist(), target[moved].tolist())
+
+    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
+        """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
+        made = self._empty_rows(counts)
+        ops.layout(self._state, seats=seats, counts=self._ints(counts), first=first, pdl=False, **made)
+        bases = made["positions"][made["row_starts"][1:].long() - 1] + 1
+        return self._laid_out(seats, made, bases)
+
+    def _tree_rows(self, seats: Tensor, counts: list[int]) -> tuple[Batch, Tensor, Tensor]:
+        """Lay out the trees of all seats; return the rows, the lane of each, and the tokens of each row's path."""
+        made, leads, bases = self._empty_rows(counts), self._ints([0] * sum(counts)), self._ints([0] * len(counts))
+        tails, ancestors = torch.zeros((2, len(leads), max(counts) - 1), dtype=torch.int32, device=leads.device)
+        made |= {"bases": bases, "tails": tails, "leads": leads, "ancestors": ancestors}
+        tree_ops.tree_layout(self._state, seats=seats, counts=self._ints(counts), pdl=False, **made)
+        batch, owners = self._laid_out(seats, made, bases)
+        return replace(batch, tails=tails[leads.long()]), owners, ancestors
+
+    def _empty_rows(self, counts: list[int]) -> dict[str, Tensor]:
+        rows = {name: self._ints([0] * sum(counts)) for name in ("tokens", "positions", "slots", "owners")}
+        return {"row_starts": self._ints([0] * (len(counts) + 1)), **rows}
+
+    def _laid_out(self, seats: Tensor, made: Mapping[str, Tensor], bases: Tensor) -> tuple[Batch, Tensor]:
+        batch = Batch(
+            tokens=made["tokens"],
+            positions=made["positions"],
+            slots=made["slots"],
+            row_starts=made["row_starts"],
+            bases=bases,
+            page_table=self._page_table(seats, bases),
+            logit_rows=self._ints(range(len(made["tokens"]))),
+        )
+        return batch, made["owners"]
 
     def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], *, ahead: int = 0) -> Batch:
         state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]

@@ -47,12 +47,14 @@ class PortableStates:
         starts: Tensor,
         outcomes: Tensor,
         read: Tensor | None = None,
+        tree: bool = False,
     ) -> None:
         """Hold the states of rows that were just committed, see `states_reference.hold`; features have all taps."""
         if drafter in self._held and features is not None:
             own = self._columns(drafter or "", features)
             held = self._held[drafter or ""]
-            states.hold(held, self._state, seats=seats, starts=starts, outcomes=outcomes, features=own, read=read)
+            rows = {"seats": seats, "starts": starts, "outcomes": outcomes}
+            states.hold(held, self._state, features=own, read=read, tree=tree, pdl=False, **rows)
 
     def show(self, drafter: str | None, features: Tensor | None, batch: Batch, rows: Sequence[int]) -> None:
         """Let a head read `rows` of a pass, which are the rows of `batch`, each with its next token."""
@@ -104,6 +106,12 @@ class HeadDraft:
         if seats:
             whole[seats] = logits
         return whole
+
+    @property
+    def ends(self) -> Tensor:
+        """Return the ends of the seats' rows in the last pass, int32 [seats + 1]."""
+        rows = self._rows or [0] * len(self._limits)
+        return torch.tensor([0, *(row + 1 for row in rows)], dtype=torch.int32)
 
     def last(self) -> Tensor:
         """Return the last held state of each seat."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from paceline.kernels import round_reference as ops
 from paceline.kernels.base import Forward
-from paceline.runner.heads.protocol import Head
+from paceline.runner.heads.protocol import Head, HeadForward
+from paceline.runner.rounds.portable_growth import PortableGrowth
 from paceline.runner.rounds.protocol import Seat, threshold_of
 from paceline.runner.rounds.rules import RoundRules
 from paceline.runner.vocabulary import fit_logits
@@ -40,6 +41,7 @@ class PortableRound:
         self.found = rounds._ints([0] * len(seats))
         self._thresholds = torch.tensor([threshold_of(rounds.drafters[drafter], seat) for seat in seats])
         self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
+        self._growth: PortableGrowth | None = None  # None: the draft is a chain
 
     def limits(self) -> Tensor:
         return self._rounds._ints(self._limits)
@@ -55,6 +57,8 @@ class PortableRound:
 
     def guess(self, head: Head, turn: int) -> Tensor:
         assert self._head is not None, "a drafter that runs a head has taps"
+        if turn and self._growth is not None:
+            return self._growth.guess(cast(HeadForward, head), turn, self._rounds._page_table)
         return self._head.guess(head, turn)
 
     def last_states(self) -> Tensor:
@@ -86,6 +90,19 @@ class PortableRound:
             found=self.found[seats],
             turn=turn,
         )
+
+    def plant(self, *, width: int, levels: int) -> None:
+        self._growth = PortableGrowth(self.state, self.lanes, limits=self.limits(), width=width, levels=levels)
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        assert self._head is not None, "only a drafter with taps can grow trees"
+        rows = {"roots": self._head.confidence, "ends": self._head.ends, "thresholds": self._thresholds}
+        self._growth.branch(logits, level, ids=ids, fitted=fitted, **rows)
+
+    def prune(self) -> None:
+        assert self._growth is not None, "a tree must be planted first"
+        self._growth.prune(self.found)
 
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         ops.lookup(

@@ -196,6 +196,22 @@ class DraftingRound(Protocol):
         whose confidence is below the seat's threshold gets no more tokens, and `found` is written; a drafter that calls
         `guess` or `last_states` passes it, because seats without held states get no draft."""
 
+    def plant(self, *, width: int, levels: int) -> None:
+        """Begin a tree for each seat: `width` nodes are read in a pass, and each has as many children.
+
+        `guess` then runs the head over the nodes of the last level, and returns logits [seats · width, …]. Its rows use
+        slots behind the committed text: levels - 1 passes of `width` rows must be at most `longest` + 1."""
+
+    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
+        """Add the best tokens of logits, drawn with the target's noise, as the nodes of a level: see
+        `kernels.growth_reference`.
+
+        `fitted`: logits are those of an EAGLE-3 head after each node, and confidence is as fitted for it. Otherwise
+        they are of one row for each seat, the same after all nodes, and confidence is their probability."""
+
+    def prune(self) -> None:
+        """Make the most likely nodes of each tree its draft, and write `found`."""
+
     def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
         """Draft the continuation of the latest n-gram match of each seat, and write `found`."""
 
@@ -211,7 +227,10 @@ class DeviceDrafter(Protocol):
     - `head`: an EAGLE-3 head with KV memory of its own, which reads these states of every committed position;
     - `max_draft`: tokens of its longest draft;
     - `ends_drafts`: True if it ends drafts itself, by `Seat.price`;
-    - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`."""
+    - `threshold(seat)`: confidence below which the draft of a seat ends, see `DraftingRound.append`;
+    - `tree`: True if it drafts trees. It then writes the parent of each token to `state.parents[lane, i]`, parents
+      before children (see Draft). The round moves keys and values of the accepted path into place for the target alone:
+      a `reader` that drafts trees must read that path again before it drafts."""
 
     @property
     def reader(self) -> Forward | None:
@@ -263,9 +282,19 @@ def threshold_of(drafter: DeviceDrafter, seat: Seat) -> float:
     return float(drafter.threshold(seat)) if hasattr(drafter, "threshold") else 0.0
 
 
-def read_landed(row: Sequence[int]) -> Landed:
-    """Read what acceptance writes for a seat: accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ …"""
+def drafts_trees(drafter: DeviceDrafter | None) -> bool:
+    return getattr(drafter, "tree", False)
+
+
+def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
+    """Read what `accept` writes for a seat, or `tree_accept` for a tree.
+
+    accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
-    longest = len(row) // 2 - 2
-    old = row[3 + longest : 3 + longest + drafted]
-    return Landed(path=tuple(range(accepted)), drafted=tuple(old), tokens=tuple(row[2 : 3 + accepted]))
+    longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
+    old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
+    new = tuple(row[2 : 3 + accepted])
+    if not tree:
+        return Landed(path=tuple(range(accepted)), drafted=old, tokens=new)
+    path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
+    return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))

@@ -45,7 +45,7 @@ class ScoreOperations(Protocol):
         row_starts: Tensor,
         rows: Tensor,
         tokens: Tensor,
-        paths: Tensor | None = ...,
+        tree: bool = ...,
         pdl: bool = ...,
     ) -> None: ...
 
@@ -59,12 +59,7 @@ class Verified:
     row_starts: Tensor  # int32 [seats, or one more] first row of each seat
     lanes: Tensor  # int32 [rows] lane of each row
     raw: Tensor | None = None  # float32 [rows, vocab] the raw logits of rows whose lane edits them; None: no lane does
-    paths: Tensor | None = None  # int32 [seats, k] accepted nodes of trees; None: drafts are chains
-
-    @property
-    def steps(self) -> int:
-        """Most new tokens of a seat."""
-        return self.outcomes.shape[1] // 2 - 1 if self.paths is None else 1 + self.paths.shape[1]
+    tree: bool = False  # the outcomes are reports of `tree_accept`
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +117,16 @@ class Scorer:
         tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
         if not tops:
             return None
-        steps, device = verified.steps, self._state.device
-        rows, tokens = (torch.empty((len(tops), steps), dtype=torch.int32, device=device) for _ in range(2))
+        steps, device = verified.outcomes.shape[1] // (4 if verified.tree else 2), self._state.device
+        steps -= not verified.tree  # 1 + the longest draft
+        rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)
         self._operations.score_pairs(
             verified.outcomes,
             seats=self._upload.ints([*tops]),
             row_starts=verified.row_starts,
             rows=rows,
             tokens=tokens,
-            paths=verified.paths,
+            tree=verified.tree,
             pdl=self._pdl,
         )
         edited = (

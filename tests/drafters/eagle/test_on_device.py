@@ -149,3 +149,43 @@ def test_the_request_or_the_drafter_or_the_price_ends_drafts() -> None:
 def test_impossible_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be at least 1"):
         EagleOnDevice(np.zeros(1), taps=(0,), **options)  # type: ignore[arg-type]
+
+
+def first_path(draft: Draft) -> tuple[int, ...]:
+    """The tokens of the first child of the root, of its first child, and so on."""
+    tokens, at = [], -1
+    while at in draft.parents:
+        at = draft.parents.index(at)
+        tokens.append(draft.tokens[at])
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize("backend", ["toy", "compiled"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize("branches", [2, 3])
+def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, Any], backend: str) -> None:
+    """So rows of a tree see what rows of a chain see. Other nodes are other children of the same rows."""
+    asked = [ask("a", **params), ask("bb", 70, tokens=24, **params), ask("ccc", 7, tokens=18, **params)]
+    options = {**FIXED, "max_draft": 8}
+    chains = device_drafts(build(backend, on_device={"eagle": EagleMade()}, **options), asked)
+    rig = build(backend, on_device={"eagle": EagleMade(branches=branches)}, **options)
+    trees: dict[tuple[int, ...], Draft] = {}
+    settle = rig.engine._stepper._settle
+
+    def told(work: Work, landed: Any) -> None:
+        settle(work, landed)
+        if landed is not None and landed.drafted:
+            trees[tuple(work.sequence.tokens)] = work.draft
+
+    rig.engine._stepper._settle = told
+    run(rig, asked)
+    shared = [key for key in chains.keys() & trees.keys() if chains[key]]
+    assert len(shared) >= 20
+    depths = set()
+    for key in shared:
+        path = first_path(trees[key])
+        length = min(len(path), len(chains[key]))
+        assert path[:length] == chains[key][:length]
+        depths.add(length)
+    assert max(depths) >= 3
+    assert any(not draft.is_chain for draft in trees.values())

@@ -107,7 +107,7 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
         "LIMIT": 0.0,
         "PDL": True,
     }
-    numbers = ("row_starts", "positions", "page_table", "lanes", "bases", "tails", "slots", "counters")
+    numbers = ("row_starts", "positions", "page_table", "lanes", "bases", "tails", "leads", "slots", "counters")
     kinds = dict.fromkeys(("queries", "keys", "values", "out"), "*bf16") | dict.fromkeys(numbers, "*i32")
     kinds |= dict.fromkeys(("cos", "sin", "partials"), "*fp32") | {"scale": "fp32"}
     signature = {name: "constexpr" if name in constants else "i32" for name in _attend.arg_names} | kinds

@@ -84,6 +84,7 @@ def run(
     attention: Attention, kv: CudaKV, batch: Batch, queries: Tensor, out: Tensor, *, window: int = 0, **options: Any
 ) -> Tensor:
     starts = batch.row_starts.tolist()
+    options.setdefault("leads", torch.arange(len(batch.tokens), dtype=torch.int32, device=queries.device))
     return attention(
         queries,
         kv,
@@ -194,6 +195,61 @@ def test_a_path_of_a_tree_is_a_chain_bit_by_bit(window, dtype, device):
     assert torch.equal(path, tree[[0, 1, 3]])
 
 
+@pytest.mark.parametrize("start", [27, 31, 45, 62])
+@pytest.mark.parametrize(
+    "shape", [(-1,) * 8, (-1, -1, 1, 0, 2, 4, 5, 3), (-1, 0, 1, 2, 3, 4, 5, 5), (-1, 0, 0, 1, 1, 2)]
+)
+def test_every_path_of_a_tree_is_a_chain_bit_by_bit(shape, start, dtype, device):
+    """Many leaves, and long paths across the end of a tile or split."""
+    scene, attention, works = Scene((2, 1, 16), dtype, device), made(device), (share(2, start, 1, *shape), DECODE)
+    batch, queries = scene.batch(*works), scene.rows(*works)
+    tails, leads = by_leaves(batch, *works)
+    options = {"leads": leads, "block_m": 32}
+    tree = run(attention, scene.kv, replace(batch, tails=tails), queries, torch.empty_like(queries), **options)
+    slots, saved = batch.slots.tolist(), (scene.kv.keys.clone(), scene.kv.values.clone())
+    for leaf in {*range(len(shape))} - {*shape}:
+        path = [leaf]
+        while shape[path[0]] >= 0:
+            path.insert(0, shape[path[0]])
+        scene.kv.move([slots[1 + node] for node in path], slots[1 : 1 + len(path)])
+        rows = [0, *(1 + node for node in path)]
+        asked = queries[rows].contiguous()
+        chained = scene.batch(share(2, start, 1, *chain(len(path))))
+        assert torch.equal(run(attention, scene.kv, chained, asked, torch.empty_like(asked)), tree[rows])
+        scene.kv.keys.copy_(saved[0]), scene.kv.values.copy_(saved[1])
+
+
+def by_leaves(batch: Batch, *shares: Share) -> tuple[Tensor, Tensor]:
+    """Tails of leaves alone, and the tail that each row reads."""
+    assert batch.tails is not None
+    tails, leads, first = torch.zeros_like(batch.tails), list(range(len(batch.tokens))), 0
+    for one in shares:
+        start, parents = first + one.count, one.draft.parents
+        leaves = [node for node in range(len(parents)) if node not in parents]
+        for order, leaf in reversed([*enumerate(leaves)]):
+            tails[first + order] = batch.tails[start + leaf]
+            while leaf >= 0:
+                leads[start + leaf] = first + order
+                leaf = parents[leaf]
+            leads[first:start] = [first] * one.count
+        first += one.rows
+    return tails, torch.tensor(leads, dtype=torch.int32, device=tails.device)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("window", [0, 5])
+def test_rows_of_a_path_share_a_tail_bit_by_bit(window, form, dtype, device):
+    scene, works = Scene((4, 2, 16), dtype, device), (VERIFY, BRANCHED, share(0, 17, 1, *TREE), share(4, 3, 1, -1, -1))
+    batch, queries = scene.batch(*works), scene.rows(*works)
+    tails, leads = by_leaves(batch, *works)
+    assert len({*leads[VERIFY.rows :][: BRANCHED.rows].tolist()}) == 3
+    apart, shared = (
+        run(made(device, form, blocks=8), scene.kv, each, queries, torch.empty_like(queries), window=window, **options)
+        for each, options in ((batch, {}), (replace(batch, tails=tails), {"leads": leads}))
+    )
+    assert torch.equal(apart, shared)
+
+
 def test_a_node_of_a_tree_is_blind_to_its_siblings_even_if_they_are_nan(dtype, device):
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
     before = scene.attend(attention, BRANCHED)
@@ -279,28 +335,31 @@ if not ON_GPU:  # each shape, form and kind of memory somewhere
 
 
 @pytest.mark.parametrize(("sizes", "form", "fp8"), ROTATED, ids=str)
-def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, dtype, device):
+@pytest.mark.parametrize("branches", [chain(1), (-1,) * 3 + (1,)], ids=["chain", "tree"])
+def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, branches, dtype, device):
     """Rows that cross from one tile or split into the next, a single one, and a first token without a slot. A window
-    of the single one begins in the third tile and the second split: programs count from there."""
+    of the single one begins in the third tile and the second split: programs count from there. With a tree, the rows of
+    the first tile are not those of its slots."""
     (heads, kv_heads, head_dim), window = sizes
     single = share(1, 41 if window else 89, 1)
-    works = (share(0, 14, 1, *chain(1)), single, share(2, 30, 1, *chain(1)), SHORT)
+    works = (share(0, 14, 1, *branches), single, share(2, 30, 1, *chain(1)), SHORT)
     here, there = (Scene(sizes[0], FP8 if fp8 else dtype, device) for _ in range(2))
     batch, activations = here.batch(*works), here.queries.dtype
     batch.slots[-1] = -1  # stored nowhere
     generator = torch.Generator().manual_seed(3)
-    packed = torch.randn((6, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
+    rows, block_m = len(batch.tokens), 16 if len(branches) == 1 else 64
+    packed = torch.randn((rows, heads + 2 * kv_heads, head_dim), generator=generator).to(device, activations)
     angles = torch.rand((95, head_dim // 2), generator=generator).to(device) * 6
     cos, sin = angles.cos(), angles.sin()
-    queries = torch.empty((6, heads, head_dim), device=device, dtype=activations)
+    queries = torch.empty((rows, heads, head_dim), device=device, dtype=activations)
     rotate(packed, queries, here.kv, LAYER, positions=batch.positions, slots=batch.slots, cos=cos, sin=sin, pdl=ON_GPU)
-    options = {"window": window, "block_m": 16, "pdl": ON_GPU}
+    options = {"window": window, "block_m": block_m, "pdl": ON_GPU}
     outs, rotation = torch.full((2, *queries.shape), torch.nan).to(queries), Rotation(batch.slots, cos, sin)
     apart = run(made(device, "solo"), here.kv, batch, queries, outs[0], **options)
     attention = made(device, form, blocks=4 * kv_heads)
     at_once = run(attention, there.kv, batch, packed, outs[1], rotation=rotation, **options)
     assert torch.equal(at_once, apart)
-    if not window:
+    if not window and block_m == 16:
         check_form(attention, form, blocks=4 * kv_heads, head_dim=head_dim)
     for one, other in ((here.kv.keys, there.kv.keys), (here.kv.values, there.kv.values)):
         assert torch.equal(one.float(), other.float())

@@ -103,25 +103,6 @@ def test_ancestors_of_a_tree(device: torch.device) -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_ancestors_by_parents(device: torch.device) -> None:
-    """Of seats in any order, with trees of different sizes; their own tokens come first."""
-    state, _, tokens = started(device, 97)
-    parents = torch.full((state.dummy + 1, DRAFT), -1, dtype=torch.int32)
-    parents[1] = torch.tensor([-1, 0, 0, -1, 3])
-    parents[8] = torch.tensor([-1, 0, 1, 2, 3])
-    seats = torch.tensor([8, state.dummy, 1], dtype=torch.int32, device=device)
-    starts = torch.tensor([0, 6, 7, 12], dtype=torch.int32, device=device)
-    tables = [torch.full((12, DRAFT), -1, dtype=torch.int32, device=device) for _ in range(2)]
-    for table, ancestors in zip(tables, (edit.tree_ancestors, edit_reference.tree_ancestors), strict=True):
-        ancestors(state, seats=seats, row_starts=starts, parents=parents.to(device), out=table, pdl=ON_GPU)
-    assert torch.equal(*tables)
-    drafted = tokens[1, PROMPT + 1 :].tolist()
-    assert tables[0][10].tolist() == [drafted[2], drafted[0], -1, -1, -1]
-    assert tables[0][7].tolist() == [-1] * DRAFT
-    chain = tokens[8, PROMPT + 8 :].tolist()
-    assert tables[0][5].tolist() == chain[DRAFT - 1 :: -1]
-
-
 def test_rows_of_a_draft_pass(device: torch.device) -> None:
     """Placed by the lane's length, in a vocabulary that is narrower, inside a wider tensor."""
     state, _, _ = started(device, 97)

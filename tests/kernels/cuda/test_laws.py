@@ -11,6 +11,7 @@ import pytest
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.types import Request
 from tests.laws import test_random_parameters, under_law
+from tests.odd_drafters import TreesOnDevice
 from tests.rig import DEVICE_RIGS, RIGS, SELF, DeviceRig, build
 from tests.runs import Key, Told, plain, run, tokens_of
 from tests.tiny_models import ON_GPU, Model
@@ -76,6 +77,15 @@ def test_same_text_with_a_prediction() -> None:
     told = run(rig, asked)
     assert tokens_of(told) == tokens_of(answers)
     assert sum(one.stats.prediction_accepted for one in told.values()) > 0
+
+
+@pytest.mark.parametrize("law", ["greedy", "sampled"] if ON_GPU else ["sampled"])
+def test_same_text_through_trees(law: str) -> None:
+    asked = {one.id: one for one in requests(law)}
+    scripts = [[*asked[id].prompt, *told.tokens] for (id, _), told in plain_answers(law).items()]
+    rig = build("cuda", on_device={"trees": TreesOnDevice(scripts, nodes=8)})
+    assert tokens_of(run(rig, requests(law))) == tokens_of(plain_answers(law))
+    assert rig.engine.stats.accepted > 0
 
 
 @pytest.mark.slow

@@ -102,11 +102,13 @@ def test_new_tokens_of_seats(device: torch.device) -> None:
 
 def test_new_tokens_of_trees(device: torch.device) -> None:
     """Rows follow the accepted nodes."""
-    outcomes = ints([2, 3, 11, 12, 13, 0, 11, 15, 12, 40, 0, 0, 21, 0, 0, 0, 0, 0, 0, 30], device).view(2, 10)
-    starts, seats, paths = ints([0, 4, 5], device), ints([1, 0], device), ints([0, 2, 0, 0, 0, 0], device).view(2, 3)
+    first = [2, 3, 11, 12, 13, 0, 11, 15, 12, 40, 0, 2, 0, -1, 0, 0]  # … │ new length │ path │ parents
+    second = [0, 0, 21, 0, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0, 0]
+    outcomes = ints([*first, *second], device).view(2, 16)
+    starts, seats = ints([0, 4, 5], device), ints([1, 0], device)
     results = []
     for pairs in (score.score_pairs, score_reference.score_pairs):
         rows, tokens = (torch.full((2, 4), -7, dtype=torch.int32, device=device) for _ in range(2))
-        pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, paths=paths, pdl=ON_GPU)
+        pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, tree=True, pdl=ON_GPU)
         results.append((rows.tolist(), tokens.tolist()))
     assert results[0] == results[1] == ([[4, -1, -1, -1], [0, 1, 3, -1]], [[21, 0, 0, 0], [11, 12, 13, 0]])
