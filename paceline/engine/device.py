@@ -334,8 +334,9 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
-    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions, and only it judges them.
-    if tree or ((sampler.greedy or sampler.grammar is not None) and (rule.lossless or rule.wants_probs)):
+    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions either.
+    one_way = sampler.greedy or sampler.grammar is not None
+    if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
     return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min)

@@ -22,8 +22,8 @@ from paceline.drafters.guard import Guard
 from paceline.engine import emission
 from paceline.engine.accounting import Accounting
 from paceline.engine.admission import Admission, grammars_of
-from paceline.engine.chain_rules import judge_chains
 from paceline.engine.device import DeviceStepper
+from paceline.engine.draft_rules import judge_drafts
 from paceline.engine.governor import Governor
 from paceline.engine.host import HostStepper
 from paceline.engine.host_drafters import HostDrafters
@@ -304,7 +304,7 @@ class Engine:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
             return host
-        rounds.synthetic_acceptance, rounds.judge = config.synthetic_acceptance, judge_chains
+        rounds.synthetic_acceptance, rounds.judge = config.synthetic_acceptance, judge_drafts
         return DeviceStepper(
             rounds,
             host=host,

@@ -75,7 +75,7 @@ def tree_layout(
     used = row < row_starts[-1]
     path = row[:, None].expand(rows, rows) == row  # [row, other]: whether the other is on its path
     at, steps = row, torch.zeros_like(row)
-    parents = _parents_of(state, owners.long(), most)
+    parents = parents_of(state, owners.long(), most)
     for _ in range(most):
         inner = used & (at > first)
         node = (at - first - 1).clamp(min=0, max=most - 1)
@@ -103,6 +103,7 @@ def tree_accept(
     row_starts: Tensor,
     targets: Tensor,
     out: Tensor,
+    verdicts: Tensor | None = None,
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
@@ -113,6 +114,9 @@ def tree_accept(
     `accept`; unused entries are 0:
 
         accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k]
+
+    `verdicts` int32 [seats, 2] are decisions of other rules: the last row of the path, 0 for the last committed token,
+    and the token after it. Where the first one is negative, the target's tokens decide.
 
     `synthetic_acceptance` > 0 is for benchmarks: it is the probability that a node's first child is accepted; its other
     children never are. The coins are those of a chain.
@@ -125,12 +129,15 @@ def tree_accept(
     length = state.lengths[lane].long()[:, None]
     there = node < drafted  # [seats, k]
     ahead = state.tokens[lane[:, None], (length + node).clamp(max=state.tokens.shape[1] - 1)]
-    parents = torch.where(there, _parents_of(state, lane, longest), longest)
+    parents = torch.where(there, parents_of(state, lane, longest), longest)
     at, accepted = torch.full_like(length, -1), torch.zeros_like(length)
     path = torch.zeros_like(ahead)
     going = real.clone()
+    decided = torch.full_like(seats, -1) if verdicts is None or synthetic_acceptance > 0 else verdicts[:, 0]
+    lives = _path_to(decided.long()[:, None] - 1, parents)
     for step in range(longest):
         right = ahead == targets[(start[:, None] + at + 1).clamp(max=len(targets) - 1)]
+        right = torch.where(decided[:, None] >= 0, lives, right)
         if synthetic_acceptance > 0:
             right = coin(state.seed[lane][:, None], length + step, synthetic_acceptance).expand_as(ahead)
         child = torch.where((parents == at) & right, node, longest).amin(1, keepdim=True)
@@ -140,6 +147,8 @@ def tree_accept(
         accepted += going
     place = torch.arange(longest + 1, device=seats.device)
     own = targets[(start[:, None] + at + 1).clamp(max=len(targets) - 1)]
+    if verdicts is not None:
+        own = torch.where(decided[:, None] >= 0, verdicts[:, 1:], own)
     chosen = torch.cat([ahead.gather(1, path.long()), torch.zeros_like(own)], dim=1)
     new = torch.where(place < accepted, chosen, torch.where(place == accepted, own, 0))
     guess, reported = torch.where(there, ahead, 0), torch.where(there, parents, 0)
@@ -152,7 +161,17 @@ def tree_accept(
     state.lengths[lane] = torch.where(real, after, length)[:, 0].int()
 
 
-def _parents_of(state: TreeLanes, lane: Tensor, count: int) -> Tensor:
+def _path_to(node: Tensor, parents: Tensor) -> Tensor:
+    """Return bool [seats, k]: True for the nodes on the way from the root to `node` [seats, 1]; -1 is the root."""
+    every = torch.arange(parents.shape[1], device=parents.device)
+    path = torch.zeros_like(parents, dtype=torch.bool)
+    for _ in every:
+        path = path | (every == node)
+        node = torch.where(node >= 0, parents.gather(1, node.clamp(min=0)).long(), -1)
+    return path
+
+
+def parents_of(state: TreeLanes, lane: Tensor, count: int) -> Tensor:
     """Return the parents of the lanes' first nodes [lanes, count]; one that does not stand before its child is cut."""
     node = torch.arange(count, device=lane.device, dtype=torch.int32)
     return torch.minimum(state.parents[lane, :count], node - 1).clamp(min=-1)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from paceline.accept import AcceptRule, accept_rejection, register
+from paceline.accept import AcceptRule, accept_likely, accept_rejection, register
 from paceline.types import Request, Rule, SamplingParams, Speculation
 from tests.rig import DEVICE_RIGS, RIGS, Rig, build
 from tests.runs import Key, Told, plain, prompt, run, tokens_of
@@ -39,12 +40,13 @@ def requests(*rules: Rule, tokens: int = 20) -> list[Request]:
     ]
 
 
-def on_host(asked: list[Request]) -> dict[Key, Told]:
-    return run(build("toy", {"noisy": RIGS["model"]["noisy"]}, **FIXED), asked)
+def on_host(asked: list[Request], name: str = "noisy", backend: str = "toy") -> dict[Key, Told]:
+    kind = "model" if name == "noisy" else name
+    return run(build(backend, {name: RIGS[kind][name]}, **FIXED), asked)
 
 
-def on_device(asked: list[Request], name: str = "noisy") -> tuple[Rig, dict[Key, Told]]:
-    rig = build("toy", on_device={name: DEVICE_RIGS[name]}, **FIXED)
+def on_device(asked: list[Request], name: str = "noisy", backend: str = "toy") -> tuple[Rig, dict[Key, Told]]:
+    rig = build(backend, on_device={name: DEVICE_RIGS[name]}, **FIXED)
     told = run(rig, asked)
     assert rig.rounds is not None
     assert rig.rounds.launches == rig.engine.stats.steps
@@ -62,6 +64,17 @@ def test_the_device_says_what_the_host_says(rule: Rule) -> None:
     for key, told in mine.items():
         assert told.tokens[:32] == theirs[key].tokens[:32]
     assert any(told.stats.accepted < told.stats.drafted for told in mine.values()) or rule is Rule.TYPICAL
+
+
+@pytest.mark.parametrize("rule", LOSSY)
+def test_lossy_rules_judge_trees(rule: Rule) -> None:
+    """Along all branches, as the host does it."""
+    asked = requests(rule, tokens=40)
+    rig, mine = on_device(asked, "medusa", "eager")
+    theirs, coupled = on_host(asked, "medusa", "eager"), on_device(plain(asked), "medusa", "eager")[0]
+    for key, told in mine.items():
+        assert told.tokens[:32] == theirs[key].tokens[:32]
+    assert rig.engine.stats.accepted > coupled.engine.stats.accepted
 
 
 def test_rules_in_one_batch() -> None:
@@ -105,3 +118,25 @@ def test_a_rule_of_another_package_on_a_device() -> None:
     assert seen
     assert all(len(given.rows.roots) == len(given.thresholds) for given in seen)
     assert tokens_of(on_device(requests(broken))[1]) == tokens_of(run(build("toy"), plain(requests(broken))))
+
+
+def test_a_rule_of_another_package_judges_trees() -> None:
+    """As rows with parents, and its own path is committed."""
+    trees = 0
+
+    def judge(given: Any) -> Any:
+        nonlocal trees
+        after_another = given.rows.parents[1:] < torch.arange(len(given.rows.parents) - 1)
+        trees += bool((after_another & (given.rows.owners[1:] == given.rows.owners[:-1])).any())
+        floors = torch.tensor(given.thresholds)[given.rows.owners]
+        return accept_likely(given.rows, given.targets, given.likelihood, floors)
+
+    mine = register(
+        AcceptRule(name="outside_likely", judge=judge, lossless=False, threshold=0.4, devices=("cpu", "cuda"))
+    )
+    told = on_device(requests(mine, tokens=30), "medusa", "eager")[1]
+    expected = on_device(requests(Rule.THRESHOLD, tokens=30), "medusa", "eager")[1]
+    assert trees
+    assert {key: each.tokens[:24] for key, each in told.items()} == {
+        key: each.tokens[:24] for key, each in expected.items()
+    }

@@ -84,6 +84,7 @@ def tree_accept(
     row_starts: Tensor,
     targets: Tensor,
     out: Tensor,
+    verdicts: Tensor | None = None,
     synthetic_acceptance: float = 0.0,
     pdl: bool = False,
 ) -> None:
@@ -106,8 +107,10 @@ def tree_accept(
         out,
         longest,
         int(synthetic_acceptance * 2**24),
+        seats if verdicts is None else verdicts,
         STEPS=triton.next_power_of_2(longest + 1),
         SYNTHETIC=synthetic_acceptance > 0,
+        DECIDED=verdicts is not None and synthetic_acceptance <= 0,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1,
@@ -269,8 +272,10 @@ def _tree_accept(
     out,
     longest,
     heads,
+    verdicts,
     STEPS: tl.constexpr,
     SYNTHETIC: tl.constexpr,
+    DECIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -293,6 +298,12 @@ def _tree_accept(
     parent = _parent_rows(parents + lane.to(tl.int64) * parents_stride, node + 1, there) - 1
     if SYNTHETIC:  # coins of 24 random bits, by depth
         coins = ((mix(tl.load(seed + lane), length + node, _ACCEPT) >> 40).to(tl.int32) < heads).to(tl.int32)
+    if DECIDED:
+        verdict = tl.load(verdicts + 2 * b)
+        lives, above = node < 0, verdict - 1
+        for _ in range(drafted):
+            lives = lives | (node == above)
+            above = tl.sum(tl.where(node == above, parent + 1, 0), axis=0) - 1  # of the root: the root
     at, accepted = length * 0 - 1, length * 0
     going = length >= 0
     path, new = node * 0, node * 0
@@ -300,6 +311,8 @@ def _tree_accept(
         right = ahead == tl.sum(tl.where(node == at + 1, judged, 0), axis=0)
         if SYNTHETIC:
             right = (node >= 0) & (tl.sum(tl.where(node == step, coins, 0), axis=0) > 0)
+        if DECIDED:
+            right = tl.where(verdict >= 0, lives, right)
         child = tl.min(tl.where(there & (parent == at) & right, node, STEPS), axis=0)
         going = going & (child < STEPS)
         token = tl.sum(tl.where(node == child, ahead, 0), axis=0)
@@ -308,6 +321,8 @@ def _tree_accept(
         at = tl.where(going, child, at)
         accepted += going.to(tl.int32)
     own = tl.sum(tl.where(node == at + 1, judged, 0), axis=0)
+    if DECIDED:
+        own = tl.where(verdict >= 0, tl.load(verdicts + 2 * b + 1), own)
     new = tl.where(node == accepted, own, new)
     row = out + b * (4 * longest + 4)
     tl.store(row, accepted)

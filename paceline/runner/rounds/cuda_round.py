@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -226,7 +225,7 @@ class CudaRound:
             floors=None if self._floors is None else self._floors[: bucket.rows],
             pdl=pdl,
         )
-        self._accept(targets, self._verdicts(logits, rows.tokens, targets))
+        self._accept(targets, self._verdicts(logits, rows, targets))
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
         self._hold()
@@ -234,18 +233,18 @@ class CudaRound:
 
     def _accept(self, targets: Tensor, verdicts: Tensor | None) -> None:
         """Commit what the target agrees with; keys and values of a path through a tree move to their positions."""
-        accepting = tree_accept if self.tree else partial(accept, verdicts=verdicts)
+        accepting = tree_accept if self.tree else accept
         accepting(
             self.state,
             seats=self._asked[0],
             targets=targets,
             out=self._out,
             row_starts=self._starts,
+            verdicts=verdicts,
             synthetic_acceptance=self._synthetic_acceptance,
             pdl=self._pdl,
         )
         if self.tree:
-            assert verdicts is None, "only the coupled rule judges trees"
             tree_move(self.state, self._target.kv, seats=self._asked[0], out=self._out, pdl=self._pdl)
 
     def _hold(self) -> None:
@@ -274,12 +273,19 @@ class CudaRound:
         rules.attend(self._asked[0])
         return rules
 
-    def _verdicts(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Tensor | None:
+    def _verdicts(self, logits: Tensor, rows: DeviceBatch, targets: Tensor) -> Tensor | None:
         """Let the rules of the seats judge their drafts; None: the coupled rule judges all of them."""
         if self._rules is None or self._judge is None or self._floors is None:
             return None
         return self._rules.judge(
-            self._judge, logits, self._floors, tokens=tokens, targets=targets, row_starts=self._starts
+            self._judge,
+            logits,
+            self._floors,
+            tokens=rows.tokens,
+            positions=rows.positions,
+            targets=targets,
+            row_starts=self._starts,
+            tree=self.tree,
         )
 
     def _draft(self) -> None:

@@ -237,7 +237,14 @@ class PortableRounds:
         if rules is None or self.judge is None:
             return output, targets, None
         verdicts = rules.judge(
-            self.judge, edited, floors, tokens=batch.tokens, targets=targets, row_starts=batch.row_starts
+            self.judge,
+            edited,
+            floors,
+            tokens=batch.tokens,
+            positions=batch.positions,
+            targets=targets,
+            row_starts=batch.row_starts,
+            tree=tree,
         )
         return output, targets, verdicts
 
@@ -303,7 +310,7 @@ class PortableRounds:
             return []
         if tree:
             assert row_starts is not None
-            self._accept_trees(seats, row_starts, targets, out)
+            self._accept_trees(seats, row_starts, targets, verdicts, out)
         else:
             ops.accept(
                 self._state,
@@ -325,7 +332,9 @@ class PortableRounds:
             scores.attach(landed)
         return landed
 
-    def _accept_trees(self, seats: Tensor, row_starts: Tensor, targets: Tensor, out: Tensor) -> None:
+    def _accept_trees(
+        self, seats: Tensor, row_starts: Tensor, targets: Tensor, verdicts: Tensor | None, out: Tensor
+    ) -> None:
         """Accept paths of trees, and move their keys and values into place."""
         tree_ops.tree_accept(
             self._state,
@@ -333,6 +342,7 @@ class PortableRounds:
             row_starts=row_starts,
             targets=targets,
             out=out,
+            verdicts=verdicts,
             synthetic_acceptance=self.synthetic_acceptance,
         )
         source, target = tree_ops.tree_moves(self._state, seats=seats, out=out)

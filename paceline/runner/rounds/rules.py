@@ -1,12 +1,12 @@
 """Drafts that another rule than the coupled one judges, inside a round on a device.
 
 A round draws the target's tokens for all seats, as for the coupled rule. For the seats with another rule it gathers
-their rows as `Chains`, and a *judge* decides: it returns for each chain how many tokens are accepted, and the token
-after them. `accept` then commits these decisions. The judge comes from the engine, since rounds know no rules. For
-Paceline's own rules it only launches work, so that such a round can be captured.
+their rows as `JudgedDrafts`, and a *judge* decides: it returns for each draft the last row that is accepted, and the
+token after it. `accept` or `tree_accept` then commits these decisions. The judge comes from the engine, since rounds
+know no rules. For Paceline's own rules it only launches work, so that such a round can be captured.
 
     rows of the verification   │ seat 0 │ seat 1     │ …          ragged
-    rows of the chains         │ root d d . .         │ …          [chains, longest + 2], unused rows at the end
+    rows of the drafts         │ root d d . .         │ …          [drafts, longest + 2], unused rows at the end
 
 A rule that wants distributions gets those of drafts whose tokens `DraftingRound.append` has drawn.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.round_reference import DeviceLanes
+from paceline.kernels.tree_reference import TreeLanes, parents_of
 from paceline.rules import Rule
 from paceline.runner.rounds.protocol import Seat
 
@@ -30,33 +30,36 @@ MAX_IN_FLIGHT = 4  # steps with memory for what the host sends
 
 
 @dataclass(frozen=True, slots=True)
-class Chains:
-    """Drafts to be judged, on the device. A chain of no rule, or without drafted tokens, is not judged."""
+class JudgedDrafts:
+    """Drafts to be judged, on the device. One of no rule, or without drafted tokens, is not judged."""
 
     rules: tuple[Rule, ...]  # the rules of the round
-    state: DeviceLanes
-    rule: Tensor  # int32 [chains] index of each chain's rule; -1: none
-    thresholds: Tensor  # float32 [chains]
-    lanes: Tensor  # int64 [chains]
-    drafted: Tensor  # int64 [chains] number of drafted tokens
-    tokens: Tensor  # int64 [chains, width] the last committed token and the drafted ones
-    targets: Tensor  # int64 [chains, width] the target's token after each row
-    logits: Tensor  # float32 [chains, width, vocab] edited logits after each row
-    floors: Tensor  # float32 [chains, width] smallest scaled logit that filters leave
-    q: Tensor | None  # float32 [chains, width, vocab] what the drafted tokens were drawn from; None: unknown
+    state: TreeLanes
+    rule: Tensor  # int32 [drafts] index of each draft's rule; -1: none
+    thresholds: Tensor  # float32 [drafts]
+    lanes: Tensor  # int64 [drafts]
+    drafted: Tensor  # int64 [drafts] number of drafted tokens
+    tokens: Tensor  # int64 [drafts, width] the last committed token and the drafted ones
+    parents: Tensor | None  # int64 [drafts, width] row that each row follows, 0 for the root; None: the one before it
+    positions: Tensor  # int64 [drafts, width] position of the token after each row
+    targets: Tensor  # int64 [drafts, width] the target's token after each row
+    logits: Tensor  # float32 [drafts, width, vocab] edited logits after each row
+    floors: Tensor  # float32 [drafts, width] smallest scaled logit that filters leave
+    q: Tensor | None  # float32 [drafts, width, vocab] what the drafted tokens were drawn from; None: unknown
 
 
-Judge = Callable[[Chains], Tensor]
-"""Judges chains; returns int32 [chains, 2]: accepted tokens (-1: not judged), and the token after them."""
+Judge = Callable[[JudgedDrafts], Tensor]
+"""Judges drafts; returns int32 [drafts, 2]: the last accepted row, 0 for the root (-1: not judged), and the token after
+it."""
 
 
 class RoundRules:
     """The seats of a round with rules of their own, and the memory that judging them needs."""
 
     def __init__(
-        self, rules: tuple[Rule, ...], count: int, *, seats: int, longest: int, vocab: int, state: DeviceLanes
+        self, rules: tuple[Rule, ...], count: int, *, seats: int, longest: int, vocab: int, state: TreeLanes
     ) -> None:
-        """`count`: chains, at most; `longest`: tokens of the longest draft."""
+        """`count`: judged drafts, at most; `longest`: tokens of the longest one."""
         self._rules = rules
         self._state = state
         self._seats = seats
@@ -101,29 +104,46 @@ class RoundRules:
             self._q[:, turn + 1, : logits.shape[1]] = probabilities(logits[seat], scale, floors[seat, None])
 
     def judge(
-        self, judge: Judge, logits: Tensor, floors: Tensor, *, tokens: Tensor, targets: Tensor, row_starts: Tensor
+        self,
+        judge: Judge,
+        logits: Tensor,
+        floors: Tensor,
+        *,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        row_starts: Tensor,
+        tree: bool,
     ) -> Tensor:
-        """Judge all chains by edited logits [rows, vocab] of the verification; return verdicts int32 [seats, 2]."""
+        """Judge all drafts by edited logits [rows, vocab] of the verification; return verdicts int32 [seats, 2]."""
         seat = self._chosen.long().clamp(max=self._seats - 1)
         start = row_starts[seat].long()
         drafted = torch.where(self._chosen < self._seats, row_starts[seat + 1].long() - start - 1, 0)
+        lanes = self._lanes_of(seat)
         row = (start[:, None] + torch.arange(self._width, device=start.device)).clamp(max=len(logits) - 1)
-        chains = Chains(
+        drafts = JudgedDrafts(
             rules=self._rules,
             state=self._state,
             rule=self._rule,
             thresholds=self._thresholds.view(torch.float32),
-            lanes=self._lanes_of(seat),
+            lanes=lanes,
             drafted=drafted,
             tokens=tokens[row].long(),
+            parents=self._parents(lanes) if tree else None,
+            positions=positions[row].long() + 1,
             targets=targets[row].long(),
             logits=logits[row],
             floors=floors[row],
             q=self._q if self._drawn else None,
         )
         self._verdicts.fill_(-1)
-        self._verdicts[self._chosen.long()] = judge(chains)
+        self._verdicts[self._chosen.long()] = judge(drafts)
         return self._verdicts[: self._seats]
+
+    def _parents(self, lanes: Tensor) -> Tensor:
+        """Return the row that each row of the lanes' trees follows."""
+        parents = parents_of(self._state, lanes, self._width - 2).long() + 1
+        return torch.nn.functional.pad(parents, (1, 1))
 
     def attend(self, lanes: Tensor) -> None:
         """Set the lane of each seat, int32 [seats], in memory that keeps its address."""

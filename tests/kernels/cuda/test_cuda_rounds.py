@@ -14,7 +14,7 @@ from paceline.drafters.eagle.on_device import EagleOnDevice
 from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
 from paceline.drafters.ngram import LookupOnDevice
-from paceline.engine.chain_rules import judge_chains
+from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.kernels.edit_reference import Edits
 from paceline.rules import Rule
@@ -461,7 +461,7 @@ def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.dev
     """Two seats of each rule beside coupled ones, with filters and edits, and drafts of different lengths."""
     made = pair(device, "self")
     for rounds in made:
-        rounds.judge = judge_chains
+        rounds.judge = judge_drafts
         for lane, params in enumerate([{}, {"top_k": 9}, {"repetition_penalty": 1.4}, {"temperature": 0.7}]):
             enter(rounds, lane, [5, 6, 7, 8], **params)
     both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(4)], [], "self")
@@ -471,6 +471,20 @@ def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.dev
     (bucket,) = (*made[0]._graphs._eager, *made[0]._graphs._recorded)
     assert (bucket.rules, bucket.judged, bucket.filters, bucket.eager) == (tuple(sorted(rules)), 4, True, False)
     assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "eagle"])
+def test_rules_judge_trees_as_by_portable_rounds(drafter: str, device: torch.device) -> None:
+    made = pair(device, drafter, **({"branches": 3} if drafter == "eagle" else {}))
+    for rounds in made:
+        rounds.judge = judge_drafts
+        for lane in range(3):
+            enter(rounds, lane, [5, 6, 7, 8], temperature=0.7)
+    both(made, [Chunk(lane, 0, 4, draws=True, drafts=True) for lane in range(3)], [], drafter)
+    rules = [{"rule": Rule.THRESHOLD, "threshold": 0.001}, {"rule": Rule.TYPICAL, "threshold": 0.3}, {}]
+    _, landed = both(made, [], [Seat(lane, 5, **rule) for lane, rule in enumerate(rules)], drafter)
+    assert landed[0].path, "a token of any probability was refused"
+    assert [*landed[0].parents] != [*range(-1, len(landed[0].drafted) - 1)], "no tree"
 
 
 def test_kernels_of_parameters_need_no_tables(device: torch.device) -> None:

@@ -121,6 +121,34 @@ def test_accept(seats: int, most: int, synthetic: float, device: torch.device) -
             assert landed.tokens[-1] not in missed
 
 
+def test_verdicts_of_other_rules(device: torch.device) -> None:
+    """They name the end of the path and the token after it, even one that was drafted there; others are coupled."""
+    random = torch.Generator().manual_seed(6)
+    seats, most = 12, 7
+    state = random_trees(random, device, lanes=20, most=most)
+    expected, chosen = copy.deepcopy(state), torch.arange(seats, dtype=torch.int32, device=device)
+    parents = state.parents.tolist()
+    counts = torch.randint(1, most + 2, (seats,), generator=random)
+    row_starts = torch.cat((torch.zeros(1), counts.cumsum(0))).int().to(device)
+    ends = [int(torch.randint(-1, int(count), (), generator=random)) for count in counts]
+    verdicts = torch.tensor([[end, 2] for end in ends], dtype=torch.int32, device=device)
+    targets = torch.randint(0, 3, (int(counts.sum()),), generator=random).int().to(device)
+    given = {"seats": chosen, "row_starts": row_starts, "targets": targets, "verdicts": verdicts}
+    out, wanted = (torch.full((seats, 4 + 4 * most), fill, dtype=torch.int32, device=device) for fill in (-7, -8))
+    tree.tree_accept(state, **given, out=out, pdl=ON_GPU)
+    tree_reference.tree_accept(expected, **given, out=wanted)
+    assert out.tolist() == wanted.tolist()
+    assert same_state(state, expected)
+    assert {-1, 0} < {*ends}
+    for row, end, above in zip(out.tolist(), ends, parents, strict=False):
+        path, node = [], end - 1
+        while node >= 0:
+            path.insert(0, node)
+            node = above[node]
+        landed = read_landed(row, tree=True)
+        assert end < 0 or (landed.path, landed.tokens[-1]) == (tuple(path), 2)
+
+
 def test_a_chain_is_accepted_as_one(device: torch.device) -> None:
     """The coins of a benchmark too, so that a tree and a chain of its depth can be compared."""
     from paceline.kernels.cuda import rounds
