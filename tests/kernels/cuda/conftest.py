@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -111,9 +111,73 @@ def halved(terms: np.ndarray) -> np.ndarray:
     return terms[0]
 
 
+class Bounds:
+    """The memory of the tensors that a launch is given. An access elsewhere is an error.
+
+    The interpreter reads any address. What lies there is another tensor's or an earlier test's, so that a kernel that
+    reads beside its tensors fails once in many runs, and one that writes there breaks something else.
+    """
+
+    def __init__(self, memory: object) -> None:
+        self._memory = memory  # the interpreter's module that reads and writes
+        self._ranges = np.zeros((0, 2), np.uint64)  # [tensors, (start, end)] in bytes, by their starts
+        self._kernel = ""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._memory, name)
+
+    def begin(self, kernel: str, arguments: Iterable[object]) -> None:
+        storages = (each.untyped_storage() for each in tensors_of(arguments))
+        ranges = sorted({(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages})
+        self._ranges, self._kernel = np.array(ranges, np.uint64).reshape(-1, 2), kernel
+
+    def load(self, at: np.ndarray, mask: np.ndarray, other: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        self._check(at, mask, np.dtype(dtype).itemsize)
+        return self._memory.load(at, mask, other, dtype)
+
+    def store(self, at: np.ndarray, value: np.ndarray, mask: np.ndarray) -> None:
+        self._check(at, mask, value.dtype.itemsize)
+        self._memory.store(at, value, mask)
+
+    def atomic_rmw(self, kind: object, at: np.ndarray, value: np.ndarray, mask: np.ndarray, order: object) -> object:
+        self._check(at, mask, value.dtype.itemsize)
+        return self._memory.atomic_rmw(kind, at, value, mask, order)
+
+    def _check(self, at: np.ndarray, mask: np.ndarray, size: int) -> None:
+        used = at[np.broadcast_to(mask, at.shape).astype(bool)].astype(np.uint64)
+        index = np.searchsorted(self._ranges[:, 0], used, side="right") - 1
+        inside = (index >= 0) & (used + np.uint64(size) <= self._ranges[index, 1])
+        assert inside.all(), f"{self._kernel} uses {(~inside).sum()} addresses outside of its tensors"
+
+
+def tensors_of(arguments: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Find the tensors of a launch, also in tuples and descriptors."""
+    for each in arguments:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, tuple):
+            yield from tensors_of(each)
+        elif hasattr(each, "base"):
+            yield each.base
+
+
+def stay_in_bounds() -> None:
+    """Hold every launch to the memory of its tensors."""
+    bounds, copy = Bounds(interpreter._interpreter), interpreter.GridExecutor._init_args_hst
+
+    def begin(self: interpreter.GridExecutor, args: object, options: object) -> tuple[list[object], dict[str, object]]:
+        given, named = copy(self, args, options)
+        bounds.begin(self.fn.__name__, (*given, *named.values()))
+        return given, named
+
+    interpreter._interpreter = bounds
+    interpreter.GridExecutor._init_args_hst = begin
+
+
 let_numbers_bound_loops()
 launch_faster()
 add_in_one_order()
+stay_in_bounds()
 
 
 @pytest.fixture
