@@ -35,14 +35,23 @@ from torch import Tensor
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda import prefill
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.rotate import narrowed, turn
+from paceline.kernels.cuda.partials import (
+    NOBODY,
+    add_tail,
+    add_tile,
+    keep,
+    merge_splits,
+    merged,
+    nothing,
+    slots_of,
+    write,
+)
+from paceline.kernels.cuda.rotate import narrowed, turned
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
 ALONE = 132  # programs that each have a multiprocessor of an H200, with two tiles in flight
 SHARED = 396  # programs that share them by three, with one tile in flight each
-STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
-NOBODY: tl.constexpr = tl.constexpr(1 << 30)  # a row past all rows
 BLOCKS = (16, 32, 64, 128)  # sizes of a block: rows times query heads that share a KV head
 
 
@@ -137,7 +146,7 @@ class Attention:
         block_m = max(16, block_m, triton.next_power_of_2(group))
         blocks = triton.cdiv(max_rows, block_m // group)
         assert rotation is None or blocks == 1, "only the rows of one block can be turned here"
-        turned = rotation or Rotation(row_starts, out, out)  # placeholders, never read
+        rotating = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
         programs, warps, stages = self._division(seats * blocks * kv_heads, splits, block_m, keys.itemsize)
@@ -156,14 +165,14 @@ class Attention:
             row_starts if bases is None else bases,
             row_starts if tails is None else tails,
             row_starts if leads is None else leads,
-            turned.slots,
-            turned.cos,
-            turned.sin,
+            rotating.slots,
+            rotating.cos,
+            rotating.sin,
             self.partials,
             self.counters,
             scale * math.log2(math.e),
             window,
-            len(turned.cos),
+            len(rotating.cos),
             page_table.shape[1],
             0 if tails is None else tails.shape[1],
             blocks,
@@ -288,7 +297,7 @@ def _attend(
     lane = tl.load(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
     if EARLY:  # the program has one split: its pages, the first of a chain of loads, are known
-        slot = _slots(table, me * TILES, pages, TILE, PAGE)
+        slot = slots_of(table, me * TILES, pages, TILE, PAGE)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
@@ -299,7 +308,7 @@ def _attend(
     mask = valid[:, None] & (d < HEAD_DIM)[None, :]
     if TURN:
         source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
-        q = _turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
+        q = turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
 
@@ -323,7 +332,7 @@ def _attend(
         slot_ = tl.load(slots + member, mask=mine, other=0)
         mine = mine & (slot_ >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
-        new = _turned(queries + source[:, None], at, mine, cos, sin, angles, HEAD_DIM, PADDED)
+        new = turned(queries + source[:, None], at, mine, cos, sin, angles, HEAD_DIM, PADDED)
         target = ((slot_ // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + slot_ % PAGE)[:, None] * HEAD_DIM + d[None, :]
         stored = mine[:, None] & (d < HEAD_DIM)[None, :]
         tl.store(keys + target, narrowed(new, keys, LIMIT), mask=stored)
@@ -333,8 +342,8 @@ def _attend(
     block = tl.program_id(0) * KV_HEADS + head
     partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
-    whole_peak, whole_total, whole_acc = _nothing(BLOCK_M, PADDED)
-    peak, total, acc = _nothing(BLOCK_M, PADDED)
+    whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
+    peak, total, acc = nothing(BLOCK_M, PADDED)
     from_ = tl.maximum((first + me * each) * TILES, low // TILE)
     past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     shared = past  # past the last tile whose slots all rows share
@@ -342,16 +351,16 @@ def _attend(
         base = tl.load(bases + seat)
         shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
     if not EARLY:
-        slot = _slots(table, from_, pages, TILE, PAGE)
+        slot = slots_of(table, from_, pages, TILE, PAGE)
     for tile in range(from_, shared):
-        next_slot = _slots(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
+        next_slot = slots_of(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
                 whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
             else:
-                _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
-            peak, total, acc = _nothing(BLOCK_M, PADDED)
-        peak, total, acc = _tile(
+                keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+            peak, total, acc = nothing(BLOCK_M, PADDED)
+        peak, total, acc = add_tile(
             tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
             KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
         )  # fmt: skip  # a name a line would hide the shape
@@ -363,201 +372,21 @@ def _attend(
                 if SOLO:
                     whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
                 else:
-                    _keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
-                peak, total, acc = _nothing(BLOCK_M, PADDED)
-            peak, total, acc = _tail(
+                    keep(partials, tile // TILES - 1 - first, valid, peak, total, acc, BLOCK_M, PADDED)
+                peak, total, acc = nothing(BLOCK_M, PADDED)
+            peak, total, acc = add_tail(
                 tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
                 peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)
-        _write(out + cell, mask, whole_total, whole_acc)
+        write(out + cell, mask, whole_total, whole_acc)
         return
     if not SOLO:
-        _keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
+        keep(partials, tl.maximum(past - 1, 0) // TILES - first, valid, peak, total, acc, BLOCK_M, PADDED)
         tl.debug_barrier()  # all threads have written before the counter says so
         arrived = tl.atomic_add(counters + block, 1, sem="acq_rel")
         if arrived == tl.cdiv(count, each) - 1:
-            total, acc = _merge_splits(partials, count, valid, BLOCK_M, PADDED)
-            _write(out + cell, mask, total, acc)
+            total, acc = merge_splits(partials, count, valid, BLOCK_M, PADDED)
+            write(out + cell, mask, total, acc)
             tl.store(counters + block, 0)
-
-
-@triton.jit
-def _tile(
-    tile, slot, q, keys, values, place, scale, window, end, peak, total, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip  # a name a line would hide the shape
-    """Add one tile to a partial. `place` [BLOCK_M]: positions of rows."""
-    position = tile * TILE + tl.arange(0, TILE)
-    k, v = _fetch(keys, values, slot, position < end, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-    scores = tl.where(_seen(place, position, window, WINDOW), tl.dot(q, k, input_precision="ieee"), float("-inf"))
-    return added(scores, v, scale, peak, total, acc)
-
-
-@triton.jit
-def _seen(place, position, window, WINDOW: tl.constexpr):
-    """Return which positions [n] the rows at `place` [BLOCK_M] see."""
-    distance = place[:, None] - position[None, :]
-    seen = distance >= 0
-    if WINDOW:
-        seen = seen & (distance < window)
-    return seen
-
-
-@triton.jit
-def _tail(
-    tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip  # a name a line would hide the shape
-    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read."""
-    position = tile * TILE + tl.arange(0, TILE)
-    seen = _seen(place, position, window, WINDOW)
-    main = tl.min(lead, 0)
-    for path in range(main, tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1):
-        mine = (lead == path)[:, None]  # slots of one path change nothing for rows on others
-        inside = position < end
-        own = tails + (path + tl.zeros([], tl.int64)) * depth
-        slot = _path_slots(table, position, own, inside, base, depth, pages, PAGE)
-        k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        scores = tl.where(seen & mine, tl.dot(q, k, input_precision="ieee"), float("-inf"))
-        peak, total, acc_ = added(scores, v, scale, peak, total, acc)
-        acc = tl.where(mine, acc_, acc)  # 0 times NaN would be NaN
-    return peak, total, acc
-
-
-@triton.jit
-def _path_slots(table, position, tails, inside, base, depth, pages, PAGE: tl.constexpr):
-    """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
-    page = tl.load(table + position // PAGE, mask=inside & (position < base) & (position // PAGE < pages), other=0)
-    ahead = inside & (position >= base) & (position - base < depth)
-    tail = tl.load(tails + (position - base), mask=ahead, other=0)
-    return tl.where(position < base, page * PAGE + position % PAGE, tail)
-
-
-@triton.jit
-def _turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Load heads [BLOCK_M, PADDED] and rotate them by their positions `place`, as `rotate` does."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    d = tl.arange(0, PADDED)
-    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
-    x = tl.load(source + d[None, :], mask=mask, other=0.0)
-    partner = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF)[None, :], mask=mask, other=0.0)
-    known = mask & ((place >= 0) & (place < angles))[:, None]
-    angle = place.to(tl.int64)[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
-    c = tl.load(cos + angle, mask=known, other=1.0)
-    s = tl.load(sin + angle, mask=known, other=0.0)
-    s = tl.where((d < HALF)[None, :], -s, s)
-    return turn(x.to(tl.float32), partner.to(tl.float32), c, s).to(x.dtype)
-
-
-@triton.jit
-def _slots(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr):
-    """Load the KV slots of a tile's positions; those past the end of the sequence are arbitrary."""
-    position = tile * TILE + tl.arange(0, TILE)
-    page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
-    return page * PAGE + position % PAGE
-
-
-@triton.jit
-def _fetch(
-    keys, values, slot, inside, dtype: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip  # a name a line would hide the shape
-    """Load keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for slots that are not `inside`."""
-    d = tl.arange(0, PADDED)
-    page = (slot // PAGE).to(tl.int64)
-    cell = (page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM
-    real = d < HEAD_DIM
-    k = tl.load(keys + cell[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-    v = tl.load(values + cell[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-    return k.to(dtype), v.to(dtype)
-
-
-@triton.jit
-def added(scores, v, scale, peak, total, acc):
-    """Add a tile of `scores` [BLOCK_M, TILE], -inf where a row does not see, to a partial over the tiles before it.
-
-    Weights are relative to the highest score so far, in units of log2. Their sum is one of whole numbers, which is
-    exact in any order: between 2 and 4 the bits of a float32 count steps of 2^-22, and TILE twos vanish modulo 2^32.
-    `fma` fixes which product is fused; the compiler does not choose.
-    """
-    higher = tl.maximum(peak, tl.max(scores, 1) * scale)
-    old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
-    weights = weights_of(scores, higher, scale)
-    total = tl.fma(total, old, steps_of(weights).to(tl.float32) * STEP)
-    acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
-    return higher, total, acc
-
-
-@triton.jit
-def weights_of(scores, higher, scale):
-    """Compute weights relative to the highest score."""
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    return tl.exp2(tl.fma(scores, scale, -safe[:, None]))
-
-
-@triton.jit
-def steps_of(weights):
-    """Sum weights as whole numbers."""
-    return tl.sum((weights + 2.0).to(tl.int32, bitcast=True), 1)
-
-
-@triton.jit
-def merged(peak, total, acc, peak_, total_, acc_):
-    """Merge two partials, exactly if one is empty."""
-    higher = tl.maximum(peak, peak_)
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    old, new = tl.exp2(peak - safe), tl.exp2(peak_ - safe)
-    total = tl.fma(total, old, total_ * new)
-    acc = tl.fma(acc, old[:, None], acc_ * new[:, None])
-    return higher, total, acc
-
-
-@triton.jit
-def _nothing(BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Return the partial over no positions."""
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    return peak, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, PADDED], tl.float32)
-
-
-@triton.jit
-def _keep(partials, index, valid, peak, total, acc, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Store partial `index` of the block: [BLOCK_M] peaks, [BLOCK_M] totals, [BLOCK_M, PADDED] sums."""
-    m = tl.arange(0, BLOCK_M)
-    cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-    partials += index * (BLOCK_M * (PADDED + 2))
-    tl.store(partials + m, peak, mask=valid)
-    tl.store(partials + BLOCK_M + m, total, mask=valid)
-    tl.store(partials + 2 * BLOCK_M + cell, acc, mask=valid[:, None])
-
-
-@triton.jit
-def _kept(partials, index, there, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    """Load a partial that `_keep` stored, past caches that programs do not share; empty for rows not `there`."""
-    m = tl.arange(0, BLOCK_M)
-    cell = m[:, None] * PADDED + tl.arange(0, PADDED)[None, :]
-    partials += index * (BLOCK_M * (PADDED + 2))
-    peak = tl.load(partials + m, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(partials + BLOCK_M + m, mask=there, other=0.0, cache_modifier=".cg")
-    acc = tl.load(partials + 2 * BLOCK_M + cell, mask=there[:, None], other=0.0, cache_modifier=".cg")
-    return peak, total, acc
-
-
-@triton.jit
-def _merge_splits(partials, count, valid, BLOCK_M: tl.constexpr, PADDED: tl.constexpr):
-    peak, total, acc = _nothing(BLOCK_M, PADDED)
-    for index in range(0, count, 4):  # the loads of four overlap
-        for next_ in tl.static_range(4):
-            kept = _kept(partials, index + next_, valid & (index + next_ < count), BLOCK_M, PADDED)
-            peak, total, acc = merged(peak, total, acc, kept[0], kept[1], kept[2])
-    return total, acc
-
-
-@triton.jit
-def _write(cells, mask, total, acc):
-    """Store the weighted mean of values; zeros for rows that saw no position."""
-    safe = tl.where(total == 0.0, 1.0, total)
-    tl.store(cells, (acc / safe[:, None]).to(cells.dtype.element_ty), mask=mask)

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 from paceline.kernels import noise
+from paceline.sampling.sampler import Stream
 
 ROUGHLY = 1e-3  # upper bound of twice the error of `rough_gumbel`
 
@@ -17,6 +18,7 @@ LN2_HIGH, LN2_LOW = tl.constexpr(noise.LN2_HIGH), tl.constexpr(noise.LN2_LOW)
 _LN2 = tl.constexpr(0.6931472)
 _SQRT_HALF, _MANTISSA = tl.constexpr(noise.SQRT_HALF), tl.constexpr(noise.MANTISSA)
 _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8 = (tl.constexpr(value) for value in noise.POLYNOMIAL)
+_TOKEN, _DRAFT = tl.constexpr(int(Stream.TOKEN)), tl.constexpr(int(Stream.DRAFT))
 
 
 @triton.jit
@@ -94,3 +96,15 @@ def _log(x):
     p = p * t + _P8
     p = p * t * square + exponent * LN2_LOW - square * 0.5
     return t + p + exponent * LN2_HIGH
+
+
+@triton.jit
+def draw_keys(seed, lengths, free, lane, row, position, FREE: tl.constexpr):
+    """Return the keys of a row's noise: the target's, or those of a drafter in the round after `lengths`."""
+    high, low = keys_of(seed, lane, position, _TOKEN)
+    if FREE:
+        place = (tl.load(lengths + lane).to(tl.int64) << 32) + position
+        own_high, own_low = keys_of(seed, lane, place, _DRAFT)
+        freely = tl.load(free + row) != 0
+        high, low = tl.where(freely, own_high, high), tl.where(freely, own_low, low)
+    return high, low

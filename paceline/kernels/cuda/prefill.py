@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -29,9 +28,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
+from paceline.kernels.cuda.prefill_plan import LISTED, block_of, list_blocks, rounds_of
 
 SHARED = 226 * 1024  # bytes of shared memory for queries, keys and values
-LISTED = 32  # blocks that a program of the plan lists
 MANY_ROWS = 64  # of a sequence: fewer leave most of a block empty
 WIDTH = 64  # columns of a copied box: 128 bytes, the widest swizzle of shared memory
 BOX = gl.NVMMASharedLayout(128, 16, 2)  # the layout of a box: swizzled by 128 bytes, elements of 16 bits
@@ -70,7 +69,7 @@ def prefill(
     kv_heads = keys.shape[1]
     each = 2 * (64 // (heads // kv_heads))  # rows of a block
     plan = torch.empty((rows // each + seats + 1, 4), dtype=torch.int32, device=queries.device)
-    _plan[(seats, triton.cdiv(rows, LISTED * each))](
+    list_blocks[(seats, triton.cdiv(rows, LISTED * each))](
         row_starts,
         positions,
         page_table,
@@ -117,91 +116,6 @@ def _boxes(memory: Tensor) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(memory.view(-1, memory.shape[-1]), [PAGE_SIZE, WIDTH], BOX)
 
 
-@triton.jit(do_not_specialize=["pages", "seats"])
-def _plan(
-    row_starts,
-    positions,
-    page_table,
-    lanes,
-    values,
-    plan,
-    pages,
-    seats,
-    EACH: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    LANES: tl.constexpr,
-    SEATS: tl.constexpr,
-    LISTED: tl.constexpr,
-):
-    """List the blocks of all seats, those with the most context first: (first row, rows, lane, position) each.
-
-    A program lists LISTED blocks of a seat; plan[0, 0] counts all. The first one also clears the seat's values between
-    its end and the end of its last page, because 0 times NaN would be NaN.
-    """
-    seat = tl.program_id(0)
-    start = tl.load(row_starts + seat)
-    stop = tl.load(row_starts + seat + 1)
-    s = tl.arange(0, SEATS)
-    starts = tl.load(row_starts + s, mask=s < seats, other=0)
-    blocks = tl.cdiv(tl.load(row_starts + s + 1, mask=s < seats, other=0) - starts, EACH)  # [SEATS] of each seat
-    if (seat == 0) & (tl.program_id(1) == 0):
-        tl.store(plan, tl.sum(blocks, 0))
-    block = tl.program_id(1) * LISTED + tl.arange(0, LISTED)
-    first = start + block * EACH
-    if start + tl.program_id(1) * (LISTED * EACH) >= stop:
-        return
-    lane = tl.load(lanes + seat) if LANES else seat
-    later = tl.maximum(blocks[None, :] - 1 - block[:, None], 0)  # blocks of each seat behind this one
-    ahead = (s < seat)[None, :] & (blocks[None, :] > block[:, None])  # a block of that seat as far behind, listed first
-    entry = plan + (1 + tl.sum(later + ahead.to(tl.int32), 1)) * 4
-    mine = first < stop
-    tl.store(entry, first, mask=mine)
-    tl.store(entry + 1, tl.minimum(stop - first, EACH), mask=mine)
-    tl.store(entry + 2, lane, mask=mine)
-    tl.store(entry + 3, tl.load(positions + first, mask=mine, other=0), mask=mine)
-    if tl.program_id(1) > 0:
-        return
-    end = tl.load(positions + stop - 1) + 1
-    if end % PAGE != 0:
-        page = tl.load(page_table + lane.to(tl.int64) * pages + end // PAGE).to(tl.int64)
-        slot, d = tl.arange(0, PAGE), tl.arange(0, HEAD_DIM)
-        for head in range(KV_HEADS):
-            cell = ((page * KV_HEADS + head) * PAGE + slot)[:, None] * HEAD_DIM + d[None, :]
-            zero = tl.zeros([PAGE, HEAD_DIM], values.dtype.element_ty)
-            tl.store(values + cell, zero, mask=(slot >= end % PAGE)[:, None] & (d >= 0)[None, :])
-
-
-@gluon.jit
-def _rounds(count, KV_HEADS: gl.constexpr):
-    """Count the rounds in which programs take blocks, one each."""
-    return (count * KV_HEADS + gl.num_programs(0) - 1) // gl.num_programs(0)
-
-
-@gluon.jit
-def _block(plan, turn, count, window, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    """Read the block of this program in round `turn`: head, first row, rows, lane, position, first tile, end of tiles.
-
-    Rounds go to and fro over the programs, so that those with a heavier block now have a lighter one next.
-    """
-    programs = gl.num_programs(0)
-    me = gl.program_id(0)
-    item = turn * programs + gl.where(turn % 2 == 0, me, programs - 1 - me)
-    there = item < count * KV_HEADS
-    item = gl.where(there, item, 0)
-    entry = plan + (1 + item // KV_HEADS) * 4
-    start = gl.load(entry)
-    rows = gl.where(there, gl.load(entry + 1), 0)
-    lane = gl.load(entry + 2)
-    low = gl.load(entry + 3)
-    first = low * 0
-    if WINDOW:
-        first = gl.maximum(low - window + 1, 0) // TILE
-    past = gl.where(there, (low + rows + TILE - 1) // TILE, 0)
-    return item % KV_HEADS, start, rows, lane, low, first, past
-
-
 @gluon.jit
 def _page_row(table, tile, j, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.constexpr, PAGE: gl.constexpr):
     """Return the row of the KV memory at which page `j` of a tile begins; past the end, one `beyond` the memory."""
@@ -235,8 +149,8 @@ def _load(
     """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free."""
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     done = 0
-    for turn in range(_rounds(count, KV_HEADS)):
-        head, _, rows, lane, low, first, past = _block(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
+    for turn in range(rounds_of(count, KV_HEADS)):
+        head, _, rows, lane, low, first, past = block_of(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
         table = page_table + lane.to(gl.int64) * pages
         end = low + rows
         at = _page_rows(table, first, end, head, beyond, KV_HEADS, TILE, PAGE)
@@ -310,8 +224,8 @@ def _attend(
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
     done = 0
     zero = gl.full([64, TILE], 0.0, gl.float32, SCORES)
-    for turn in range(_rounds(count, KV_HEADS)):
-        head, start, rows, _, low, first, past = _block(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
+    for turn in range(rounds_of(count, KV_HEADS)):
+        head, start, rows, _, low, first, past = block_of(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
         m = gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
         d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LOAD))
         row = which * ROWS + m // GROUP

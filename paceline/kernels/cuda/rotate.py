@@ -166,3 +166,19 @@ def narrowed(x, memory, LIMIT: tl.constexpr):
     if LIMIT > 0:
         x = tl.minimum(tl.maximum(x.to(tl.float32), -LIMIT), LIMIT)
     return x.to(memory.dtype.element_ty)
+
+
+@triton.jit
+def turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Load heads [BLOCK_M, PADDED] and rotate them by their positions `place`, as `rotate` does."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    d = tl.arange(0, PADDED)
+    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    x = tl.load(source + d[None, :], mask=mask, other=0.0)
+    partner = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF)[None, :], mask=mask, other=0.0)
+    known = mask & ((place >= 0) & (place < angles))[:, None]
+    angle = place.to(tl.int64)[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
+    c = tl.load(cos + angle, mask=known, other=1.0)
+    s = tl.load(sin + angle, mask=known, other=0.0)
+    s = tl.where((d < HALF)[None, :], -s, s)
+    return turn(x.to(tl.float32), partner.to(tl.float32), c, s).to(x.dtype)

@@ -6,10 +6,8 @@ There are three kernels; draws without filters need only the first and the last:
     _gather   (chunk of the vocabulary, row)   with filters: list the logits that may stay, in any order
     _settle   (row)                            choose the best token of all chunks, or the best above the filters' floor
 
-A floor is found by bisection over float32 bit patterns, until it leaves exactly the logits that top-k or top-p keep. It
-searches the list, which is nearly always enough, or else the whole row. Counts and masses are integers, so that neither
-the list's order nor the number of rows can change a token. Floating-point operations are never fused, because the noise
-must have the same bits on every machine.
+`filters` finds the floor, in the list, which is nearly always enough, or else in the whole row. Floating-point
+operations are never fused, because the noise must have the same bits on every machine.
 
 A head draws in a vocabulary of its own: its columns stand for the tokens `ids`, whose noise they get. Its confidence in
 a token is computed along the way, and `_settle` ends doubtful drafts.
@@ -25,35 +23,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.cuda.noise import LN2_HIGH as _LN2_HIGH
-from paceline.kernels.cuda.noise import LN2_LOW as _LN2_LOW
-from paceline.kernels.cuda.noise import ROUGHLY, gumbel, keys_of, rough_gumbel
-from paceline.kernels.round_reference import (
-    BEST,
-    DRAWN,
-    EXPONENTIAL,
-    FAINT,
-    LOG2_E,
-    MASS_BITS,
-    DeviceLanes,
-    Doubt,
+from paceline.kernels.cuda.filters import (
+    PART,
+    best_of,
+    bounds_of,
+    clean,
+    floor_of,
+    is_filtered,
+    mass_from,
+    mass_of,
+    named,
+    share_of,
 )
-from paceline.sampling.sampler import Stream
+from paceline.kernels.cuda.noise import ROUGHLY, draw_keys, gumbel, rough_gumbel
+from paceline.kernels.round_reference import BEST, DRAWN, DeviceLanes, Doubt
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
-PART = 256  # tokens of a part; the k-th largest maximum of the parts is a lower bound of the k-th largest logit
 CAPACITY = 4096  # logits in the list of a row
-REACH = 10.0  # nats; with top-p and no top-k, the list has the logits at most this far below the largest
 
 _CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
-_REACH, _ROUGHLY = (tl.constexpr(value) for value in (REACH, ROUGHLY))
+_ROUGHLY = tl.constexpr(ROUGHLY)
 _NONE = tl.constexpr(0x7FFFFFFF)  # larger than any token
 _LOWEST = tl.constexpr(float("-inf"))
-_LOG2_E = tl.constexpr(LOG2_E)
-_E0, _E1, _E2, _E3, _E4, _E5, _E6 = (tl.constexpr(value) for value in EXPONENTIAL)
 _DRAWN0, _DRAWN1, _BEST0, _BEST1 = (tl.constexpr(value) for value in (*DRAWN, *BEST))
-_TOKEN, _DRAFT = tl.constexpr(int(Stream.TOKEN)), tl.constexpr(int(Stream.DRAFT))
-_FAINT, _MASS_BIAS = tl.constexpr(FAINT), tl.constexpr(127 + MASS_BITS)
 
 
 def draw(
@@ -185,10 +177,10 @@ def _score(
     scale = tl.load(inverse_temperature + lane)
     filtered = False
     if FILTERS:
-        filtered = _is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
+        filtered = is_filtered(scale, tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane), vocab)
     part = tl.arange(0, _CHUNK // _PART)
     token = chunk * _CHUNK + part[:, None] * _PART + tl.arange(0, _PART)[None, :]
-    value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
+    value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST))
     chunks = tl.num_programs(0)
     if DOUBT:
         peak = tl.max(tl.max(value, axis=1), axis=0)
@@ -199,8 +191,8 @@ def _score(
         value = value * scale
     if (scale > 0) & (not filtered):
         position = _position(positions, lengths, row, lane, offset, PLACED)
-        high, low = _keys(seed, lengths, free, lane, row, position, FREE)
-        name = _named(ids, token, token < vocab, IDS)
+        high, low = draw_keys(seed, lengths, free, lane, row, position, FREE)
+        name = named(ids, token, token < vocab, IDS)
         best, first = _top_with_noise(value, token, name, high, low, FAST)
     else:
         best, first = _top(value, token)
@@ -254,10 +246,10 @@ def _gather(
     lane = tl.load(lanes + row)
     scale = tl.load(inverse_temperature + lane)
     k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
-    if _is_filtered(scale, k, p, least, vocab):
-        best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
+    if is_filtered(scale, k, p, least, vocab):
+        best, floor, bound = bounds_of(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
         token = chunk * _CHUNK + tl.arange(0, _CHUNK)
-        value = _clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
+        value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
         inside = (token < vocab) & (value >= bound)
         wanted = inside.to(tl.int32)
         count = tl.sum(wanted, axis=0)
@@ -267,7 +259,7 @@ def _gather(
             tl.store(list_values + row * _CAPACITY + at, value, mask=inside)
             tl.store(list_tokens + row * _CAPACITY + at, token, mask=inside)
         if (p < 1) & ((k <= 0) | (k >= vocab)):
-            mass = tl.where((token < vocab) & (value >= floor), _mass(value - best), 0)
+            mass = tl.where((token < vocab) & (value >= floor), mass_of(value - best), 0)
             tl.atomic_add(masses + row, tl.sum(mass, axis=0))
 
 
@@ -332,22 +324,22 @@ def _settle(
             tl.store(floors + row, _LOWEST)
         scale = tl.load(inverse_temperature + lane)
         k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
-        if _is_filtered(scale, k, p, least, vocab):
+        if is_filtered(scale, k, p, least, vocab):
             k = tl.where(k < vocab, k, 0)
-            best, floor, bound = _bounds(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-            high, low = _keys(seed, lengths, free, lane, row, position, FREE)
+            best, floor, bound = bounds_of(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
+            high, low = draw_keys(seed, lengths, free, lane, row, position, FREE)
             listed, mass = tl.load(counts + row), tl.load(masses + row)
             values, names = list_values + row * _CAPACITY, list_tokens + row * _CAPACITY
             enough = listed <= _CAPACITY
             if enough & (k <= 0) & (p < 1):  # top-p alone may need more logits than the list has
-                enough = _mass_from(values, listed, 1.0, best, bound, 1024, True) >= _share(p, mass)
+                enough = mass_from(values, listed, 1.0, best, bound, 1024, True) >= share_of(p, mass)
             if enough:
-                floor = _floor(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
-                chosen = _best(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
+                floor = floor_of(values, listed, 1.0, best, bound, k, p, mass, 1024, True)
+                chosen = best_of(values, names, ids, listed, 1.0, floor, high, low, 1024, True, IDS)
             else:
                 source = logits + row * stride
-                floor = _floor(source, vocab, scale, best, floor, k, p, mass, 4096, False)
-                chosen = _best(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
+                floor = floor_of(source, vocab, scale, best, floor, k, p, mass, 4096, False)
+                chosen = best_of(source, names, ids, vocab, scale, floor, high, low, 4096, False, IDS)
             if FLOORS:
                 tl.store(floors + row, floor)
     if DOUBT:
@@ -355,7 +347,7 @@ def _settle(
         total = tl.load(totals + row * chunks + chunk, mask=chunk < chunks, other=0.0)
         highest = tl.max(peak, axis=0)
         total = tl.sum(total * tl.exp(peak - highest), axis=0)
-        logit = _clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST))
+        logit = clean(tl.load(logits + row * stride + chosen, mask=chosen < vocab, other=_LOWEST))
         probability = tl.exp(logit - highest) / total
         right = _BEST0 * probability / (1.0 + _BEST1 * probability)
         if tl.load(inverse_temperature + lane) > 0:
@@ -364,7 +356,7 @@ def _settle(
         going = (sure >= 0) & (sure >= tl.load(thresholds + row)) & (turn < tl.load(limits + row))
         tl.store(confidence + row, sure * right, mask=going)
         tl.store(found + row, turn + 1, mask=going)
-    chosen = _named(ids, chosen, chosen < vocab, IDS)
+    chosen = named(ids, chosen, chosen < vocab, IDS)
     tl.store(out + row, chosen)
     if PUSH:
         tl.store(ahead + lane.to(tl.int64) * ahead_stride + position, chosen, mask=position < width)
@@ -375,14 +367,6 @@ def _top(value, token):
     """Find the largest value of a tile, and the lowest token that has it."""
     best = tl.max(tl.max(value, axis=1), axis=0)
     return best, tl.min(tl.min(tl.where(value == best, token, _NONE), axis=1), axis=0)
-
-
-@triton.jit
-def _named(ids, column, known, IDS: tl.constexpr):
-    """Return the target's token of a column."""
-    if IDS:
-        column = tl.load(ids + column, mask=known, other=0)
-    return column
 
 
 @triton.jit
@@ -401,166 +385,8 @@ def _top_with_noise(value, token, name, high, low, FAST: tl.constexpr):
 
 
 @triton.jit
-def _is_filtered(scale, k, p, least, vocab):
-    return (scale > 0) & (((k > 0) & (k < vocab)) | (p < 1) | (least > 0))
-
-
-@triton.jit
-def _clean(value):
-    """Convert to float32, and NaN to -inf."""
-    value = value.to(tl.float32)
-    return tl.where(value == value, value, _LOWEST)
-
-
-@triton.jit
-def _keys(seed, lengths, free, lane, row, position, FREE: tl.constexpr):
-    """Return the keys of a row's noise: the target's, or those of a drafter in the round after `lengths`."""
-    high, low = keys_of(seed, lane, position, _TOKEN)
-    if FREE:
-        place = (tl.load(lengths + lane).to(tl.int64) << 32) + position
-        own_high, own_low = keys_of(seed, lane, place, _DRAFT)
-        freely = tl.load(free + row) != 0
-        high, low = tl.where(freely, own_high, high), tl.where(freely, own_low, low)
-    return high, low
-
-
-@triton.jit
 def _position(positions, lengths, row, lane, offset, PLACED: tl.constexpr):
     return tl.load(positions + row if PLACED else lengths + lane) + offset
 
 
 # ── kernels: floors ──
-
-
-@triton.jit
-def _bounds(maxima, vocab, k, p, least, PARTS: tl.constexpr):
-    """Find the largest logit of a row, the floor of min-p, and the smallest logit that belongs in the list."""
-    part = tl.arange(0, PARTS)
-    tops = tl.load(maxima + part, mask=part < tl.cdiv(vocab, _PART), other=_LOWEST)
-    best = tl.max(tops, axis=0)
-    margin = tl.log(tl.where(least > 0, least, 1.0).to(tl.float64)).to(tl.float32)
-    floor = tl.where(least > 0, best + margin, _LOWEST)
-    bound = tl.where(p < 1, best - _REACH, _LOWEST)  # min-p alone: all logits above its floor belong in the list
-    if (k > 0) & (k < vocab):  # k parts reach the bound, so at least k logits do
-        low, high = _image(tl.full((), _LOWEST, tl.float32)), _image(best) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            low, high = _halve(low, high, tl.sum((tops >= _value(middle)).to(tl.int32), axis=0), k)
-        bound = _value(low)
-    return best, floor, tl.maximum(bound, floor)
-
-
-@triton.jit
-def _floor(source, length, scale, best, floor, k, p, mass, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """Find the smallest logit at or above `floor` that top-k and top-p leave."""
-    if k > 0:
-        low, high = _image(floor), _image(best) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            low, high = _halve(low, high, _count_from(source, length, scale, _value(middle), BLOCK, LISTED), k)
-        floor = _value(low)
-        if p < 1:
-            mass = _mass_from(source, length, scale, best, floor, BLOCK, LISTED)
-    if p < 1:
-        wanted = _share(p, mass)
-        low, high = _image(floor), _image(best) + 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            reached = _mass_from(source, length, scale, best, _value(middle), BLOCK, LISTED)
-            low, high = _halve(low, high, reached, wanted)
-        floor = _value(low)
-    return floor
-
-
-@triton.jit
-def _halve(low, high, reached, wanted):
-    """Choose the half of [low, high) to continue in; `low` always reaches `wanted`. An exact match ends the search."""
-    middle = (low + high) >> 1
-    after = tl.where(reached == wanted, middle + 1, high)
-    return tl.where(reached >= wanted, middle, low), tl.where(reached >= wanted, after, middle)
-
-
-@triton.jit
-def _best(
-    source, names, ids, length, scale, floor, high, low, BLOCK: tl.constexpr, LISTED: tl.constexpr, IDS: tl.constexpr
-):
-    """Find the token with the highest score among the logits at or above `floor`; of equal ones the lowest."""
-    best, chosen = tl.full((), _LOWEST, tl.float32), tl.full((), _NONE, tl.int32)
-    for start in range(0, length, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        value = _read(source, at, length, scale, LISTED)
-        token = at
-        if LISTED:
-            token = tl.load(names + at, mask=at < length, other=_NONE)
-        inside = (at < length) & (value >= floor)
-        score = tl.where(inside, value + gumbel(_named(ids, token, inside, IDS), high, low), _LOWEST)
-        top = tl.max(score, axis=0)
-        first = tl.min(tl.where(inside & (score == top), token, _NONE), axis=0)
-        better = (top > best) | ((top == best) & (first < chosen))
-        best, chosen = tl.where(better, top, best), tl.where(better, first, chosen)
-    return chosen
-
-
-@triton.jit
-def _read(source, at, length, scale, LISTED: tl.constexpr):
-    value = tl.load(source + at, mask=at < length, other=_LOWEST)
-    if not LISTED:
-        value = _clean(value) * scale
-    return value
-
-
-@triton.jit
-def _count_from(source, length, scale, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """Count the logits at or above a finite floor."""
-    count = tl.zeros((), tl.int32)
-    for start in range(0, length, BLOCK):
-        value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
-        count += tl.sum((value >= floor).to(tl.int32), axis=0)
-    return count
-
-
-@triton.jit
-def _mass_from(source, length, scale, best, floor, BLOCK: tl.constexpr, LISTED: tl.constexpr):
-    """Sum the mass of the logits at or above a floor."""
-    mass = tl.zeros((), tl.int64)
-    for start in range(0, length, BLOCK):
-        value = _read(source, start + tl.arange(0, BLOCK), length, scale, LISTED)
-        mass += tl.sum(tl.where(value >= floor, _mass(value - best), 0), axis=0)
-    return mass
-
-
-@triton.jit
-def _share(p, mass):
-    return (p.to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
-
-
-@triton.jit
-def _image(value):
-    """Map a float32 number to an int64 with the same order."""
-    bits = value.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-
-
-@triton.jit
-def _value(image):
-    """Invert `_image`."""
-    bits = image.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _mass(below):
-    """Compute `round_reference.mass`."""
-    seen = below > _FAINT
-    below = tl.where(seen, below, 0.0)
-    exponent = (below * _LOG2_E - 0.5).to(tl.int32)
-    power = exponent.to(tl.float32)
-    rest = below - power * _LN2_HIGH - power * _LN2_LOW
-    p = _E0 * rest + _E1
-    p = p * rest + _E2
-    p = p * rest + _E3
-    p = p * rest + _E4
-    p = p * rest + _E5
-    p = p * rest + _E6
-    unit = ((exponent + _MASS_BIAS) << 23).to(tl.float32, bitcast=True)
-    return tl.where(seen, (p * unit).to(tl.int64), 0)

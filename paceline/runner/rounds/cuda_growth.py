@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.kernels.cuda.growth import branch, grow, prune
+from paceline.kernels.cuda.branch import branch
+from paceline.kernels.cuda.growth import grow, prune
 from paceline.kernels.growth_reference import Growth
 from paceline.runner.forwards.cuda import DeviceBatch
 from paceline.runner.rounds.device_state import DeviceState

@@ -9,6 +9,7 @@ import torch
 
 from paceline.draft import Draft
 from paceline.kernels import growth_reference
+from paceline.kernels.cuda import branch as device_branch
 from paceline.kernels.cuda import growth as device_growth
 from paceline.kernels.growth_reference import Growth
 from paceline.runner.rounds.device_state import DeviceState
@@ -50,7 +51,7 @@ def test_trees_of_any_size(width: int, levels: int, vocab: int, kind: str, devic
         logits = torch.randn((rows, vocab), generator=random).to(device) * 4
         logits[0, 3] = float("nan")
         given = {"seats": seats, "level": level, "ids": None if shared else ids, "fitted": not shared}
-        device_growth.branch(logits, state, mine, **given, pdl=ON_GPU)
+        device_branch.branch(logits, state, mine, **given, pdl=ON_GPU)
         growth_reference.branch(logits, expected, right, **given)
         given = {"seats": seats, "level": level, "shared": shared, **shape}
         device_growth.grow(state, mine, **given, vocab=vocab, fitted=not shared, pdl=ON_GPU)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
-from paceline.kernels.cuda import prefill
+from paceline.kernels.cuda import prefill, prefill_plan
 from paceline.kernels.cuda.attend import Attention
 from paceline.kernels.cuda.kv import CudaKV
 from tests.kernels.cuda.conftest import ON_GPU
@@ -101,7 +101,7 @@ def test_the_plan_of_blocks_and_clean_ends_of_pages(device):
     positions = torch.cat([torch.arange(first, first + count) for first, count in works]).int().to(device)
     before = prompts.kv.values.clone()
     plan = torch.full((20, 4), -1, dtype=torch.int32, device=device)
-    prefill._plan[(4, 2)](
+    prefill_plan.list_blocks[(4, 2)](
         torch.tensor(ends, dtype=torch.int32, device=device), positions, prompts.table, prompts.lanes,
         prompts.kv.values[1], plan, prompts.table.shape[1], 4,
         EACH=8, KV_HEADS=2, HEAD_DIM=16, PAGE=PAGE_SIZE, LANES=True, SEATS=8, LISTED=2,
