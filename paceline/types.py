@@ -59,7 +59,6 @@ class OffKind(StrEnum):
     NO_ROOM = "no room in the step"
     NO_PAGE = "no free page"
     OTHER_TURN = "turn of another drafter"
-    HOST_STEP = "step on the host"
     GRAMMAR = "grammar"
     BEHIND = "drafter is behind"
     NO_HIDDEN_STATES = "no hidden states"

@@ -44,6 +44,7 @@ class Guard:
         self._proposing: tuple[Sequence[Ask], Future[Any]] | None = (
             None  # asks that the thread works on, and its drafts
         )
+        self._lost: deque[Any] = deque()  # results of `feed`, which a thread may add to
         self.taps = drafter.taps
         self.ends_drafts = drafter.ends_drafts
         self.needs_prediction = drafter.needs_prediction
@@ -98,13 +99,25 @@ class Guard:
         kept = self._kept(tokens)
         self._post(lambda: self._drafter.observe(key, kept, accepted))
 
-    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
-        drafter = cast(FeatureDrafter, self._drafter)
-        lost = self._call(lambda: drafter.feed(features, seen, crowded=crowded))
-        return lost if isinstance(lost, dict) else {}
+    def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool, wait: bool = True) -> dict[int, Off]:
+        """Hand over hidden states; return the sequences that the drafter has given up by now, with reasons.
 
-    def knows(self, page: int) -> bool:
-        """Return False where hidden states of this page must be computed again; a drafter that is out needs none."""
+        `wait` False: not for a thread, and the memory of the features must be its own from now on."""
+        drafter = cast(FeatureDrafter, self._drafter)
+        make = self._call if wait else self._post
+        make(lambda: self._lost.append(drafter.feed(features, seen, crowded=crowded)))
+        lost: dict[int, Off] = {}
+        while self._lost:
+            given = self._lost.popleft()
+            lost |= given if isinstance(given, dict) else {}
+        return lost
+
+    def knows(self, page: int, *, wait: bool = True) -> bool:
+        """Return False where hidden states of this page must be computed again; a drafter that is out needs none.
+
+        `wait` False: a drafter on a thread is not asked, and gets them again."""
+        if not wait and self._thread is not None:
+            return self.out is not None
         drafter = cast(FeatureDrafter, self._drafter)
         return self._call(lambda: drafter.knows(page)) is not False
 

@@ -181,9 +181,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
     _check_vocabulary(ready, target)
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
-            "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together; it holds "
-            "only in steps that run on the host",
-            name,
+            "min_confidence of %s ends no draft on a GPU, where all sequences of a round draft together", name
         )
 
     def build(context: BuildContext) -> Drafter:

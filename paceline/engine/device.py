@@ -1,17 +1,16 @@
 """The device's stepper: a step stays in flight on a device while the engine plans the next one.
 
-A step runs on the device if the device can run every sequence of it: all but those whose drafter runs on the host and
-reads hidden states. Any other step runs on the host's stepper, once everything in flight has landed. One drafter of the
-device drafts in a step; if sequences want several, these drafters take turns. Drafters on the host draft beside the
-step in flight (`engine.offers`), any number of them. A landing has drafts and verdicts, as one from the host has.
+Every step runs on the device. One drafter of the device drafts in a step; if sequences want several, these drafters
+take turns. Drafters on the host draft beside the step in flight (`engine.offers`), any number of them. If one reads
+hidden states, they come with the landing. A landing has drafts and verdicts, as one from the host has.
 
 A drafter with keys and values of its own can only draft for what it has read:
 
     committed      0 .................. L-2  L-1 │
     read           0 ........ s-1                │      may draft if s >= L - 2: the first pass reads the last two
 
-After a step that drafts this is true again. Plain steps, steps on the host, and prompts whose pages came from the
-prefix cache leave a gap; the drafter then reads the missing positions as chunks that the target does not read.
+After a step that drafts this is true again. Plain steps, and prompts whose pages came from the prefix cache, leave a
+gap; the drafter then reads the missing positions as chunks that the target does not read.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from paceline.engine.offers import Offers
 from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
-from paceline.engine.stepper import Landing, Stepper
+from paceline.engine.stepper import Landing
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafts_trees
@@ -69,6 +68,7 @@ class Launched:
     parts: list[Part]  # chunks, then seats
     seats: int
     extra: int  # chunks that only the drafter reads: first in the launch, and in no part
+    crowded: bool  # too many sequences run for any to draft
 
 
 class DeviceStepper:
@@ -78,16 +78,13 @@ class DeviceStepper:
         self,
         rounds: Rounds,
         *,
-        host: Stepper,
         drafters: HostDrafters,
         pool: PagePool,
         governor: Governor,
         max_step_tokens: int,
         clock: Callable[[], float],
     ) -> None:
-        """`host` runs the steps that the device cannot."""
         self._rounds = rounds
-        self._host = host
         self._drafters = drafters
         self._offers = Offers(drafters, governor, clock)
         self._hearing = Hearing(rounds)
@@ -106,18 +103,16 @@ class DeviceStepper:
 
     @property
     def in_flight(self) -> int:
-        return len(self._launched) + self._host.in_flight
+        return len(self._launched)
 
     def depth(self, running: Seq[Sequence]) -> int:
-        if not all(map(self._can_run, running)):
-            return 0
         waiting = sum(sequence.sampler.grammar is not None for sequence in running)
         overlaps = self._overlap.pays(waiting, len(running))
         self._places = (waiting + 1) // 2 if overlaps else waiting
         return DEPTH if overlaps else 0
 
     def start(self, sequence: Sequence) -> None:
-        self._host.start(sequence)
+        self._drafters.start(sequence)
         self._masks.start(sequence)
         span, reader = sequence.span, next((name for name in sequence.drafters if name in self._readers), None)
         assert span is not None
@@ -126,13 +121,13 @@ class DeviceStepper:
             sequence.in_flight.follower, sequence.in_flight.heard = follower, follower.known
 
     def stop(self, sequence: Sequence) -> None:
-        self._host.stop(sequence)
+        self._drafters.stop(sequence)
         self._masks.stop(sequence)
         self._offers.forget(sequence)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         heads = [name for name in sequence.drafters if name in self._hearing]
-        return self._host.knows(sequence, page) and all(page in self._readers[name] for name in heads)
+        return self._drafters.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
         """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
@@ -144,21 +139,13 @@ class DeviceStepper:
         return ready
 
     def launch(self, plan: StepPlan) -> None:
-        if not plan.works:
-            if not self.in_flight:
-                self._masks.wait()
-        elif all(self._can_run(work.sequence) for work in plan.works):
-            self._launch(plan.works)
+        if plan.works:
+            self._launch(plan.works, crowded=plan.crowded)
             self._overlap.launched(self._clock(), len(plan.works))
-        else:
-            assert not self._launched, "a step on the host is launched while the device still runs one"
-            self._host.launch(plan)
-            for work in plan.works:
-                work.sequence.in_flight.on_device = False  # the device has not seen this step
+        elif not self._launched:
+            self._masks.wait()
 
     def land(self) -> Landing:
-        if not self._launched:
-            return self._host.land()
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
         ended_at, self._step_seconds = self._clock(), times.step
@@ -178,13 +165,13 @@ class DeviceStepper:
         if decodes:
             self._observe_draft(works, launched.drafter, times)
         wasted = len(launched.parts) - len(works)
-        return Landing(works, times, decodes=decodes, ended=ended, wasted=wasted, waited=waited)
+        return Landing(
+            works, times, decodes=decodes, ended=ended, wasted=wasted, waited=waited, crowded=launched.crowded
+        )
 
     def observe(self, landing: Landing) -> None:
-        if landing.inside:
-            self._host.observe(landing)
-        else:
-            self._drafters.observe(landing.works)
+        self._drafters.observe(landing.works)
+        self._drafters.hand_over(landing.works, crowded=landing.crowded)
         self._masks.ask(work.sequence for work in landing.works)
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
@@ -193,20 +180,11 @@ class DeviceStepper:
         return not self._launched and self._rounds.improve()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
-        self._host.abandon(sequences)
         self._launched.clear()
         for sequence in sequences:
             sequence.in_flight.steps = 0
 
-    def _can_run(self, sequence: Sequence) -> bool:
-        """True if the device can run all of this sequence's steps."""
-        drafter = sequence.drafter
-        guard = self._drafters.guards.get(drafter or "")
-        if drafter is None or (guard is not None and guard.out is not None):
-            return True
-        return drafter in self._rounds.drafters or (guard is not None and not guard.taps)
-
-    def _launch(self, works: Seq[Work]) -> None:
+    def _launch(self, works: Seq[Work], *, crowded: bool) -> None:
         for work in works:
             self._write(work.sequence)
         reading = [work for work in works if not _decodes(work)]
@@ -223,13 +201,17 @@ class DeviceStepper:
             part.launch()
         price = self._governor.seat_price(drafter) if drafter is not None else 0.0
         tree = drafts_trees(self._rounds.drafters.get(drafter or ""))
+        reads = self._drafters.reads
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [_seat(work, offers.get(work.sequence.key), price, tree=tree) for work in seats],
+            [
+                _seat(work, offers.get(work.sequence.key), price, tree=tree, tapped=reads(work.sequence))
+                for work in seats
+            ],
             drafter=drafter,
             context=max(work.sequence.longest for work in works),
         )
-        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
+        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -264,6 +246,7 @@ class DeviceStepper:
         """Ask the drafters on the host for works that have no drafter on the device."""
         wanting = [work for work in seats if work.max_draft and not work.forced]
         works = [work for work in wanting if work.drafter not in self._rounds.drafters]
+        works = [work for work in works if self._drafters.may_ask(work)]
         return self._offers.make(works, free=self._step_seconds if self._launched else 0.0) if works else {}
 
     def _catch_up(self, seats: Seq[Work]) -> list[Chunk]:
@@ -302,6 +285,7 @@ class DeviceStepper:
             scored=work.scored,
             top=sequence.request.sampling.prompt_logprobs or 0,
             states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
+            tapped=self._drafters.reads(sequence),
         )
 
     def _settle(self, work: Work, landed: Landed | None) -> None:
@@ -309,6 +293,7 @@ class DeviceStepper:
         if landed is None:
             return
         work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
+        work.features = landed.features
         if not landed.tokens:
             return
         verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
@@ -319,6 +304,7 @@ class DeviceStepper:
             follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
         elif landed.drafted and inside is not None and inside in self._hearing:
             self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
+        work.start = len(work.sequence.tokens) - work.count  # where it was planned, no draft was known yet
         work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = verdict
         work.in_place = True
@@ -330,7 +316,7 @@ class DeviceStepper:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
-def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
+def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
     # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
@@ -339,7 +325,7 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min)
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)
 
 
 def _decodes(work: Work) -> bool:

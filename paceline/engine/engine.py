@@ -298,16 +298,16 @@ class Engine:
     def _make_stepper(
         self, forward: Forward, governor: Governor, config: EngineConfig, rounds: Rounds | None
     ) -> Stepper:
-        drafters = HostDrafters(self.drafters, lanes=self._lanes, governor=governor, taps=forward.taps)
-        host = HostStepper(forward, lanes=self._lanes, drafters=drafters, governor=governor, clock=self._clock)
+        inside = () if rounds is None else rounds.drafters
+        guards = {name: guard for name, guard in self.drafters.items() if name not in inside}
+        drafters = HostDrafters(guards, lanes=self._lanes, governor=governor, taps=forward.taps, waits=rounds is None)
         if rounds is None:
             if config.synthetic_acceptance:
                 raise InvalidRequest("synthetic_acceptance needs a device that runs rounds by itself: leave it at 0")
-            return host
+            return HostStepper(forward, lanes=self._lanes, drafters=drafters, governor=governor, clock=self._clock)
         rounds.synthetic_acceptance, rounds.judge = config.synthetic_acceptance, judge_drafts
         return DeviceStepper(
             rounds,
-            host=host,
             drafters=drafters,
             pool=self._cache.pool,
             governor=governor,

@@ -20,7 +20,7 @@ from paceline.runner.batch import Share, build_batch
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Times
 from paceline.sampling.sampler import logprobs_of
-from paceline.types import Off, OffKind, Verdict
+from paceline.types import Verdict
 
 PASSING_TOKENS = 32  # new tokens that a drafter reads along with a draft without distorting the draft's measured cost
 
@@ -43,7 +43,6 @@ class HostStepper:
         self._governor = governor
         self._clock = clock
         self._landing: Landing | None = None  # outcome of the step that was launched; None: no step in flight
-        self._crowded = False  # too many sequences ran in that step for any to draft
         # (drafter, sequence) → length of the sequence when the drafter last drafted or had read all of it
         self._asked: dict[tuple[str, int], int] = {}
 
@@ -68,8 +67,9 @@ class HostStepper:
         verified = clock()
         self._accept(plan, output)
         times = Times(draft=drafted - began, verify=verified - drafted, accept=clock() - verified)
-        self._landing = Landing(plan.works, times, decodes=plan.decodes, output=output, inside=True)
-        self._crowded = plan.crowded
+        self._landing = Landing(
+            plan.works, times, decodes=plan.decodes, output=output, inside=True, crowded=plan.crowded
+        )
 
     def land(self) -> Landing:
         landing, self._landing = self._landing, None
@@ -85,7 +85,7 @@ class HostStepper:
     def observe(self, landing: Landing) -> None:
         self._drafters.observe(landing.works)
         if landing.output is not None and landing.output.features is not None:
-            self._drafters.feed(landing.works, landing.output.features, crowded=self._crowded)
+            self._drafters.feed(landing.works, landing.output.features, crowded=landing.crowded)
 
     def start(self, sequence: Sequence) -> None:
         self._drafters.start(sequence)
@@ -107,12 +107,8 @@ class HostStepper:
             if forced := self._forced(work):
                 work.forced = True
                 self._attach(work, Draft(tokens=forced))
-            elif work.max_draft and (lost := self._drafters.lost(work)) is not None:
-                work.go_plain(lost)
-            elif work.max_draft and name in self._drafters.guards:
+            elif work.max_draft and self._drafters.may_ask(work):
                 asking.setdefault(name, []).append(work)
-            elif work.max_draft:
-                work.go_plain(Off(OffKind.HOST_STEP, f"drafter {name} runs on the device, this step does not"))
         for name, works in asking.items():
             began = self._clock()
             drafts = self._drafters.guards[name].propose(self._drafters.asks(name, works))

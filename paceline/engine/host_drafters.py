@@ -18,15 +18,19 @@ from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.lanes import Lanes
-from paceline.types import Off
+from paceline.types import Off, OffKind
 
 
 class HostDrafters:
-    def __init__(self, guards: Mapping[str, Guard], *, lanes: Lanes, governor: Governor, taps: Seq[int]) -> None:
-        """`taps`: those whose hidden states the target's passes keep."""
+    def __init__(
+        self, guards: Mapping[str, Guard], *, lanes: Lanes, governor: Governor, taps: Seq[int], waits: bool
+    ) -> None:
+        """`guards`: drafters that do not run inside a device's rounds. `taps`: those whose hidden states the target's
+        passes keep. `waits` False: steps are in flight, and nobody waits for a drafter on a thread of its own."""
         self.guards = guards
         self._lanes = lanes
         self._governor = governor
+        self._waits = waits
         self._readers: dict[int, str] = {}  # sequence → the drafter that reads its hidden states
         self._lost: dict[int, Off] = {}  # sequence → why its reader can no longer draft for it
         self._columns = {
@@ -37,7 +41,7 @@ class HostDrafters:
         for name in sequence.drafters:
             if name in self.guards:
                 self.guards[name].start(sequence.key, sequence.lane, self._view(sequence))
-            if name in self._columns:
+            if name in self._columns and self.guards[name].out is None:
                 self._readers[sequence.key] = name
 
     def stop(self, sequence: Sequence) -> None:
@@ -80,15 +84,36 @@ class HostDrafters:
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         """True if no drafter of the sequence needs hidden states of this page that it does not have."""
-        return all(self.guards[name].knows(page) for name in sequence.drafters if name in self._columns)
+        readers = (self.guards[name] for name in sequence.drafters if name in self._columns)
+        return all(guard.knows(page, wait=self._waits) for guard in readers)
 
-    def lost(self, work: Work) -> Off | None:
-        """Return why the work's drafter can no longer draft for its sequence; None: it can."""
-        return self._lost.get(work.sequence.key) if work.drafter in self._columns else None
+    def may_ask(self, work: Work) -> bool:
+        """Return whether the work's drafter has all hidden states that it needs to draft; if not, go plain."""
+        sequence = work.sequence
+        if work.drafter not in self._columns:
+            return True
+        assert sequence.span is not None
+        lost = self._lost.get(sequence.key)
+        if lost is None and sequence.span.committed < len(sequence.tokens) - 1:
+            lost = Off(OffKind.BEHIND, "hidden states of the prompt are in flight")
+        if lost is not None:
+            work.go_plain(lost)
+        return lost is None
 
     def reads(self, sequence: Sequence) -> bool:
         """True if a drafter reads the hidden states of this sequence."""
         return sequence.key in self._readers
+
+    def hand_over(self, works: Seq[Work], *, crowded: bool) -> None:
+        """Hand the hidden states that a device has sent with works to the drafters that read them."""
+        sent, rows = [], 0
+        for work in works:
+            if work.features is not None:
+                work.first_row, rows = rows, rows + len(work.features)
+                sent.append(work)
+        if sent:
+            features = torch.cat([work.features for work in sent if work.features is not None])
+            self.feed(sent, features, crowded=crowded)
 
     def feed(self, works: Seq[Work], features: Tensor, *, crowded: bool) -> None:
         """Hand the hidden states of committed rows to the drafters that read them."""
@@ -99,11 +124,12 @@ class HostDrafters:
             if name is not None and sequence.finish is None:
                 seen.setdefault(name, []).append(Seen(sequence.key, work.start, work.final_rows(work.first_row)))
         for name, parts in seen.items():
-            lost = self.guards[name].feed(self._columns[name](features), parts, crowded=crowded)
-            self._lost |= lost
-            unread = lost if self.guards[name].out is None else [each.key for each in parts]
+            guard = self.guards[name]
+            lost = guard.feed(self._columns[name](features), parts, crowded=crowded, wait=self._waits)
+            self._lost |= {key: why for key, why in lost.items() if key in self._readers}  # else it has ended
+            unread = lost if guard.out is None else [each.key for each in parts]
             for key in unread:
-                del self._readers[key]
+                self._readers.pop(key, None)
 
     def _view(self, sequence: Sequence) -> np.ndarray:
         """Return the committed tokens of a sequence, read-only: drafters are not trusted."""

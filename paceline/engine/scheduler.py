@@ -58,6 +58,7 @@ class Work:
     scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
     prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
     states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling
+    features: Tensor | None = None  # hidden states of the committed rows that a device has sent, for a drafter
 
     @property
     def decodes(self) -> bool:

@@ -31,6 +31,7 @@ class Landing:
     wasted: int = 0  # works of sequences that had already ended
     waited: float = 0.0  # seconds in which the host did nothing but wait for the device
     inside: bool = False  # True: the step ran inside `launch`, on the host's own time
+    crowded: bool = False  # too many sequences ran for any to draft
 
 
 class Stepper(Protocol):

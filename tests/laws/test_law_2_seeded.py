@@ -50,7 +50,7 @@ def test_all_drafters_in_one_batch(backend: str) -> None:
     assert rig.engine.stats.accepted > 0
 
 
-@pytest.mark.parametrize("name", under_law.BESIDE_A_DEVICE)
+@pytest.mark.parametrize("name", under_law.NAMES)
 def test_each_drafter_of_the_host_beside_a_device(name: str) -> None:
     made, requests = under_law.beside_a_device(name, "sampled")
     rig = build("toy", {name: made}, on_device={})

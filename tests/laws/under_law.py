@@ -27,7 +27,6 @@ SCRIPTED: Mapping[str, Mapping[str, Any]] = {
     "bushy-tree": {"wrong": 0.7, "tree": True},
 }
 NAMES = (*REGISTERED, *SCRIPTED)
-BESIDE_A_DEVICE = tuple(name for name in NAMES if not name.startswith(("eagle", "medusa")))  # they read hidden states
 LOSSLESS = tuple(rule for rule in BUILT_IN if rule.lossless)
 
 PARAMS: Mapping[str, Sequence[SamplingParams]] = {"greedy": GREEDY, "sampled": SAMPLED}

@@ -202,6 +202,10 @@ class CudaDecoder:
         self._keep(y, len(self.layers), taps, kept)
         return y
 
+    def memory_for(self, taps: Sequence[int], rows: int) -> Tensor:
+        """Allocate memory for the states of a pass at these taps, [rows, taps · hidden]."""
+        return torch.empty((rows, len(taps) * self.config.hidden_size), dtype=self.dtype, device=self.device)
+
     def _keep(self, x: Tensor, index: int, taps: Sequence[int], kept: Tensor | None) -> None:
         """Copy the states at tap `index` to their places in `kept`."""
         for place, tap in enumerate(taps):
@@ -370,9 +374,7 @@ class CudaForward:
         rows, last, hidden = len(batch.tokens), len(self.decoder.layers), self.decoder.config.hidden_size
         taps = tuple(self.taps) if batch.features else ()
         wanted = (*taps, last) if batch.states else taps
-        kept = torch.empty(
-            (padded_rows(rows), len(wanted) * hidden), dtype=self.decoder.dtype, device=self.decoder.device
-        )
+        kept = self.decoder.memory_for(wanted, padded_rows(rows))
         logits = self.decoder.logits(self._placed(batch), self.kv, taps=wanted, kept=kept)
         argmax = logits.argmax(dim=-1).to(torch.int32)
         features = kept[:rows, : len(taps) * hidden].float() if taps else None

@@ -43,6 +43,7 @@ class Bucket:
     edits: bool = False  # True: a lane edits logits; then `filters` is True as well
     rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
     judged: int = 0  # padded number of seats with such rules
+    tapped: bool = False  # True: hidden states at the target's taps go to the host
 
     @property
     def longest(self) -> int:
@@ -65,7 +66,7 @@ class Bucket:
         """Return True unless a step would pay for drafts of a kind that it does not want."""
         drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
         judging = self.rules == wanted.rules and self.judged >= wanted.judged
-        return self.drafter == wanted.drafter and drafts and judging
+        return self.drafter == wanted.drafter and self.tapped == wanted.tapped and drafts and judging
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ from paceline.runner.rounds.protocol import (
     read_landed,
     taps_of,
 )
+from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores
 from paceline.runner.rounds.upload import Upload
@@ -66,6 +67,7 @@ class Ticket:
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
     scores: SeatScores | None = None
+    states: RoundStates | None = None  # hidden states for the host
     all_read: torch.cuda.Event | None = None  # the chunks are read
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
     tree: bool = False  # drafts are trees
@@ -187,9 +189,12 @@ class CudaRounds:
         outcomes, stamps = round(seats) if round else (None, None)
         verified = round.verified if round else None
         scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
+        states = round.tapped_states() if round else None
         done = self._mark()
         typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
-        return Ticket(chunks, seats, bucket, read, outcomes, stamps, began, done, scores, all_read, typical, tree)
+        return Ticket(
+            chunks, seats, bucket, read, outcomes, stamps, began, done, scores, states, all_read, typical, tree
+        )
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -204,6 +209,8 @@ class CudaRounds:
             self._learn(ticket, landed, times)
             if ticket.scores is not None:
                 ticket.scores.attach(landed)
+            if ticket.states is not None:
+                ticket.states.attach(landed, ticket.seats)
             if ticket.stamps is not None:
                 times = _parts(times.step, ticket.stamps.tolist())
             elif not ticket.chunks:
@@ -265,6 +272,7 @@ class CudaRounds:
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),
+            tapped=any(seat.tapped for seat in seats),
         )
 
     def _expected(self, drafter: str | None, allowed: int) -> int:

@@ -23,7 +23,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.cuda_round import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed, taps_of
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
 from paceline.runner.rounds.upload import Upload, download
 
@@ -38,7 +38,8 @@ class ReadChunks:
     scores: SeatScores | None = None  # of drawn tokens
     prompts: dict[int, Report] = field(default_factory=dict)  # index of a chunk → scores of its tokens
     tokens: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its scored tokens
-    states: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its hidden states
+    states: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its hidden states after the last norm
+    features: dict[int, Tensor] = field(default_factory=dict)  # index of a chunk → its hidden states at the taps
 
     def landed(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Return the outcome of each chunk; None: only keys and values were wanted."""
@@ -50,10 +51,11 @@ class ReadChunks:
 
     def _landed(self, index: int, chunk: Chunk, drawn: Iterator[Landed]) -> Landed | None:
         landed = next(drawn) if chunk.draws else None
-        if not chunk.scored and not chunk.states:
+        if not chunk.scored and not chunk.states and not chunk.tapped:
             return landed
         scores = self.prompts[index].read(0, self.tokens[index].tolist(), chunk.top) if chunk.scored else ()
-        return replace(landed or NOTHING, prompt_scores=scores, states=self.states.get(index))
+        features = self.features[index].float() if chunk.tapped else None
+        return replace(landed or NOTHING, prompt_scores=scores, states=self.states.get(index), features=features)
 
 
 class ChunkReader:
@@ -88,13 +90,15 @@ class ChunkReader:
             states.catch_up([chunk.lane for chunk in along if not chunk.target], context)
         if reading:
             rows = self._rows([*reading.values()], context)
-            kept = {} if states is None else states.memory(len(rows.tokens))
-            hidden = self._target.decoder.hidden(rows, self._target.kv, **kept)
+            own = () if drafter is None or states is None else taps_of(drafter)
+            taps = (*own, *(self._target.taps if any(chunk.tapped for chunk in reading.values()) else ()))
+            kept = self._target.decoder.memory_for(taps, len(rows.tokens))
+            hidden = self._target.decoder.hidden(rows, self._target.kv, taps=taps, kept=kept)
             self._draw(reading, hidden, read, edits=edits)
-            self._keep(reading, hidden, read)
+            self._keep(reading, hidden, kept, read)
             if states is not None:
-                states.hold([*reading.values()])
-                states.show([*reading.values()], partial(self._rows, context=context, ahead=1))
+                states.hold([*reading.values()], kept)
+                states.show([*reading.values()], kept, partial(self._rows, context=context, ahead=1))
         return read
 
     def _draw(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, *, edits: bool) -> None:
@@ -118,9 +122,10 @@ class ChunkReader:
         read.scores = self._scorer.score_seats(drawing, Verified(logits, out, roots, lanes, raw))
         read.drawn = download(out)
 
-    def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks) -> None:
-        """Score the prompts of chunks that ask for it, and keep hidden states of those that are pooled."""
-        first = 0
+    def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, kept: Tensor, read: ReadChunks) -> None:
+        """Score the prompts of chunks that ask for it, and copy hidden states to the host: of those that are pooled
+        after the last norm, of tapped ones the last columns of `kept`."""
+        first, width = 0, len(self._target.taps) * hidden.shape[1]
         for index, chunk in chunks.items():
             if chunk.scored:
                 tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
@@ -128,6 +133,9 @@ class ChunkReader:
                 read.tokens[index] = download(tokens)
             if chunk.states:
                 read.states[index] = download(hidden[first + chunk.count - chunk.states : first + chunk.count])
+            if chunk.tapped:
+                rows = kept[first : first + chunk.count]
+                read.features[index] = download(rows[:, rows.shape[1] - width :].contiguous())
             first += chunk.count
 
     def _score(self, hidden: Tensor, tokens: Tensor, top: int) -> Tensor:

@@ -43,8 +43,10 @@ from paceline.runner.rounds.protocol import (
     threshold_of,
     write_offer,
 )
+from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules
 from paceline.runner.rounds.scores import Verified
+from paceline.runner.rounds.upload import download
 
 ASKED = 4  # numbers that the host sends for each seat
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
@@ -134,9 +136,15 @@ class CudaRound:
         self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass
-        self._kept: Tensor | None = None  # [rows, width] hidden states of the verified rows
+        # Hidden states of the verified rows [rows, width], at the taps of the drafter and then, for the host, of the
+        # target.
+        self._kept: Tensor | None = None
+        self._taps = () if drafter is None else tuple(taps_of(drafter))
         if held is not None:
             self._hold_states(held)
+        if bucket.tapped:
+            self._taps = (*self._taps, *target.taps)
+            self._kept = target.decoder.memory_for(self._taps, bucket.rows)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
         self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
         self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
@@ -187,6 +195,14 @@ class CudaRound:
         self._times.rotate()
         return outcomes, self._times[0].copy_(self._stamps, non_blocking=True)
 
+    def tapped_states(self) -> RoundStates | None:
+        """Copy hidden states at the target's taps from the latest launch to the host; None: no seat wants them."""
+        if not self._bucket.tapped or self._kept is None:
+            return None
+        width = len(self._target.taps) * self._target.decoder.config.hidden_size
+        states = self._kept[:, self._kept.shape[1] - width :].contiguous()
+        return RoundStates(download(states), download(self._starts))
+
     def _ask(self, seats: Sequence[Seat]) -> None:
         self._asks.rotate()
         sent, count = self._asks[0].numpy(), self._bucket.seats
@@ -220,8 +236,7 @@ class CudaRound:
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
         rows = self._lay_out_draft()
-        taps = () if self._drafter is None else taps_of(self._drafter)
-        logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
+        logits = self._target.decoder.logits(rows, self._target.kv, taps=self._taps, kept=self._kept)
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from paceline.kernels.states_reference import HeldStates, Taken
 from paceline.runner.forwards.cuda import DeviceBatch, padded_rows
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of, taps_of
+from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of
 from paceline.runner.rounds.upload import Upload
 
 
@@ -27,28 +26,24 @@ class PromptStates:
         self._held = held
         self._state = state
         self._upload = upload
-        self._kept: Tensor | None = None  # [rows, width]
 
-    def memory(self, rows: int) -> dict[str, Any]:
-        """Allocate memory for the states of a pass; return the options of `CudaDecoder.hidden` that fill it."""
-        self._kept = self._held.states.new_empty((rows, self._held.width))
-        return {"taps": taps_of(self._drafter), "kept": self._kept}
+    def hold(self, chunks: Sequence[Chunk], kept: Tensor) -> None:
+        """Hold the state of the last row of each prompt that ends here: a draft begins with it.
 
-    def hold(self, chunks: Sequence[Chunk]) -> None:
-        """Hold the state of the last row of each prompt that ends here: a draft begins with it."""
+        `kept` [rows, …]: the states of the pass over the chunks, those of the drafter first."""
         ends = itertools.accumulate(chunk.count for chunk in chunks)
         last = [(chunk.lane, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.draws]
-        if last and self._kept is not None:
+        if last:
             lanes, starts = (self._upload.ints(each) for each in zip(*last, strict=True))
             nothing = torch.zeros((len(last), 4), dtype=torch.int32, device=lanes.device)  # drafted or accepted
-            hold(self._held, self._state, seats=lanes, starts=starts, outcomes=nothing, features=self._kept)
+            hold(self._held, self._state, seats=lanes, starts=starts, outcomes=nothing, features=kept)
 
-    def show(self, chunks: Sequence[Chunk], rows_of: Callable[[Sequence[Chunk]], DeviceBatch]) -> None:
+    def show(self, chunks: Sequence[Chunk], kept: Tensor, rows_of: Callable[[Sequence[Chunk]], DeviceBatch]) -> None:
         """Let a head read the states of chunks. A row needs the next token, which is drawn by now."""
         along = [chunk for chunk in chunks if chunk.drafts]
-        if head_of(self._drafter) is None or self._kept is None or not along:
+        if head_of(self._drafter) is None or not along:
             return
-        rows, kept = rows_of(along), self._kept
+        rows, kept = rows_of(along), kept[:, : self._held.width].contiguous()
         if len(along) < len(chunks):
             wanted = np.flatnonzero(np.repeat([chunk.drafts for chunk in chunks], [chunk.count for chunk in chunks]))
             kept = kept[self._upload(np.pad(wanted, (0, len(rows.tokens) - len(wanted))))]

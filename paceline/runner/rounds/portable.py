@@ -34,6 +34,7 @@ from paceline.runner.rounds.protocol import (
     taps_of,
     write_offer,
 )
+from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
 from paceline.runner.rounds.upload import Upload, download
@@ -131,12 +132,14 @@ class PortableRounds:
         landed: list[Landed | None] = []
         for chunk, begin, logits in zip(reading, begins, parts, strict=False):
             own = drawn.pop(0) if chunk.draws else None
-            if chunk.scored or chunk.states:
+            if chunk.scored or chunk.states or chunk.tapped:
                 states = None if output.states is None else output.states[begin : begin + chunk.count]
+                features = output.features if chunk.tapped else None
                 own = replace(
                     own or NOTHING,
                     prompt_scores=self._score_prompt(chunk, logits),
                     states=download(states[-chunk.states :]) if chunk.states and states is not None else None,
+                    features=None if features is None else download(features[begin : begin + chunk.count]),
                 )
             landed.append(own)
         left = iter(landed)
@@ -287,6 +290,8 @@ class PortableRounds:
         read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
         held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
         self._states.hold(drafter, output.features, tree=tree, **held)
+        if output.features is not None:
+            RoundStates(output.features.cpu(), row_starts).attach(landed, seats)
         return landed
 
     def _row_starts(self, drafted: Sequence[int]) -> Tensor:

@@ -57,6 +57,7 @@ class Seat:
     rule: Rule = Rule.COUPLED  # judges the draft; at temperature 0 lossless rules are the coupled one
     threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
+    tapped: bool = False  # the host wants the hidden states of the committed positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,14 @@ class Chunk:
     scored: int = 0  # first rows whose next token, which is known, is scored
     top: int = 0  # alternatives to report for each scored token
     states: int = 0  # last rows whose hidden states after the last norm are wanted
+    tapped: bool = False  # the host wants the hidden states of all rows at the target's taps
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The outcome of a seat, or of a chunk that draws, is scored or is pooled; one that does not draw has no tokens."""
+    """The outcome of a seat, or of a chunk of which more than keys and values is wanted.
+
+    A chunk that does not draw has no tokens."""
 
     path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
@@ -85,6 +89,7 @@ class Landed:
     scores: tuple[Logprob, ...] = ()  # log-probabilities of the new tokens, if the sequence asks for them
     prompt_scores: tuple[Logprob, ...] = ()  # log-probabilities of the tokens after a chunk's `scored` rows
     states: Tensor | None = None  # [rows, hidden] of a chunk's last `states` rows, on the host
+    features: Tensor | None = None  # float32 [committed rows, taps * hidden] of a tapped seat or chunk, on the host
 
     @property
     def accepted(self) -> int:

@@ -15,7 +15,6 @@ export const REASONS = {
   "no room in the step": "The step was full of other answers’ tokens.",
   "no free page": "No page of KV memory was free for a draft.",
   "turn of another drafter": "Another drafter had its turn in this step.",
-  "step on the host": "This step ran on the host, and the drafter runs on the device.",
   "drafter is behind": "The drafter had not read all of the text yet.",
   "no hidden states": "The drafter needs hidden states of the model that were no longer kept.",
 };

@@ -38,6 +38,7 @@ from tests.odd_drafters import AgainOnDevice, TreesOnDevice
 
 LANES, PAGES = 9, 40
 TAPS = (0, 1, 1)
+KEPT = (0, 1)  # the target's, for drafters on the host
 AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
 OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
 
@@ -49,7 +50,8 @@ def weights(noise: float = 0.0) -> dict[str, Any]:
 
 def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaForward:
     decoder = CudaDecoder(PLAIN, weights(noise), max_context=64, dtype=torch.float32, device=device, pdl=ON_GPU)
-    return CudaForward(decoder, kv or new_kv(PLAIN, num_pages=PAGES, dtype=torch.float32, device=device))
+    kv = kv or new_kv(PLAIN, num_pages=PAGES, dtype=torch.float32, device=device)
+    return CudaForward(decoder, kv, taps=KEPT)
 
 
 def heads(
@@ -65,7 +67,7 @@ def heads(
 
 
 def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:
-    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=(0, 1))
+    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=KEPT)
     mine: dict[str, DeviceDrafter] = {}
     other: dict[str, DeviceDrafter] = {}
     if drafter == "ngram":
@@ -378,10 +380,12 @@ def nearly(mine: Landed | None, other: Landed | None) -> bool:
         assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         assert [p for _, p in ours.top] == pytest.approx([p for _, p in theirs.top], abs=1e-4)
-    if mine.states is not None and other.states is not None:
-        torch.testing.assert_close(mine.states.float(), other.states.float(), rtol=1e-3, atol=1e-3)
-    bare = {"scores": (), "prompt_scores": (), "states": None}
-    return (mine.states is None) == (other.states is None) and replace(mine, **bare) == replace(other, **bare)
+    for ours, theirs in ((mine.states, other.states), (mine.features, other.features)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-3, atol=1e-3)
+    bare = {"scores": (), "prompt_scores": (), "states": None, "features": None}
+    return replace(mine, **bare) == replace(other, **bare)
 
 
 def both_nearly(
@@ -439,6 +443,42 @@ def test_prompts_are_scored_and_pooled(device: torch.device, monkeypatch: pytest
     assert third.tokens == ()
     assert third.states is not None
     assert third.states.shape == (5, PLAIN.hidden_size)
+
+
+@pytest.mark.parametrize("drafter", [None, "eagle"])
+def test_hidden_states_for_the_host(drafter: str | None, device: torch.device) -> None:
+    """Those of committed rows, for the sequences that ask, beside a head that reads its own."""
+    made, width = pair(device, drafter), len(KEPT) * PLAIN.hidden_size
+    for rounds in made:
+        for lane in range(3):
+            enter(rounds, lane, [5, 6, 7, 8, 5, 6, 9 + (lane > 0)], temperature=0)
+    reads = drafter is not None
+    part = [Chunk(lane, 0, 4, draws=False, drafts=reads, tapped=lane > 0) for lane in range(3)]
+    first, second, third = both_nearly(made, part, [], drafter)[0]
+    assert first is None
+    for landed in (second, third):
+        assert landed is not None
+        assert landed.tokens == ()
+        assert landed.features is not None
+        assert (landed.features.shape, landed.features.dtype) == ((4, width), torch.float32)
+    whole = [Chunk(lane, 4, 3, draws=True, drafts=reads, tapped=lane > 0) for lane in range(3)]
+    said = [landed.tokens[0] for landed in both_nearly(made, whole, [], drafter)[0] if landed]
+    states = []
+    for _ in range(2):
+        other, each = both_nearly(made, [], [Seat(0, 0), Seat(1, 0, tapped=True)], drafter)[1]
+        assert other.features is None
+        assert each.features is not None
+        said += each.tokens
+        states.append(each.features)
+    ahead = (*said[2:], (said[-1] + 1) % PLAIN.vocab_size)  # what its twin has said, then something wrong
+    seats = [Seat(0, 3 if drafter else 0), Seat(2, 3, Offer(7, ahead), tapped=True)]
+    other, each = both_nearly(made, [], seats, drafter)[1]
+    assert other.features is None
+    assert each.features is not None
+    assert (each.accepted, len(each.features)) == (2, 3)
+    torch.testing.assert_close(each.features[:2], torch.cat(states), rtol=1e-3, atol=1e-3)
+    graphs = made[0]._graphs
+    assert [bucket.tapped for bucket in (*graphs._eager, *graphs._recorded)] == [True, True]
 
 
 def test_a_mask_decides_the_next_token(device: torch.device) -> None:

@@ -70,7 +70,7 @@ def test_same_text_where_few_tokens_exist() -> None:
 
 
 def test_same_text_with_a_prediction() -> None:
-    """Steps run on the host where it is followed, on the device where it is silent."""
+    """The host offers it where it is followed; where it is silent, the device looks up."""
     answers = plain_answers("greedy")
     asked = [replace(one, prediction=tuple(answers[one.id, 0].tokens[:12])) for one in requests("greedy")]
     rig = build("cuda", RIGS["prediction"], on_device={"ngram": DEVICE_RIGS["ngram"]})
