@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +43,7 @@ from paceline.types import Off, OffKind, Rule, Verdict
 DEPTH = 1  # steps that may be in flight while the host plans another
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One sequence's part of a step in flight: a chunk of its prompt, or a seat in the round if it decodes."""
 
     work: Work
@@ -111,7 +111,7 @@ class DeviceStepper:
     def depth(self, running: Seq[Sequence]) -> int:
         if not all(map(self._can_run, running)):
             return 0
-        waiting = sum(sequence.sampler.grammar is not None for sequence in running)
+        waiting = len(self._masks)
         overlaps = self._overlap.pays(waiting, len(running))
         self._places = (waiting + 1) // 2 if overlaps else waiting
         return DEPTH if overlaps else 0
@@ -209,8 +209,8 @@ class DeviceStepper:
     def _launch(self, works: Seq[Work]) -> None:
         for work in works:
             self._write(work.sequence)
-        reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
+        reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
         forced = self._masks.write(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
@@ -319,7 +319,8 @@ class DeviceStepper:
             follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
         elif landed.drafted and inside is not None and inside in self._hearing:
             self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
-        work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
+        if landed.drafted:
+            work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = verdict
         work.in_place = True
 

@@ -229,6 +229,8 @@ class Engine:
 
     def _learn_reading(self, landing: Landing) -> None:
         """Tell the scheduler how long the prompts of a step took: by the device's clock, or by their share of rows."""
+        if landing.decodes:
+            return
         chunks = [(work.start, work.count) for work in landing.works if not work.decodes]
         if chunks and not landing.wasted:
             share = sum(count for _, count in chunks) / sum(work.rows for work in landing.works)
@@ -274,8 +276,7 @@ class Engine:
         if event is None:
             held = "" if sequence.stream is None else sequence.stream.flush()
             event = TokenEvent(request_id=sequence.request.id, sample=sequence.sample, text=held)
-        return replace(
-            event,
+        return event._replace(
             finish=finish,
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,

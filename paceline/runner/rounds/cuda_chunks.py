@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -53,7 +53,7 @@ class ReadChunks:
         if not chunk.scored and not chunk.states:
             return landed
         scores = self.prompts[index].read(0, self.tokens[index].tolist(), chunk.top) if chunk.scored else ()
-        return replace(landed or NOTHING, prompt_scores=scores, states=self.states.get(index))
+        return (landed or NOTHING)._replace(prompt_scores=scores, states=self.states.get(index))
 
 
 class ChunkReader:

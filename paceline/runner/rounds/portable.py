@@ -133,8 +133,7 @@ class PortableRounds:
             own = drawn.pop(0) if chunk.draws else None
             if chunk.scored or chunk.states:
                 states = None if output.states is None else output.states[begin : begin + chunk.count]
-                own = replace(
-                    own or NOTHING,
+                own = (own or NOTHING)._replace(
                     prompt_scores=self._score_prompt(chunk, logits),
                     states=download(states[-chunk.states :]) if chunk.states and states is not None else None,
                 )

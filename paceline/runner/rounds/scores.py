@@ -7,7 +7,7 @@ are those of kernels/cuda/score.py, or of its reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -93,7 +93,7 @@ class SeatScores:
         """Add the scores to the outcomes of all seats."""
         for place, (seat, top) in enumerate(self.tops.items()):
             scores = self.report.read(place * self.steps, landed[seat].tokens, top)
-            landed[seat] = replace(landed[seat], scores=scores)
+            landed[seat] = landed[seat]._replace(scores=scores)
 
 
 class Scorer:
