@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,7 @@ from paceline.types import Off, OffKind, Rule, Verdict
 DEPTH = 1  # steps that may be in flight while the host plans another
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One sequence's part of a step in flight: a chunk of its prompt, or a seat in the round if it decodes."""
 
     work: Work
@@ -106,7 +106,7 @@ class DeviceStepper:
         return len(self._launched)
 
     def depth(self, running: Seq[Sequence]) -> int:
-        waiting = sum(sequence.sampler.grammar is not None for sequence in running)
+        waiting = len(self._masks)
         overlaps = self._overlap.pays(waiting, len(running))
         self._places = (waiting + 1) // 2 if overlaps else waiting
         return DEPTH if overlaps else 0
@@ -187,8 +187,8 @@ class DeviceStepper:
     def _launch(self, works: Seq[Work], *, crowded: bool) -> None:
         for work in works:
             self._write(work.sequence)
-        reading = [work for work in works if not _decodes(work)]
         seats = [work for work in works if _decodes(work)]
+        reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
         forced = self._masks.write(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
@@ -209,7 +209,7 @@ class DeviceStepper:
                 for work in seats
             ],
             drafter=drafter,
-            context=max(work.sequence.longest for work in works),
+            context=max([work.sequence.longest for work in works]),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
 
@@ -296,7 +296,9 @@ class DeviceStepper:
         work.features = landed.features
         if not landed.tokens:
             return
-        verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
+        verdict = Verdict(landed.path, landed.tokens[-1])
+        if work.sequence.sampler.grammar is not None:
+            verdict = self._masks.check(work, verdict, landed.tokens)
         follower = work.sequence.in_flight.follower
         inside = work.drafter if work.max_draft and not work.forced else None
         if inside in self._rounds.readers and follower is not None:
@@ -305,14 +307,17 @@ class DeviceStepper:
         elif landed.drafted and inside is not None and inside in self._hearing:
             self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
         work.start = len(work.sequence.tokens) - work.count  # where it was planned, no draft was known yet
-        work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
+        if landed.drafted:
+            work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
         work.verdict = verdict
         work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
-        drafted = sum(len(work.draft) for work in works if work.drafter == drafter)
-        if drafter is not None and drafted:
+        if drafter is None:
+            return
+        drafted = sum([len(work.draft.tokens) for work in works if work.drafter == drafter])
+        if drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 
@@ -330,4 +335,4 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
 
 def _decodes(work: Work) -> bool:
     """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.decodes and work.sequence.pool is None
+    return work.samples and work.count == 1 and work.sequence.pool is None

@@ -14,10 +14,10 @@ ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribut
 
 def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
     """Return the tokens up to the first that ends the sequence, and their text. Sets `finish` if one ends it."""
-    room = sequence.max_length - len(sequence.tokens)
-    kept, shown, finish = list(tokens[:room]), room, Finish.LENGTH if len(tokens) >= room else None
-    if sequence.sampler.grammar is not None:
-        fitting, ending = sequence.sampler.grammar.fits(kept)
+    room, grammar, stream = sequence.max_length - len(sequence.tokens), sequence.sampler.grammar, sequence.stream
+    kept, shown, finish = list(tokens[:room]), room, None if len(tokens) < room else Finish.LENGTH
+    if grammar is not None:
+        fitting, ending = grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
         sequence.error = DEAD_END if ending is Finish.ERROR else None
     if not sequence.stop_ids.isdisjoint(kept):
@@ -25,14 +25,14 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
         sequence.stopped_by = kept[i]
         kept, shown, finish = kept[: i + 1], i + sequence.request.sampling.include_stop, Finish.STOP
     text = ""
-    if sequence.stream is not None:
-        before = sequence.stream.tokens
-        text = sequence.stream.push(kept[:shown])
-        if sequence.stream.match is not None:
-            kept, finish = kept[: sequence.stream.tokens - before], Finish.STOP
-            sequence.stopped_by = sequence.stream.match.stop
+    if stream is not None:
+        before = stream.tokens
+        text = stream.push(kept if shown >= len(kept) else kept[:shown])
+        if stream.match is not None:
+            kept, finish = kept[: stream.tokens - before], Finish.STOP
+            sequence.stopped_by = stream.match.stop
         if finish is not None:
-            text += sequence.stream.flush()
+            text += stream.flush()
     sequence.finish = finish
     return kept, text
 
@@ -40,7 +40,7 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
 def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     """Return the origins of the first `count` new tokens. The last token of a verdict is always the target's own."""
     own = BONUS if work.draft.tokens else PLAIN
-    return (*[ACCEPTED] * len(verdict.path), own)[:count]
+    return (*(ACCEPTED,) * len(verdict.path), own)[:count] if verdict.path else (own,)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
@@ -55,7 +55,7 @@ def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEven
         drafted=drafted,
         accepted=len(verdict.path),
         text=text,
-        logprobs=tuple(work.scores[: len(kept)]),
+        logprobs=tuple(work.scores[: len(kept)]) if work.scores else (),
         prompt_logprobs=prompt_scores(sequence) if sequence.counters.steps == 1 else None,
     )
 

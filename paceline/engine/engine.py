@@ -229,6 +229,8 @@ class Engine:
 
     def _learn_reading(self, landing: Landing) -> None:
         """Tell the scheduler how long the prompts of a step took: by the device's clock, or by their share of rows."""
+        if landing.decodes:
+            return
         chunks = [(work.start, work.count) for work in landing.works if not work.decodes]
         if chunks and not landing.wasted:
             share = sum(count for _, count in chunks) / sum(work.rows for work in landing.works)
@@ -239,12 +241,13 @@ class Engine:
         for sequence in landing.ended:
             self._scheduler.release(sequence)
         for work in landing.works:
-            sequence, verdict = work.sequence, work.verdict
+            sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                work.tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
-                self._lanes.commit(sequence.lane, len(sequence.tokens), work.tokens)
-            self._cache.commit(sequence.span, self._lanes.texts[sequence.lane], work.final_rows())
+                accepted = [work.draft.tokens[node] for node in verdict.path] if verdict.path else ()
+                work.tokens = [*accepted, verdict.token]
+                self._lanes.commit(lane, len(sequence.tokens), work.tokens)
+            self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
 
     def _emit(self, landing: Landing) -> None:
         """Hand out the new tokens, and end the sequences that are complete."""
@@ -257,8 +260,8 @@ class Engine:
             kept, text = emission.keep(sequence, work.tokens)
             sequence.extend(kept)
             self._accounting.count_tokens(work, len(kept))
-            if sequence.finish is None:
-                sequence.choose_drafter()
+            if sequence.finish is None and sequence.trail is not None:
+                sequence.choose_drafter(sequence.trail)
             event = emission.event(work, work.verdict, kept, text)
             self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 
@@ -274,8 +277,7 @@ class Engine:
         if event is None:
             held = "" if sequence.stream is None else sequence.stream.flush()
             event = TokenEvent(request_id=sequence.request.id, sample=sequence.sample, text=held)
-        return replace(
-            event,
+        return event._replace(
             finish=finish,
             stop=sequence.stopped_by,
             error=self.dead or sequence.error if finish is Finish.ERROR else None,

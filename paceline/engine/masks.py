@@ -31,20 +31,27 @@ class Masks:
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._pool = ThreadPoolExecutor(WORKERS, "grammar")  # starts threads when needed
+        self._running: set[int] = set()  # keys of running sequences with grammars
         self._pending: dict[int, Future[np.ndarray | None]] = {}  # by sequence key
+
+    def __len__(self) -> int:
+        """Count the running sequences with grammars."""
+        return len(self._running)
 
     def start(self, sequence: Sequence) -> None:
         """Begin a sequence that has got a lane."""
         if sequence.sampler.grammar is not None:
+            self._running.add(sequence.key)
             sequence.sampler.grammar.beside = True
             self._ask(sequence)
 
     def stop(self, sequence: Sequence) -> None:
+        self._running.discard(sequence.key)
         self._pending.pop(sequence.key, None)
 
     def ask(self, sequences: Iterable[Sequence]) -> None:
         """Have the masks computed that the next step of these sequences needs."""
-        for sequence in sequences:
+        for sequence in sequences if self._running else ():
             if sequence.sampler.grammar is not None and sequence.finish is None:
                 self._ask(sequence)
 
@@ -70,7 +77,7 @@ class Masks:
         """Write the masks that a step needs to the device. Returns offers by sequence key: tokens that a grammar forces
         are the draft of its sequence. As far as they are sure, the mask is for the token behind them."""
         offers = {}
-        for work in works:
+        for work in works if self._running else ():
             sequence, grammar = work.sequence, work.sequence.sampler.grammar
             if grammar is None or not work.samples:
                 continue
@@ -89,7 +96,7 @@ class Masks:
         """Cut a verdict before the first of its new `tokens` that the grammar's mask would have changed. The device has
         gone on from there, so that its lane has to be written anew."""
         sequence = work.sequence
-        if sequence.sampler.grammar is None or len(verdict.path) <= work.sure:
+        if len(verdict.path) <= work.sure:
             return verdict
         count = sequence.sampler.count_masked(tokens, known=1 + work.sure)
         if count == len(tokens):
@@ -100,7 +107,7 @@ class Masks:
     def look(self, works: Iterable[Work]) -> None:
         """Compute the masks behind the new tokens of all works at once, in parallel."""
         together = []
-        for work in works:
+        for work in works if self._running else ():
             grammar = work.sequence.sampler.grammar
             if grammar is not None and work.verdict is not None:
                 path = (*map(work.draft.tokens.__getitem__, work.verdict.path), work.verdict.token)

@@ -79,12 +79,12 @@ class KVCache:
 
         `tokens` are all tokens of the sequence, at least up to the new end.
         """
-        first = span.committed
-        if path and path[-1] != len(path) - 1:
+        first, count = span.committed, len(path)
+        if count and path[-1] != count - 1:
             self._move(span, first, path)
-        span.committed = first + len(path)
-        assert span.committed <= span.reserved, f"committed {span.committed} of {span.reserved} reserved slots"
+        span.committed = first + count
         full = span.committed // PAGE_SIZE
+        assert span.committed <= span.reserved, f"committed {span.committed} of {span.reserved} reserved slots"
         if self._share_prefixes and full > len(span.digests):
             for digest in self._digests(span, tokens, full):
                 self.pool.remember(span.pages[len(span.digests)], digest)

@@ -58,8 +58,11 @@ class Lanes:
 
     def commit(self, lane: int, length: int, tokens: Sequence[int]) -> None:
         """Commit tokens behind the `length` that are committed already."""
-        self.write(lane, length, tokens)
-        self._lengths[lane] = length + len(tokens)
+        text, end = self.texts[lane], length
+        for token in tokens:
+            text[end] = token
+            end += 1
+        self._lengths[lane] = end
 
     def pages_of(self, lane: int, first: int, last: int) -> list[int]:
         """Return pages `first` … `last` - 1 of a lane's table."""

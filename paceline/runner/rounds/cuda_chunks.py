@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -55,7 +55,7 @@ class ReadChunks:
             return landed
         scores = self.prompts[index].read(0, self.tokens[index].tolist(), chunk.top) if chunk.scored else ()
         features = self.features[index].float() if chunk.tapped else None
-        return replace(landed or NOTHING, prompt_scores=scores, states=self.states.get(index), features=features)
+        return (landed or NOTHING)._replace(prompt_scores=scores, states=self.states.get(index), features=features)
 
 
 class ChunkReader:

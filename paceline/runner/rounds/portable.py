@@ -135,8 +135,7 @@ class PortableRounds:
             if chunk.scored or chunk.states or chunk.tapped:
                 states = None if output.states is None else output.states[begin : begin + chunk.count]
                 features = output.features if chunk.tapped else None
-                own = replace(
-                    own or NOTHING,
+                own = (own or NOTHING)._replace(
                     prompt_scores=self._score_prompt(chunk, logits),
                     states=download(states[-chunk.states :]) if chunk.states and states is not None else None,
                     features=None if features is None else download(features[begin : begin + chunk.count]),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -46,8 +46,7 @@ class Offer:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """One decoding sequence of a round."""
 
     lane: int
@@ -76,8 +75,7 @@ class Chunk:
     tapped: bool = False  # the host wants the hidden states of all rows at the target's taps
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     """The outcome of a seat, or of a chunk of which more than keys and values is wanted.
 
     A chunk that does not draw has no tokens."""
@@ -296,10 +294,12 @@ def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
 
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
+    if not drafted:
+        return Landed((), (), (row[2],))
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
     old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
     new = tuple(row[2 : 3 + accepted])
     if not tree:
-        return Landed(path=tuple(range(accepted)), drafted=old, tokens=new)
+        return Landed(tuple(range(accepted)), old, new)
     path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
     return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -23,4 +23,4 @@ class RoundStates:
         for index, (seat, start) in enumerate(zip(seats, starts, strict=False)):
             if seat.tapped:
                 rows = [start, *(start + 1 + node for node in landed[index].path)]
-                landed[index] = replace(landed[index], features=self.states[rows].float())
+                landed[index] = landed[index]._replace(features=self.states[rows].float())

@@ -7,7 +7,7 @@ are those of kernels/cuda/score.py, or of its reference.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -93,7 +93,7 @@ class SeatScores:
         """Add the scores to the outcomes of all seats."""
         for place, (seat, top) in enumerate(self.tops.items()):
             scores = self.report.read(place * self.steps, landed[seat].tokens, top)
-            landed[seat] = replace(landed[seat], scores=scores)
+            landed[seat] = landed[seat]._replace(scores=scores)
 
 
 class Scorer:
@@ -114,9 +114,9 @@ class Scorer:
 
     def score_seats(self, lanes: Sequence[int], verified: Verified) -> SeatScores | None:
         """Score the new tokens of the seats in `lanes` that ask; None: none does."""
-        tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
-        if not tops:
+        if self._tops.keys().isdisjoint(lanes):
             return None
+        tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
         steps, device = verified.outcomes.shape[1] // (4 if verified.tree else 2), self._state.device
         steps -= not verified.tree  # 1 + the longest draft
         rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)

@@ -385,7 +385,7 @@ def nearly(mine: Landed | None, other: Landed | None) -> bool:
         if ours is not None and theirs is not None:
             torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-3, atol=1e-3)
     bare = {"scores": (), "prompt_scores": (), "states": None, "features": None}
-    return replace(mine, **bare) == replace(other, **bare)
+    return mine._replace(**bare) == other._replace(**bare)
 
 
 def both_nearly(
