@@ -27,7 +27,8 @@ from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
-from paceline.runner.rounds.cuda_round import CudaRound, Recorder, on_cuda
+from paceline.runner.rounds.cuda_draft import on_cuda
+from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.parameter_kernels import compile_parameters
@@ -42,6 +43,7 @@ from paceline.runner.rounds.protocol import (
     read_landed,
     taps_of,
 )
+from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer, SeatScores

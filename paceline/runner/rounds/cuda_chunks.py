@@ -20,7 +20,7 @@ from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
-from paceline.runner.rounds.cuda_round import on_cuda
+from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed, taps_of

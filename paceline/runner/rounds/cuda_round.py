@@ -6,36 +6,28 @@ replayed. Without a graph it runs the same launches one by one.
 
 from __future__ import annotations
 
-import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.base import Forward
 from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.edit import count, edit, raw_rows
-from paceline.kernels.cuda.lookup import lookup
 from paceline.kernels.cuda.offer import offer
-from paceline.kernels.cuda.rounds import accept, layout
+from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
-from paceline.kernels.cuda.states import hold, take
+from paceline.kernels.cuda.states import hold
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.kernels.offer_reference import HEADER
-from paceline.kernels.round_reference import Doubt, spread
-from paceline.kernels.states_reference import HeldStates, Taken, last
+from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
-from paceline.runner.heads.cuda import CudaHead
-from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket
-from paceline.runner.rounds.cuda_growth import CudaGrowth
+from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import (
-    SPARE_STATES,
     DeviceDrafter,
     Seat,
     drafts_trees,
@@ -43,49 +35,17 @@ from paceline.runner.rounds.protocol import (
     threshold_of,
     write_offer,
 )
+from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
-from paceline.runner.rounds.rules import Judge, RoundRules
+from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Verified
 from paceline.runner.rounds.upload import download
 
-ASKED = 4  # numbers that the host sends for each seat
 MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
-class Recorder:
-    """Records launches as graphs that share one pool of memory, which is safe as long as they run one by one."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
-
-    def __call__(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile.
-
-        No garbage is collected while recording: the end of another engine's graph would break the record."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream), _without_garbage_collection():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        return graph
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class CudaRound:
-    """The launches of one bucket, with all memory that they use between passes. Implements DraftingRound."""
+class CudaRound(CudaDraft):
+    """The launches of one bucket, with all memory that they use between passes."""
 
     def __init__(
         self,
@@ -101,48 +61,28 @@ class CudaRound:
         recorder: Recorder | None = None,
     ) -> None:
         """`held`: the hidden states of a drafter with taps."""
-        self._bucket = bucket
-        self.state = state
-        self.longest = bucket.draft
-        self._target = target
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
-        self._pdl = target.decoder.pdl
         self._recorder = recorder
         self._graph: torch.cuda.CUDAGraph | None = None
-        seats, rows = bucket.seats, max(bucket.rows, 2 * bucket.seats)
-        device = state.device
+        seats, device = bucket.seats, state.device
         # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
         # thresholds, then its offers, a row for each seat.
         # An offer has room for what a step in flight may commit (max_draft + 1 tokens), and for the draft after it.
         width = HEADER + max_draft + 1 + bucket.offers if bucket.offers else 0
         self._sent = torch.zeros(seats * (ASKED + width), dtype=torch.int32, device=device)
-        self._asked = self._sent[: ASKED * seats].view(ASKED, seats)
+        super().__init__(self._sent[: ASKED * seats].view(ASKED, seats), bucket, state, target, held)
         self._offers = self._sent[ASKED * seats :].view(seats, width)
-        self._asked[0] = state.dummy
-        self._asked[1] = 1 + bucket.draft
-        self._asked[2] = bucket.draft
-        self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
-        self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
-        self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
-        self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
+        rows = len(self._rows[0])
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tree = bucket.draft > 0 and drafts_trees(drafter)
-        self._growth: CudaGrowth | None = None  # None: no tree has been planted
         shape = (2, rows if self.tree else 0, bucket.longest)
         self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
         outcome = 4 + (4 if self.tree else 2) * bucket.longest  # numbers: see tree_accept, accept
         self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
-        self._held = held
-        self._taken: Taken | None = None  # rows of a head's first pass
-        # Hidden states of the verified rows [rows, width], at the taps of the drafter and then, for the host, of the
-        # target.
-        self._kept: Tensor | None = None
         self._taps = () if drafter is None else tuple(taps_of(drafter))
-        if held is not None:
-            self._hold_states(held)
-        if bucket.tapped:
+        if bucket.tapped:  # for the host, the target's taps come after those of the drafter
             self._taps = (*self._taps, *target.taps)
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
         self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
@@ -151,19 +91,6 @@ class CudaRound:
         self._last: Sequence[Seat] | None = None
         self.verified: Verified | None = None  # memory that the latest launch leaves for scores
         self._judge = judge
-        self._rules = self._make_rules(target.vocab_size)
-        self._floors = torch.zeros(rows, device=device) if self._rules else None
-
-    def _hold_states(self, held: HeldStates) -> None:
-        """Find memory for the hidden states of the verified rows, and for the rows of a head's first pass. Rounds share
-        it, because they run one after the other."""
-        bucket, device = self._bucket, self.state.device
-        self._kept = held.buffer("kept", bucket.rows)
-        if bucket.draft:
-            features, turns = held.buffer("features", bucket.rows), bucket.draft - 1
-            taken = Taken.empty(seats=bucket.seats, rows=bucket.rows, turns=turns, features=features, device=device)
-            self._taken = replace(taken, found=self._counts)
-            self._singles = torch.arange(bucket.seats + 1, dtype=torch.int32, device=device)  # one row for each seat
 
     @property
     def recorded(self) -> bool:
@@ -292,16 +219,6 @@ class CudaRound:
             pdl=self._pdl,
         )
 
-    def _make_rules(self, vocab: int) -> RoundRules | None:
-        bucket = self._bucket
-        if not bucket.rules:
-            return None
-        rules = RoundRules(
-            bucket.rules, bucket.judged, seats=bucket.seats, longest=bucket.longest, vocab=vocab, state=self.state
-        )
-        rules.attend(self._asked[0])
-        return rules
-
     def _verdicts(self, logits: Tensor, rows: DeviceBatch, targets: Tensor) -> Tensor | None:
         """Let the rules of the seats judge their drafts; None: the coupled rule judges all of them."""
         if self._rules is None or self._judge is None or self._floors is None:
@@ -322,125 +239,6 @@ class CudaRound:
             self._drafter.draft(self)
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification
-
-    # ── for drafters ──
-
-    @property
-    def lanes(self) -> Tensor:
-        return self._asked[0]
-
-    @property
-    def found(self) -> Tensor:
-        return self._counts
-
-    def limits(self) -> Tensor:
-        return self._asked[2]
-
-    def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
-        forward = on_cuda(model)
-        laid = self._lay_out(self._same_counts[rows], first=turn - rows, rows=rows * self._bucket.seats, longest=rows)
-        return forward.decoder.logits(laid, forward.kv, every=rows)[:, : self._target.vocab_size]
-
-    def guess(self, head: Head, turn: int) -> Tensor:
-        assert isinstance(head, CudaHead), f"rounds on a CUDA device run CudaHeads, not a {type(head).__name__}"
-        held, taken = self._held, self._taken
-        if held is None or taken is None:
-            raise TypeError("a drafter that runs a head names its taps")
-        if turn == 0:
-            most = held.capacity - SPARE_STATES  # more would be more than one block of attention
-            take(held, self.state, seats=self.lanes, limits=self.limits(), most=most, into=taken, pdl=self._pdl)
-            rows = self._batch(taken.tokens, taken.positions, taken.slots, taken.row_starts, most)
-            return head.first(rows, taken.features)
-        if self._growth is not None:
-            return head.further(self._growth.rows(turn), turn, ends=self._growth.ends)
-        later = taken.later_positions[turn - 1], taken.later_slots[turn - 1]
-        return head.further(self._batch(self._drawn, *later, self._singles, 1), turn)
-
-    def last_states(self) -> Tensor:
-        if self._held is None or self._taken is None:
-            raise TypeError("a drafter that reads hidden states names its taps")
-        states, there = last(self._held, self.state, seats=self.lanes)
-        self._taken.confidence.copy_(torch.where(there, 1.0, -1.0))
-        self._counts.zero_()
-        return states
-
-    def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
-        doubt = None
-        if doubting:
-            assert self._taken is not None, "only a drafter with taps can doubt its drafts"
-            thresholds = self._asked[3].view(torch.float32)
-            doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
-        if ids is not None and (self._bucket.edits or self._rules is not None):
-            logits, ids = spread(logits, ids, vocab=self._target.vocab_size), None
-        if self._bucket.edits:
-            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
-        floors = None if self._floors is None else self._floors[: len(logits)]
-        draw(
-            logits,
-            self.state,
-            lanes=self._asked[0],
-            offset=turn,
-            out=self._drawn,
-            push=True,
-            ids=ids,
-            doubt=doubt,
-            filters=self._bucket.filters,
-            free=None if self._rules is None else self._rules.free,
-            floors=floors,
-            pdl=self._pdl,
-        )
-        if self._rules is not None and floors is not None:
-            self._rules.keep(logits, floors, turn)
-
-    def plant(self, *, width: int, levels: int) -> None:
-        if self._growth is None:  # else the same launches run again
-            self._growth = CudaGrowth(
-                self.state,
-                self.lanes,
-                limits=self.limits(),
-                thresholds=self._asked[3].view(torch.float32),
-                width=width,
-                levels=levels,
-                context=self._bucket.context,
-                pdl=self._pdl,
-            )
-
-    def branch(self, logits: Tensor, level: int, *, ids: Tensor | None = None, fitted: bool = True) -> None:
-        assert self._growth is not None, "a tree must be planted first"
-        assert self._taken is not None, "only a drafter with taps can grow trees"
-        roots, ends = self._taken.confidence, self._taken.row_starts
-        self._growth.branch(logits, level, ids=ids, fitted=fitted, roots=roots, ends=ends)
-
-    def prune(self) -> None:
-        assert self._growth is not None, "a tree must be planted first"
-        self._growth.prune(self.found)
-
-    def look_up(self, *, min_ngram: int, max_ngram: int) -> None:
-        lookup(
-            self.state,
-            seats=self._asked[0],
-            limits=self.limits(),
-            min_ngram=min_ngram,
-            max_ngram=max_ngram,
-            found=self._counts,
-            pdl=self._pdl,
-        )
-
-    def _lay_out(self, counts: Tensor, *, first: int, rows: int, longest: int) -> DeviceBatch:
-        tokens, positions, slots, owners = (part[:rows] for part in self._rows)
-        layout(
-            self.state,
-            seats=self._asked[0],
-            counts=counts,
-            first=first,
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            owners=owners,
-            row_starts=self._starts,
-            pdl=self._pdl,
-        )
-        return self._batch(tokens, positions, slots, self._starts, longest)
 
     def _lay_out_draft(self) -> DeviceBatch:
         """Lay out the rows of the verification: the last committed token of each seat and its chain or tree."""
@@ -467,19 +265,6 @@ class CudaRound:
         batch = self._batch(tokens, positions, slots, self._starts, 1 + longest)
         return replace(batch, bases=self._bases, tails=tails, leads=leads)
 
-    def _batch(self, tokens: Tensor, positions: Tensor, slots: Tensor, starts: Tensor, longest: int) -> DeviceBatch:
-        return DeviceBatch(
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            row_starts=starts,
-            page_table=self.state.pages,
-            lanes=self._asked[0],
-            seats=self._bucket.seats,
-            max_rows=longest,
-            max_context=self._bucket.context,
-        )
-
     def _stamp(self, index: int) -> None:
         if self._stamps is not None and self._stamps.is_cuda:
             stamp(self._stamps, index, pdl=self._pdl)
@@ -489,10 +274,3 @@ def _host_memory(like: Tensor) -> deque[Tensor]:
     """Make memory of the host for each step in flight, in one piece: each that a device can reach takes long."""
     pinned = like.device.type == "cuda"
     return deque(torch.zeros((MAX_IN_FLIGHT, *like.shape), dtype=like.dtype, pin_memory=pinned).unbind())
-
-
-def on_cuda(model: Forward) -> CudaForward:
-    """Check that rounds on a CUDA device can run a drafter's model."""
-    if not isinstance(model, CudaForward):
-        raise TypeError(f"rounds on a CUDA device run models that are CudaForwards, not {type(model).__name__}")
-    return model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +15,12 @@ from torch import Tensor
 from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
 from paceline.kernels import tree_reference as tree_ops
-from paceline.kernels.base import PAGE_SIZE, Batch, Forward, Output
+from paceline.kernels.base import Batch, Forward, Output
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.portable_round import PortableRound
+from paceline.runner.rounds.portable_rows import PortableRows
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
@@ -75,6 +75,7 @@ class PortableRounds:
         )
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
+        self._rows = PortableRows(self._state)
         self._scorer = Scorer(self._state, self._upload, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
@@ -124,7 +125,7 @@ class PortableRounds:
             return [None] * len(chunks)
         begins = [0, *itertools.accumulate(chunk.count for chunk in reading)]
         outs = [_outs(chunk, begin) for chunk, begin in zip(reading, begins, strict=False)]
-        output = self._run(self._forward, self._chunk_rows(reading, [*itertools.chain(*outs)]))
+        output = self._run(self._forward, self._rows.of_chunks(reading, [*itertools.chain(*outs)]))
         parts = torch.split(output.logits, [len(each) for each in outs])
         drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
         drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing])
@@ -149,24 +150,24 @@ class PortableRounds:
         needs the next token, which is drawn by now."""
         ends = [*itertools.accumulate(chunk.count for chunk in chunks)]
         last = [(chunk.lane, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.draws]
-        lanes, starts = (self._ints(each) for each in (zip(*last, strict=True) if last else ([], [])))
-        alone = self._ints([0] * len(last))[:, None]  # nothing was drafted
+        lanes, starts = (self._rows.ints(each) for each in (zip(*last, strict=True) if last else ([], [])))
+        alone = self._rows.ints([0] * len(last))[:, None]  # nothing was drafted
         self._states.hold(drafter, output.features, seats=lanes, starts=starts, outcomes=alone)
         along = [chunk for chunk in chunks if chunk.drafts]
         if along and drafter in self.tapping:
             rows = [
                 *itertools.chain(*(range(end - c.count, end) for c, end in zip(chunks, ends, strict=True) if c.drafts))
             ]
-            self._states.show(drafter, output.features, self._chunk_rows(along, [], ahead=1), rows)
+            self._states.show(drafter, output.features, self._rows.of_chunks(along, [], ahead=1), rows)
 
     def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor]) -> list[Landed]:
         """Draw the first token of each lane from its logits [vocab]."""
         if not lanes:
             return []
-        seats, rows, targets = self._ints(lanes), torch.stack([*logits]), self._ints([0] * len(lanes))
+        seats, rows, targets = self._rows.ints(lanes), torch.stack([*logits]), self._rows.ints([0] * len(lanes))
         self._draw(rows, lanes=seats, out=targets)
         out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=seats.device)
-        return self._settle(seats, rows, targets, out=out, roots=self._ints(range(len(lanes))))
+        return self._settle(seats, rows, targets, out=out, roots=self._rows.ints(range(len(lanes))))
 
     def _score_prompt(self, chunk: Chunk, logits: Tensor) -> tuple[Logprob, ...]:
         tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
@@ -177,7 +178,7 @@ class PortableRounds:
         """Run the drafter's own model over the chunks that it reads."""
         reader = self.drafters[drafter].reader if drafter and chunks else None
         if reader is not None:
-            self._run(reader, self._chunk_rows(chunks, []))
+            self._run(reader, self._rows.of_chunks(chunks, []))
 
     def _make_rules(self, seats: Sequence[Seat]) -> RoundRules | None:
         """Prepare a round in which other rules than the coupled one judge drafts; None: there is no such rule."""
@@ -192,7 +193,7 @@ class PortableRounds:
             vocab=self._forward.vocab_size,
             state=self._state,
         )
-        rules.attend(self._ints([seat.lane for seat in seats]))
+        rules.attend(self._rows.ints([seat.lane for seat in seats]))
         rules.ask(seats)
         rules.begin()
         return rules
@@ -214,7 +215,10 @@ class PortableRounds:
         for row, seat in zip(table, seats, strict=True):
             if seat.offer is not None:
                 write_offer(row, seat.offer, most=seat.max_draft)
-        counts, lanes = self._ints([1 + count for count in drafted]), self._ints([seat.lane for seat in seats])
+        counts, lanes = (
+            self._rows.ints([1 + count for count in drafted]),
+            self._rows.ints([seat.lane for seat in seats]),
+        )
         offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
         return [count - 1 for count in counts.tolist()]
 
@@ -224,12 +228,12 @@ class PortableRounds:
         """Run the target over the last committed and every drafted token of each seat. Return its output, with raw
         logits [rows, vocab], the tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
         if not seats:
-            nothing = self._ints([])
+            nothing = self._rows.ints([])
             return Output(torch.empty((0, self._forward.vocab_size)), nothing), nothing, None
-        lanes = self._ints([seat.lane for seat in seats])
+        lanes = self._rows.ints([seat.lane for seat in seats])
         counts = [1 + count for count in drafted]
-        trees = self._tree_rows(lanes, counts) if tree else None
-        batch, owners = self._seat_rows(lanes, counts, first=-1) if trees is None else trees[:2]
+        trees = self._rows.of_trees(lanes, counts) if tree else None
+        batch, owners = self._rows.of_seats(lanes, counts, first=-1) if trees is None else trees[:2]
         targets = torch.empty_like(owners)
         output = self._run(self._forward, batch)
         floors = torch.empty(output.logits.shape[0], device=output.logits.device)
@@ -281,12 +285,12 @@ class PortableRounds:
         tree: bool,
     ) -> list[Landed]:
         row_starts = self._row_starts(drafted)
-        lanes = self._ints([seat.lane for seat in seats])
+        lanes = self._rows.ints([seat.lane for seat in seats])
         longest = max(drafted, default=0)
         out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
         given = {"row_starts": row_starts, "verdicts": verdicts}
         landed = self._settle(lanes, output.logits, targets, out=out, tree=tree, **given)
-        read = self._ints([0 if seat.offer else seat.max_draft for seat in seats])
+        read = self._rows.ints([0 if seat.offer else seat.max_draft for seat in seats])
         held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
         self._states.hold(drafter, output.features, tree=tree, **held)
         if output.features is not None:
@@ -294,7 +298,7 @@ class PortableRounds:
         return landed
 
     def _row_starts(self, drafted: Sequence[int]) -> Tensor:
-        return self._ints([0, *itertools.accumulate(1 + count for count in drafted)])
+        return self._rows.ints([0, *itertools.accumulate(1 + count for count in drafted)])
 
     def _settle(
         self,
@@ -353,66 +357,9 @@ class PortableRounds:
         moved = source != target
         self._forward.kv.move(source[moved].tolist(), target[moved].tolist())
 
-    def _seat_rows(self, seats: Tensor, counts: list[int], *, first: int) -> tuple[Batch, Tensor]:
-        """Lay out rows from each seat's length + `first` on, all with logits; return them and the lane of each row."""
-        made = self._empty_rows(counts)
-        ops.layout(self._state, seats=seats, counts=self._ints(counts), first=first, pdl=False, **made)
-        bases = made["positions"][made["row_starts"][1:].long() - 1] + 1
-        return self._laid_out(seats, made, bases)
-
-    def _tree_rows(self, seats: Tensor, counts: list[int]) -> tuple[Batch, Tensor, Tensor]:
-        """Lay out the trees of all seats; return the rows, the lane of each, and the tokens of each row's path."""
-        made, leads, bases = self._empty_rows(counts), self._ints([0] * sum(counts)), self._ints([0] * len(counts))
-        tails, ancestors = torch.zeros((2, len(leads), max(counts) - 1), dtype=torch.int32, device=leads.device)
-        made |= {"bases": bases, "tails": tails, "leads": leads, "ancestors": ancestors}
-        tree_ops.tree_layout(self._state, seats=seats, counts=self._ints(counts), pdl=False, **made)
-        batch, owners = self._laid_out(seats, made, bases)
-        return replace(batch, tails=tails[leads.long()]), owners, ancestors
-
-    def _empty_rows(self, counts: list[int]) -> dict[str, Tensor]:
-        rows = {name: self._ints([0] * sum(counts)) for name in ("tokens", "positions", "slots", "owners")}
-        return {"row_starts": self._ints([0] * (len(counts) + 1)), **rows}
-
-    def _laid_out(self, seats: Tensor, made: Mapping[str, Tensor], bases: Tensor) -> tuple[Batch, Tensor]:
-        batch = Batch(
-            tokens=made["tokens"],
-            positions=made["positions"],
-            slots=made["slots"],
-            row_starts=made["row_starts"],
-            bases=bases,
-            page_table=self._page_table(seats, bases),
-            logit_rows=self._ints(range(len(made["tokens"]))),
-        )
-        return batch, made["owners"]
-
-    def _chunk_rows(self, chunks: Sequence[Chunk], outs: Sequence[int], *, ahead: int = 0) -> Batch:
-        state, places = self._state, [range(chunk.start, chunk.start + chunk.count) for chunk in chunks]
-        seats = self._ints([chunk.lane for chunk in chunks])
-        counts = self._ints([chunk.count for chunk in chunks])
-        owners = seats.repeat_interleave(counts).long()
-        positions = self._ints([*itertools.chain(*places)])
-        bases = self._ints([place.stop for place in places])
-        return Batch(
-            tokens=state.tokens[owners, positions.long() + ahead],
-            positions=positions,
-            slots=state.pages[owners, positions.long() // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
-            row_starts=self._ints([0, *itertools.accumulate(chunk.count for chunk in chunks)]),
-            bases=bases,
-            page_table=self._page_table(seats, bases),
-            logit_rows=self._ints(outs),
-            states=any(chunk.states for chunk in chunks),
-        )
-
-    def _page_table(self, seats: Tensor, bases: Tensor) -> Tensor:
-        table: Tensor = self._state.pages[seats.long(), : -(-int(bases.max()) // PAGE_SIZE)]
-        return table.contiguous()
-
     def _run(self, forward: Forward, batch: Batch) -> Output:
         vocab_size = self._forward.vocab_size
         return forward(fit_tokens(batch, vocab_size=vocab_size, model_vocab_size=forward.vocab_size))
-
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self._state.device)
 
 
 def _outs(chunk: Chunk, begin: int) -> list[int]:

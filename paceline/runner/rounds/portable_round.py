@@ -37,18 +37,18 @@ class PortableRound:
         self._rounds = rounds
         self._limits = limits
         self.longest = max(self._limits)
-        self.lanes = rounds._ints([seat.lane for seat in seats])
-        self.found = rounds._ints([0] * len(seats))
+        self.lanes = rounds._rows.ints([seat.lane for seat in seats])
+        self.found = rounds._rows.ints([0] * len(seats))
         self._thresholds = torch.tensor([threshold_of(rounds.drafters[drafter], seat) for seat in seats])
         self._head = rounds._states.draft(drafter, self.lanes, limits)  # None: the drafter has no taps
         self._growth: PortableGrowth | None = None  # None: the draft is a chain
 
     def limits(self) -> Tensor:
-        return self._rounds._ints(self._limits)
+        return self._rounds._rows.ints(self._limits)
 
     def logits(self, model: Forward, turn: int, *, rows: int = 1) -> Tensor:
         wanting, vocab_size = self._wanting(turn), self._rounds._forward.vocab_size
-        batch, _ = self._rounds._seat_rows(self.lanes[wanting], [rows] * len(wanting), first=turn - rows)
+        batch, _ = self._rounds._rows.of_seats(self.lanes[wanting], [rows] * len(wanting), first=turn - rows)
         last = batch.row_starts[1:] - 1
         logits = fit_logits(self._rounds._run(model, replace(batch, logit_rows=last)).logits, vocab_size=vocab_size)
         whole = logits.new_zeros(len(self._limits), vocab_size)
@@ -58,7 +58,7 @@ class PortableRound:
     def guess(self, head: Head, turn: int) -> Tensor:
         assert self._head is not None, "a drafter that runs a head has taps"
         if turn and self._growth is not None:
-            return self._growth.guess(cast(HeadForward, head), turn, self._rounds._page_table)
+            return self._growth.guess(cast(HeadForward, head), turn, self._rounds._rows.page_table)
         return self._head.guess(head, turn)
 
     def last_states(self) -> Tensor:
