@@ -15,6 +15,7 @@ export const REASONS = {
   "no room in the step": "The step was full of other answers’ tokens.",
   "no free page": "No page of KV memory was free for a draft.",
   "turn of another drafter": "Another drafter had its turn in this step.",
+  "grammar": "The answer has a grammar whose masks take long, or cannot be known for a whole draft.",
   "drafter is behind": "The drafter had not read all of the text yet.",
   "no hidden states": "The drafter needs hidden states of the model that were no longer kept.",
 };

@@ -79,6 +79,20 @@ def test_same_text_with_a_prediction() -> None:
     assert sum(one.stats.prediction_accepted for one in told.values()) > 0
 
 
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes too long for it: test_cuda_rounds.py has the states")
+@pytest.mark.parametrize("law", ["greedy", "sampled"])
+def test_same_text_with_hidden_states_for_the_host(law: str) -> None:
+    """A drafter on the host reads them, beside one of the device that reads its own."""
+    rig = build("cuda", {"medusa": RIGS["medusa"]["medusa"]}, on_device={"eagle": DEVICE_RIGS["eagle"]})
+    asked = [
+        replace(one, speculation=replace(one.speculation, drafter=("medusa", "eagle")[i % 2]))
+        for i, one in enumerate(requests(law))
+    ]
+    assert tokens_of(run(rig, asked)) == tokens_of(plain_answers(law))
+    assert rig.engine.drafters["medusa"].out is None
+    assert rig.engine.stats.drafted > 0
+
+
 @pytest.mark.parametrize("law", ["greedy", "sampled"] if ON_GPU else ["sampled"])
 def test_same_text_through_trees(law: str) -> None:
     asked = {one.id: one for one in requests(law)}
