@@ -34,12 +34,12 @@ class Accounting:
 
     def charge(self, landing: Landing) -> None:
         """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
-        draft, verify = landing.times.draft, landing.times.verify
-        rows = sum([work.rows for work in landing.works])
-        for work in landing.works:
-            share, counters = work.rows / rows, work.sequence.counters
-            counters.time_draft += draft * share
-            counters.time_verify += verify * share
+        counts = [work.rows for work in landing.works]
+        rows = sum(counts)
+        for work, count in zip(landing.works, counts, strict=True):
+            share, counters = count / rows, work.sequence.counters
+            counters.time_draft += landing.times.draft * share
+            counters.time_verify += landing.times.verify * share
         self._rows = rows
         self._stats.rows += rows
 
@@ -63,15 +63,18 @@ class Accounting:
         """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor."""
         assert work.verdict is not None
         sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(work.verdict.path)
-        sequence.counters.count_step(drafted, accepted, now=self._clock())
-        self._stats.output_tokens += kept
-        self._stats.drafted += drafted
-        self._stats.accepted += accepted
+        counters, stats = sequence.counters, self._stats
+        if counters.first_token is None:
+            counters.first_token = self._clock()
+        counters.count_step(drafted, accepted)
+        stats.output_tokens += kept
+        stats.drafted += drafted
+        stats.accepted += accepted
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
         if work.drafter in sequence.predictors and not work.forced:
-            sequence.counters.prediction_accepted += min(accepted, kept)
-            sequence.counters.prediction_rejected += drafted - accepted
+            counters.prediction_accepted += min(accepted, kept)
+            counters.prediction_rejected += drafted - accepted
 
     def _lap(self) -> float:
         before, self._mark = self._mark, self._clock()

@@ -227,7 +227,7 @@ class DeviceStepper:
             [*extra, *chunks],
             [_seat(work, offers.get(work.sequence.key), price, tree=tree) for work in seats],
             drafter=drafter,
-            context=max(work.sequence.longest for work in works),
+            context=max([work.sequence.longest for work in works]),
         )
         self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra)))
 
@@ -326,8 +326,10 @@ class DeviceStepper:
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
-        drafted = sum(len(work.draft) for work in works if work.drafter == drafter)
-        if drafter is not None and drafted:
+        if drafter is None:
+            return
+        drafted = sum([len(work.draft.tokens) for work in works if work.drafter == drafter])
+        if drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
 

@@ -9,16 +9,13 @@ from paceline.engine.sequence import Sequence
 from paceline.sampling.grammar import DEAD_END
 from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
-# Attribute lookup on an Enum is slow.
-ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN
-LENGTH = Finish.LENGTH
-ONE_PLAIN = (PLAIN,)
+ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow
 
 
 def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
     """Return the tokens up to the first that ends the sequence, and their text. Sets `finish` if one ends it."""
     room, grammar, stream = sequence.max_length - len(sequence.tokens), sequence.sampler.grammar, sequence.stream
-    kept, shown, finish = list(tokens[:room]), room, LENGTH if len(tokens) >= room else None
+    kept, shown, finish = list(tokens[:room]), room, None if len(tokens) < room else Finish.LENGTH
     if grammar is not None:
         fitting, ending = grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
@@ -42,9 +39,8 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
 
 def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     """Return the origins of the first `count` new tokens. The last token of a verdict is always the target's own."""
-    if not work.draft.tokens:
-        return ONE_PLAIN[:count]
-    return (*[ACCEPTED] * len(verdict.path), BONUS)[:count]
+    own = BONUS if work.draft.tokens else PLAIN
+    return (*(ACCEPTED,) * len(verdict.path), own)[:count] if verdict.path else (own,)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:

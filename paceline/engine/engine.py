@@ -241,12 +241,12 @@ class Engine:
         for sequence in landing.ended:
             self._scheduler.release(sequence)
         for work in landing.works:
-            sequence, verdict = work.sequence, work.verdict
+            sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                work.tokens = [*map(work.draft.tokens.__getitem__, verdict.path), verdict.token]
-                self._lanes.commit(sequence.lane, len(sequence.tokens), work.tokens)
-            self._cache.commit(sequence.span, self._lanes.texts[sequence.lane], work.final_rows())
+                work.tokens = [*[work.draft.tokens[node] for node in verdict.path], verdict.token]
+                self._lanes.commit(lane, len(sequence.tokens), work.tokens)
+            self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
 
     def _emit(self, landing: Landing) -> None:
         """Hand out the new tokens, and end the sequences that are complete."""
@@ -259,8 +259,8 @@ class Engine:
             kept, text = emission.keep(sequence, work.tokens)
             sequence.extend(kept)
             self._accounting.count_tokens(work, len(kept))
-            if sequence.finish is None:
-                sequence.choose_drafter()
+            if sequence.finish is None and sequence.trail is not None:
+                sequence.choose_drafter(sequence.trail)
             event = emission.event(work, work.verdict, kept, text)
             self._events.append(event if sequence.finish is None else self._end(sequence, sequence.finish, event))
 

@@ -37,6 +37,7 @@ class Governor:
         self._max_context = max_context
         self._rounds = rounds
         self._rests = Rests()
+        self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
@@ -52,6 +53,8 @@ class Governor:
         for drafter, known in seconds.items():
             wishes = self._within_a_round(sequences, wishes, drafter, known)
         total = min(rows, self._config.max_draft_tokens)
+        if sum(wishes) <= total:
+            return wishes
         lengths = fair_split(wishes, total)
         for sequence, wish, length in zip(sequences, wishes, lengths, strict=True):
             if wish and not length:
@@ -88,17 +91,23 @@ class Governor:
             self._rests.tell(drafter)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
-        useful, drafter = self._useful(sequence), sequence.drafter
-        if useful > 0 and (forced := self._forced(sequence, running, useful)):
+        drafter, grammar = sequence.drafter, sequence.sampler.grammar
+        if drafter is None and grammar is None:
+            return 0
+        useful = self._useful(sequence)
+        if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
         if drafter is None or useful <= 0:
             return 0
-        sequence.off = self._reason_against(sequence, running) or self._grammars_reason(sequence)
+        sequence.off = self._reason_against(sequence, running)
+        if grammar is not None and sequence.off is None:
+            sequence.off = self._grammars_reason(sequence)
         if sequence.off is not None:
             return 0
-        limit = min(useful, self._config.max_draft, self._longest(drafter))
-        if sequence.request.speculation.max_draft is not None:
-            limit = min(limit, sequence.request.speculation.max_draft)
+        limit = min(useful, self._longest(drafter))
+        own = sequence.request.speculation.max_draft
+        if own is not None:
+            limit = min(limit, own)
         return limit if self._config.fixed_draft else self._sensible(sequence, limit, by_cost=by_cost)
 
     def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
@@ -135,15 +144,21 @@ class Governor:
         """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
         of a sequence is never drafted. Steps in flight count twice: the draft must still be needed if they add the
         fewest tokens, and must fit into the lane (context and one draft) if they add the most."""
-        needed = max(0, sequence.max_length - len(sequence.tokens) - sequence.in_flight.least - 1)
-        return min(needed, self._max_context + self._config.max_draft - sequence.longest)
+        length, state = len(sequence.tokens), sequence.in_flight
+        needed = max(0, sequence.max_length - length - state.least - 1)
+        return min(needed, self._max_context + self._config.max_draft - length - state.most)
 
     def _longest(self, drafter: str) -> int:
-        rounds = self._rounds
-        own = [] if drafter not in self._drafters else [self._drafters[drafter].max_draft]
-        if rounds is not None and drafter in rounds.drafters:
-            own.append(longest_draft(rounds.drafters[drafter], rounds.max_draft))
-        return min(own if rounds is None else [*own, rounds.max_draft])
+        """Return the tokens of a drafter's longest draft: limits that never change."""
+        if drafter not in self._limits:
+            rounds, limits = self._rounds, [self._config.max_draft]
+            if drafter in self._drafters:
+                limits.append(self._drafters[drafter].max_draft)
+            if rounds is not None:
+                inside = rounds.drafters.get(drafter)
+                limits.append(rounds.max_draft if inside is None else longest_draft(inside, rounds.max_draft))
+            self._limits[drafter] = min(limits)
+        return self._limits[drafter]
 
     def _ends_drafts(self, drafter: str) -> bool:
         guard, rounds = self._drafters.get(drafter), self._rounds
@@ -178,6 +193,8 @@ class Governor:
         known = [(length, seconds) for length, seconds in enumerate(measured) if seconds is not None]
         if len(known) < 2:
             return []
+        if len(known) == len(measured):
+            return [seconds for _, seconds in known]
         slope, base = linear_regression(*zip(*known, strict=True))
         least = min(seconds for _, seconds in known) / 2  # lower bound, so that the line never predicts a free round
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
@@ -192,9 +209,7 @@ class Governor:
         if not any(own):
             return wishes
         pairs = [*zip(sequences, own, strict=True)]
-        speed = speeds(
-            [Chance(s.pace.found, s.pace.recent_rate, wish) if wish else PLAIN for s, wish in pairs], seconds
-        )
+        speed = speeds([_chance(s.pace, wish) if wish else PLAIN for s, wish in pairs], seconds)
         length = speed.index(max(speed))
         if length:
             self._rests.end(drafter)
@@ -240,9 +255,14 @@ class Governor:
         length, longest = len(sequence.tokens), config.max_draft_context
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
-        if not config.fixed_draft and sequence.pace.paused(len(sequence.tokens) - sequence.prompt_length):
-            return sequence.pace.reason
-        return None
+        if config.fixed_draft:
+            return None
+        pace = sequence.pace
+        return pace.reason if pace.paused(length - sequence.prompt_length) else None
+
+
+def _chance(pace: Pace, longest: int) -> Chance:
+    return Chance(pace.found, pace.recent_rate, longest)
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -7,8 +7,10 @@ drafts would not pay there is no probe.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PROBE_SHARE = 0.005  # share of the time that probes may take
 MAX_REST = 512  # rounds after which everything is computed anew, because sequences and their texts have changed
@@ -55,19 +57,12 @@ class Rests:
         self._rests.pop(drafter or "", None)
 
 
-@dataclass(frozen=True, slots=True)
-class Chance:
+class Chance(NamedTuple):
     """What a drafter can do for one sequence."""
 
     found: float  # probability that it drafts anything
     rate: float  # probability that a drafted token is right, if all before it are
     longest: int  # tokens of its longest draft; 0: none
-
-    def tokens(self, length: int) -> float:
-        """Return the tokens that a round with a draft of at most `length` tokens is expected to make."""
-        count = min(length, self.longest)
-        gain = count if self.rate >= 1 else self.rate * (1 - self.rate**count) / (1 - self.rate)
-        return 1 + self.found * gain
 
 
 PLAIN = Chance(0.0, 0.0, 0)
@@ -76,5 +71,11 @@ PLAIN = Chance(0.0, 0.0, 0)
 def speeds(chances: Seq[Chance], seconds: Seq[float]) -> list[float]:
     """Return tokens per second of the batch with drafts of at most 0, 1, … tokens. `seconds[n]`: time of a round with
     drafts of n tokens."""
-    longest = min(max(chance.longest for chance in chances), len(seconds) - 1)
-    return [sum(chance.tokens(length) for chance in chances) / seconds[length] for length in range(longest + 1)]
+    longest = min(max([chance.longest for chance in chances]), len(seconds) - 1)
+    more = [float(len(chances)), *[0.0] * longest]  # [n]: tokens that the n-th drafted ones add to the batch
+    for chance in chances:
+        right = chance.found
+        for n in range(1, min(chance.longest, longest) + 1):
+            right *= chance.rate
+            more[n] += right
+    return [tokens / time for tokens, time in zip(itertools.accumulate(more), seconds, strict=False)]

@@ -150,7 +150,7 @@ class Scheduler:
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
-        plan.decodes = all([work.decodes for work in plan.works])
+        plan.decodes = all(work.decodes for work in plan.works)
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan

@@ -78,7 +78,7 @@ class Sequence:
     @property
     def needs_prompt_rows(self) -> bool:
         """True if something is computed from each row of the prompt: its log-probabilities, or an embedding."""
-        return self.wants_prompt_logprobs or self.pool is not None
+        return self.pool is not None or self.request.sampling.prompt_logprobs is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -99,9 +99,10 @@ class Sequence:
         return self.pace_with(self.drafter)
 
     def pace_with(self, drafter: str | None) -> Pace:
-        if drafter not in self.paces:
-            self.paces[drafter] = Pace()
-        return self.paces[drafter]
+        pace = self.paces.get(drafter)
+        if pace is None:
+            pace = self.paces[drafter] = Pace()
+        return pace
 
     def extend(self, tokens: list[int]) -> None:
         """Append tokens that were committed."""
@@ -110,11 +111,9 @@ class Sequence:
         if self.trail is not None:
             self.trail.advance(tokens)
 
-    def choose_drafter(self) -> None:
-        """Choose the drafter: the prediction while the answer follows it, else the other drafter."""
-        if self.trail is None:
-            return
-        output, lost = len(self.tokens) - self.prompt_length, not self.trail.ahead(1)
+    def choose_drafter(self, trail: Trail) -> None:
+        """Choose the drafter: the prediction while the answer follows it on its trail, else the other drafter."""
+        output, lost = len(self.tokens) - self.prompt_length, not trail.ahead(1)
         silent = {name for name in self.predictors if lost or self.pace_with(name).paused(output)}
         self.drafter = next((name for name in self.drafters if name not in silent), None)
         if self.drafter is None:

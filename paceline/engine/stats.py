@@ -31,17 +31,17 @@ class Counters:
         if self.admitted is None:  # keep the first admission: a preempted sequence is admitted again
             self.admitted = now
 
-    def count_step(self, drafted: int, accepted: int, *, now: float) -> None:
+    def count_step(self, drafted: int, accepted: int) -> None:
         self.steps += 1
-        if self.first_token is None:
-            self.first_token = now
         if drafted:
             self.rounds += 1
             self.drafted += drafted
             self.accepted += accepted
-            self.accepted_by_position += [0] * (accepted - len(self.accepted_by_position))
+            counts = self.accepted_by_position
+            if accepted > len(counts):
+                counts += [0] * (accepted - len(counts))
             for position in range(accepted):
-                self.accepted_by_position[position] += 1
+                counts[position] += 1
 
 
 @dataclass(slots=True)

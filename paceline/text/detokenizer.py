@@ -36,7 +36,10 @@ class IncrementalDecoder:
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         table, size = self._table, self._size
-        data = b"".join([table[token_id] for token_id in token_ids if 0 <= token_id < size])
+        if len(token_ids) == 1:  # the usual case
+            data = table[token_ids[0]] if 0 <= token_ids[0] < size else b""
+        else:
+            data = b"".join([table[token_id] for token_id in token_ids if 0 <= token_id < size])
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")
@@ -138,14 +141,11 @@ class TextStream:
     ) -> None:
         """Make a stream that looks for stop strings only after the first `stops_from` tokens."""
         self.tokens = 0  # tokens taken so far; the last one completed the stop string, if `match` is set
+        self.match: StopMatch | None = None  # the stop string that was found
         self._decoder = IncrementalDecoder(tokenizer, skip_special=skip_special, continuation=continuation)
         self._checker = StopChecker(stops, include_stop=include_stop)
         self._stops_from = stops_from
         self._stops = bool(stops)
-
-    @property
-    def match(self) -> StopMatch | None:
-        return self._checker.match
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take tokens until a stop string is complete, and return their text; later tokens are not taken."""
@@ -159,13 +159,16 @@ class TextStream:
             self.tokens += 1
             check = self._checker.push if self.tokens > self._stops_from else self._checker.skip
             text.append(check(self._decoder.push(token_id)))
+            self.match = self._checker.match
         return "".join(text)
 
     def flush(self) -> str:
         """Return the rest of the text, once the answer is over. A broken last character can complete a stop string."""
         if self.match:
             return ""
-        return self._checker.push(self._decoder.flush()) + self._checker.flush()
+        text = self._checker.push(self._decoder.flush())
+        self.match = self._checker.match
+        return text + self._checker.flush()
 
 
 def _borders(stop: str) -> list[int]:

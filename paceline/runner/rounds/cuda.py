@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -245,14 +245,15 @@ class CudaRounds:
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
-        by_host = [seat.max_draft for seat in seats if seat.offer is not None]
+        by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
+        lanes = [seat.lane for seat in seats]
         finds_fewer = drafter is not None and _looks_up(self.drafters[drafter])
         draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
         offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
         count = self._grid.seats(len(seats))
-        wanted = self._expected(drafter, sum(min(length, draft) for length in by_drafter))
+        wanted = self._expected(drafter, sum([min(length, draft) for length in by_drafter]))
         wanted += self._expected(OFFERED, sum(by_host))
-        edits = any(seat.lane in self._edited for seat in seats)
+        edits = not self._edited.isdisjoint(lanes)
         own = judged(seats)
         return Bucket(
             seats=count,
@@ -260,7 +261,7 @@ class CudaRounds:
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
             context=self._grid.context(context),
-            filters=edits or bool(own) or any(seat.lane in self._filtered for seat in seats),
+            filters=edits or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
@@ -300,15 +301,18 @@ class CudaRounds:
             seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
         if not bucket.longest:
             return
-        allowed, found = Counter[str](), Counter[str]()
-        for seat, one in zip(ticket.seats, landed, strict=True):
-            drafter = bucket.drafter or "" if seat.offer is None else OFFERED
-            allowed[drafter] += min(seat.max_draft, bucket.draft if seat.offer is None else bucket.offers)
-            found[drafter] += len(one.drafted)
-        for drafter, tokens in allowed.items():
-            if tokens:
-                share = found[drafter] / tokens
-                self._found[drafter] = share + DECAY * (self._found[drafter] - share)
+        pairs = [*zip(ticket.seats, landed, strict=True)]
+        inside = [(min(seat.max_draft, bucket.draft), len(one.drafted)) for seat, one in pairs if seat.offer is None]
+        self._learn_found(bucket.drafter or "", inside)
+        if bucket.offers:
+            offered = [(min(seat.max_draft, bucket.offers), len(one.drafted)) for seat, one in pairs if seat.offer]
+            self._learn_found(OFFERED, offered)
+
+    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]]) -> None:
+        """Learn which share of the allowed tokens was found, by the numbers of both of each seat."""
+        if allowed := sum([most for most, _ in counts]):
+            share = sum([found for _, found in counts]) / allowed
+            self._found[drafter] = share + DECAY * (self._found[drafter] - share)
 
 
 def _looks_up(drafter: DeviceDrafter) -> bool:

@@ -180,12 +180,11 @@ class CudaRound:
         lanes[:], wanted[:], limits[:] = self.state.dummy, 1, 0
         offers = sent[ASKED * count :].reshape(self._offers.shape)
         offers[:, :HEADER] = 0
+        lanes[: len(seats)] = [seat.lane for seat in seats]
+        limits[: len(seats)] = [0 if seat.offer else min(seat.max_draft, self._bucket.draft) for seat in seats]
+        wanted += limits
         for i, seat in enumerate(seats):
-            lanes[i] = seat.lane
-            if seat.offer is None:
-                limits[i] = min(seat.max_draft, self._bucket.draft)
-                wanted[i] = 1 + limits[i]
-            else:
+            if seat.offer is not None:
                 write_offer(offers[i], seat.offer, most=min(seat.max_draft, self._bucket.offers))
         if self._drafter is not None:
             thresholds.view(np.float32)[: len(seats)] = [threshold_of(self._drafter, seat) for seat in seats]

@@ -89,7 +89,8 @@ class Changes:
     def __init__(self, state: DeviceState, *, vocab_size: int) -> None:
         self._state = state
         self._vocab_size = vocab_size
-        self._pieces: list[tuple[np.ndarray, np.ndarray]] = []  # indices and values
+        self._pieces: list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]] = []  # indices and values
+        self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]  # first index, width of a lane
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
         self._masks: TableUpload | None = None  # made with the first mask
 
@@ -157,13 +158,19 @@ class Changes:
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""
-        self._add(self._state.pages, lane, first, pages)
+        start, width = self._pages_at
+        assert first + len(pages) <= width, f"{len(pages)} values from {first} on in a lane of {width}"
+        start += lane * width + first
+        self._pieces.append((range(start, start + len(pages)), pages))
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Return and forget all changes: indices int64 [n], each once, and values int32 [n]."""
-        indices = np.concatenate([index for index, _ in self._pieces])
-        values = np.concatenate([value for _, value in self._pieces])
-        self._pieces = []
+        pieces, self._pieces = self._pieces, []
+        if all(len(index) == 1 for index, _ in pieces):  # the usual case: one more page for some sequences
+            found = {index[0]: value[0] for index, value in pieces}
+            return np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int32)
+        indices = np.concatenate([index for index, _ in pieces])
+        values = np.concatenate([value for _, value in pieces]).astype(np.int32)
         unique, last = np.unique(indices[::-1], return_index=True)
         return unique, values[::-1][last]
 

@@ -295,6 +295,6 @@ def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
     new = tuple(row[2 : 3 + accepted])
     if not tree:
-        return Landed(path=tuple(range(accepted)), drafted=old, tokens=new)
+        return Landed(tuple(range(accepted)), old, new)
     path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
     return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))

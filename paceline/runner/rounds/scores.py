@@ -114,9 +114,9 @@ class Scorer:
 
     def score_seats(self, lanes: Sequence[int], verified: Verified) -> SeatScores | None:
         """Score the new tokens of the seats in `lanes` that ask; None: none does."""
-        tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
-        if not tops:
+        if self._tops.keys().isdisjoint(lanes):
             return None
+        tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
         steps, device = verified.outcomes.shape[1] // (4 if verified.tree else 2), self._state.device
         steps -= not verified.tree  # 1 + the longest draft
         rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)

@@ -381,7 +381,7 @@ def nearly(mine: Landed | None, other: Landed | None) -> bool:
     if mine.states is not None and other.states is not None:
         torch.testing.assert_close(mine.states.float(), other.states.float(), rtol=1e-3, atol=1e-3)
     bare = {"scores": (), "prompt_scores": (), "states": None}
-    return (mine.states is None) == (other.states is None) and replace(mine, **bare) == replace(other, **bare)
+    return (mine.states is None) == (other.states is None) and mine._replace(**bare) == other._replace(**bare)
 
 
 def both_nearly(
