@@ -311,7 +311,9 @@ class DeviceStepper:
         work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
         if not landed.tokens:
             return
-        verdict = self._masks.check(work, Verdict(path=landed.path, token=landed.tokens[-1]), landed.tokens)
+        verdict = Verdict(landed.path, landed.tokens[-1])
+        if work.sequence.sampler.grammar is not None:
+            verdict = self._masks.check(work, verdict, landed.tokens)
         follower = work.sequence.in_flight.follower
         inside = work.drafter if work.max_draft and not work.forced else None
         if inside in self._rounds.readers and follower is not None:
@@ -346,4 +348,4 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool) -> Seat:
 
 def _decodes(work: Work) -> bool:
     """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.decodes and work.sequence.pool is None
+    return work.samples and work.count == 1 and work.sequence.pool is None

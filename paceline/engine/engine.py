@@ -244,7 +244,8 @@ class Engine:
             sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                work.tokens = [*[work.draft.tokens[node] for node in verdict.path], verdict.token]
+                accepted = [work.draft.tokens[node] for node in verdict.path] if verdict.path else ()
+                work.tokens = [*accepted, verdict.token]
                 self._lanes.commit(lane, len(sequence.tokens), work.tokens)
             self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
 

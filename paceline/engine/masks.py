@@ -96,7 +96,7 @@ class Masks:
         """Cut a verdict before the first of its new `tokens` that the grammar's mask would have changed. The device has
         gone on from there, so that its lane has to be written anew."""
         sequence = work.sequence
-        if sequence.sampler.grammar is None or len(verdict.path) <= work.sure:
+        if len(verdict.path) <= work.sure:
             return verdict
         count = sequence.sampler.count_masked(tokens, known=1 + work.sure)
         if count == len(tokens):

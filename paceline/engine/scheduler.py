@@ -97,11 +97,15 @@ class StepPlan:
     """The works of a step, with their pages reserved."""
 
     works: list[Work] = field(default_factory=list)
-    decodes: bool = True  # every sequence computes its last token, and nothing of a prompt
     preempted: list[Sequence] = field(default_factory=list)  # sequences that lost their lane
     falls_short: bool = False  # too few pages: land everything and plan again
     depth: int = 0  # steps that stay in flight when the engine's step ends, this one included
     crowded: bool = False  # more sequences run than max_draft_batch: none may draft
+
+    @property
+    def decodes(self) -> bool:
+        """True if every sequence computes its last token, and nothing of a prompt."""
+        return all(work.decodes for work in self.works)
 
 
 class Scheduler:
@@ -150,7 +154,6 @@ class Scheduler:
         for work in self._divide_rows():
             if work.sequence.lane >= 0 and self._reserve(work, plan):
                 plan.works.append(work)
-        plan.decodes = all(work.decodes for work in plan.works)
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
         return plan
@@ -227,7 +230,9 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            todo = 0 if sequence.is_ending or not self._ready(sequence) else sequence.todo
+            if sequence.is_ending or not self._ready(sequence):
+                continue
+            todo = sequence.todo
             if todo == 1:
                 decoding.append(sequence)
             elif todo > 1:

@@ -57,7 +57,8 @@ class Sequence:
     @property
     def todo(self) -> int:
         assert self.span is not None, "a waiting sequence has nothing to do yet"
-        return 1 if self.in_flight.most else len(self.tokens) - self.span.committed - self.in_flight.rows
+        state = self.in_flight
+        return 1 if state.most else len(self.tokens) - self.span.committed - state.rows
 
     @property
     def longest(self) -> int:

@@ -192,7 +192,7 @@ def test_nothing_is_kept_of_answers_that_have_ended() -> None:
     for i in range(50):
         token = TokenEvent(request_id=str(i), sample=0, tokens=(1,), origins=(Origin.PLAIN,))
         metrics.observe(token)
-        metrics.observe(replace(token, finish=Finish.STOP, stats=STATS))
+        metrics.observe(token._replace(finish=Finish.STOP, stats=STATS))
     assert not metrics._last
 
 

@@ -1,0 +1,50 @@
+"""The host's work for one more sequence in a step on a device: a count of Python calls, which no busy machine changes.
+
+The thread of the engine is the limit of a small model on a GPU: each call here costs every sequence in every step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from paceline.types import Request, SamplingParams
+from tests.rig import build
+from tests.runs import prompt
+from tests.tiny_models import TARGET
+
+STEPS = 4  # within one page of each sequence
+HOST = ("paceline/engine/", "paceline/kv/", "paceline/text/", "paceline/sampling/", "runner/lanes.py")
+
+
+def calls_in(batch: int, on_device: Mapping[str, Any]) -> int:
+    """Count the calls of `STEPS` steps in which `batch` sequences decode, without those of the device."""
+    rig = build("toy", on_device=on_device, max_sequences=batch, max_draft_batch=batch, max_step_tokens=512)
+    for i in range(batch):
+        sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        rig.engine.submit(Request(id=f"{i}", prompt=prompt(18, seed=i), sampling=sampling))
+    for _ in range(4):
+        rig.engine.step()
+    count = 0
+
+    def look(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call" and any(part in frame.f_code.co_filename for part in HOST)
+
+    sys.setprofile(look)
+    try:
+        tokens = sum(len(event.tokens) for _ in range(STEPS) for event in rig.engine.step())
+    finally:
+        sys.setprofile(None)
+    assert tokens >= batch * STEPS
+    return count
+
+
+@pytest.mark.parametrize(("on_device", "most"), [({}, 33), ({"good": TARGET}, 62)], ids=["plain", "drafting"])
+def test_one_more_sequence_takes_few_calls(on_device: Mapping[str, Any], most: int) -> None:
+    few, many = (calls_in(batch, on_device) for batch in (2, 8))
+    assert (many - few) / 6 / STEPS <= most
