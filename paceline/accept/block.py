@@ -32,7 +32,7 @@ def accept_block(rows: Rows, p: Tensor, q: Tensor, coins: Tensor, noise: Tensor)
     left = residual.sum(-1)
     chance = torch.where(goes_on, left / (left + 1 - weights).clamp(min=1e-12), weights)
     lives = coins < chance
-    lives[rows.roots] = True
+    lives.index_fill_(0, rows.roots, True)
     last = rows.roots.scatter_reduce(0, rows.owners, index * lives, "amax")
     corrected = left[last] > 0  # False: the whole chain was accepted, or p == q up to rounding
     rest = torch.where(corrected[:, None], residual[last], p[last])
@@ -43,7 +43,7 @@ def _weights(rows: Rows, p: Tensor, q: Tensor) -> Tensor:
     """Return the weights w [rows]; 1 at a root. Each iteration extends the products by one row of the chains."""
     token = rows.tokens[:, None]
     ratio = (p[rows.parents].gather(1, token) / q.gather(1, token))[:, 0]
-    ratio[rows.roots] = 1
+    ratio.index_fill_(0, rows.roots, 1)
     weights = torch.ones_like(ratio)
     for _ in range(rows.depth):
         weights = (weights[rows.parents] * ratio).clamp(max=1)

@@ -40,7 +40,7 @@ def typical_floors(p: Tensor, epsilons: Tensor) -> Tensor:
 def _best_of_siblings(rows: Rows, score: Tensor) -> Tensor:
     """bool [rows]: True for the row with the highest score among its siblings; the first of equals."""
     score = score.clone()
-    score[rows.roots] = -1  # a root follows itself, and must not count among its children
+    score.index_fill_(0, rows.roots, -1)  # a root follows itself, and must not count among its children
     best = torch.full_like(score, -1).scatter_reduce(0, rows.parents, score, "amax")
     index = torch.arange(len(score), device=score.device)
     places = torch.where(score == best[rows.parents], index, len(score))

@@ -40,7 +40,7 @@ def walk(rows: Rows, right: Tensor) -> tuple[Tensor, Tensor]:
     the rows alive form a path. Parents come before children, so its end is the row with the highest index.
     """
     alive, above = right.clone(), rows.parents
-    alive[rows.roots] = True
+    alive.index_fill_(0, rows.roots, True)
     reach = 1
     while reach < rows.depth:
         alive = alive & alive[above]

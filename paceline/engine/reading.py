@@ -20,7 +20,7 @@ TELLING_ROWS = 256  # rows of a step from which the pace is learnt (H200: fewer 
 DECAY = 0.8  # weight of the past at each step: about the last five count
 PRIOR = 0.002  # weight of the ratio that the model suggests, relative to that of the steps
 OUTLIER = 2.0  # factor: a slower step counts as this many times the expected time; a faster one forgets the past
-FEW_SIZES = 64  # rows: chunks are multiples of this, or of an eighth of the next power of two, as passes are padded
+FEW_SIZES = 64  # rows: chunks are multiples of this, or of a quarter of the next power of two, as `profile` runs them
 
 
 class ReadingPace:
@@ -42,12 +42,13 @@ class ReadingPace:
         self._fit()
 
     def rows(self, seconds: float, *, start: int) -> int:
-        """Return how many rows from `start` on can be read in `seconds`, rounded down to what passes are padded to."""
+        """Return how many rows from `start` on can be read in `seconds`, rounded down to one of few sizes: the first
+        pass of a size takes longer, because the ways of its products are compared."""
         if self._products is None:
             return FIRST_ROWS
         base = self._products + start * self._attention  # count · base + count² · attention / 2 = seconds
         count = int(2 * seconds / (base + math.sqrt(base * base + 2 * self._attention * seconds)))
-        step = max(FEW_SIZES, (1 << max(count - 1, 0).bit_length()) // 8)
+        step = max(FEW_SIZES, (1 << max(count - 1, 0).bit_length()) // 4)
         self._allowed = count // step * step or max(count, LEAST_ROWS)
         return self._allowed
 

@@ -39,7 +39,7 @@ def test_a_chunk_takes_its_time(start: int) -> None:
     rows = pace.rows(0.02, start=start)
     assert rows == padded_rows(rows), "no row of padding"
     assert seconds_of(start, rows) <= 0.0201
-    assert seconds_of(start, math.ceil(rows * 8 / 7) + 64) > 0.02, "and no more rows would fit"
+    assert seconds_of(start, math.ceil(rows * 3 / 2) + 64) > 0.02, "and the next size would not fit"
 
 
 def test_several_prompts_teach_one_pace() -> None:
@@ -73,7 +73,7 @@ def test_the_cost_of_attention_is_learnt() -> None:
             took.append(slow(start, count))
             pace.learn([(start, count)], took[-1])
             start += count
-        assert all(0.8 * budget < seconds < 1.08 * budget for seconds in took[3:]), took
+        assert all(0.6 * budget < seconds < 1.08 * budget for seconds in took[3:]), took
 
 
 def test_the_context_at_which_attention_costs_as_much_as_products() -> None:

@@ -87,7 +87,9 @@ class Products:
             return self._ways[key]
         capturing = torch.cuda.is_current_stream_capturing()
         assert not capturing, "no way is chosen for this product: make the same call once before capturing it"
+        kept, self._descriptors = self._descriptors, Descriptors()  # a descriptor keeps its tensor: forget the tries
         fastest = self._fastest(x, matrix, out, residual, activation)
+        self._descriptors = kept
         if not only_compiling():
             self._ways[key] = fastest
         return fastest
@@ -111,7 +113,8 @@ class Products:
         return min(compared, key=lambda way: _seconds(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
-        whole = out.dtype == x.dtype and (x.shape[1] | out.shape[1]) % UNITS == 0
+        fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
+        whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
         blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
         return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
 

@@ -209,7 +209,7 @@ def _finish(
             maximum = tl.load(maxima + pair * parts + part, mask=part < parts, other=_LOWEST)
             keys = tl.where(part < parts, _key(maximum, part), _NO_KEY)
             chosen_parts = tl.zeros((TOP,), tl.int32)
-            for i in range(top):
+            for i in range(tl.minimum(top, parts)):
                 first = tl.max(keys, axis=0)
                 chosen_parts = tl.where(place == i, _index(first), chosen_parts)
                 keys = tl.where(keys == first, _NO_KEY, keys)

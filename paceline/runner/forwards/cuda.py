@@ -133,7 +133,7 @@ class CudaDecoder:
     @torch.inference_mode()
     def profile(self, rows: int, outs: int) -> None:
         """Run the largest passes, over prompts and with the most logits, to allocate every buffer. Smaller prompts
-        follow, of half as many rows again and again, to know for which sizes the library's products can be used."""
+        follow, two sizes for each power of two, so that the ways of their products are known."""
         with compiling():
             self._run_largest(rows, outs)
         self._run_largest(rows, outs)
@@ -143,8 +143,8 @@ class CudaDecoder:
         zeros = torch.zeros(rows, dtype=torch.int32, device=self.device)
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
-        halves = itertools.takewhile(lambda count: count > FEW_ROWS, (rows >> i for i in itertools.count(1)))
-        for count in (rows, outs, *halves):
+        smaller = (rows * share >> 2 + i for i in itertools.count() for share in (3, 2))
+        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEW_ROWS, smaller)):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)

@@ -6,8 +6,10 @@ replayed. Without a graph it runs the same launches one by one.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -57,15 +59,28 @@ class Recorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def __call__(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile."""
+        """Record launches whose kernels are compiled and whose buffers exist. The device may be busy meanwhile.
+
+        No garbage is collected while recording: the end of another engine's graph would break the record."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _without_garbage_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 launch()
             finally:
                 graph.capture_end()
         return graph
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class CudaRound:

@@ -109,7 +109,8 @@ def test_random_parameters_in_one_batch(seed: int) -> None:
     asked = test_random_parameters.requests(seed)
     options = {"max_sequences": 32, "max_draft_batch": 32, "max_step_tokens": 200, "num_pages": 400}
     told = run(build("cuda", on_device={}, **options), plain(asked))
-    spoken = run(build("cuda", on_device={name: DRAFTERS[name] for name in ("noisy", "ngram")}, **options), asked)
+    drafters = {name: DEVICE_RIGS[name] for name in test_random_parameters.DRAFTERS}
+    spoken = run(build("cuda", on_device=drafters, **options), asked)
     assert tokens_of(spoken) == tokens_of(told)
     for key, each in spoken.items():
         assert each.logprobs == told[key].logprobs

@@ -232,7 +232,8 @@ def test_a_vocabulary_of_its_own_and_doubt(filters: bool, device: torch.device) 
         out = torch.zeros(rows, dtype=torch.int32, device=device)
         draw(logits, state, lanes=lanes, offset=2, out=out, push=True, ids=ids, doubt=doubt, filters=filters)
         found.append(doubt)
-        tokens.append((out.tolist(), state.tokens.tolist()))
+        alone = [lane for lane in lanes.tolist() if lanes.tolist().count(lane) == 1]  # others write to the same place
+        tokens.append((out.tolist(), state.tokens[alone].tolist()))
     assert tokens[0] == tokens[1]
     assert set(tokens[0][0]) <= set(ids.tolist())
     assert found[0].found.tolist() == found[1].found.tolist() == [3, 3, 2, 0, 1, 3, 3]

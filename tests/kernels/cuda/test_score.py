@@ -60,6 +60,14 @@ def test_tiny_vocabularies(vocab: int, device: torch.device) -> None:
     check(random_logits(2, vocab, device), [0, 1], [0, vocab - 1], vocab)
 
 
+def test_nothing_beside_a_row_is_read(device: torch.device) -> None:
+    """Fewer parts of the vocabulary than alternatives, and a signalling NaN, which no addition bears, all around."""
+    memory = torch.full((7, 200), 0x7FA00001, dtype=torch.int32, device=device).view(torch.float32)
+    logits = memory[2:5, 50:140]
+    logits.copy_(random_logits(3, 90, device))
+    check(logits, [0, 1, 2], [5, 89, 0], 5)
+
+
 def test_of_equal_logits_the_lowest_token_comes_first(device: torch.device) -> None:
     logits = random_logits(5, 5000, device).round()
     logits[1] = 0.0
