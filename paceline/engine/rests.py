@@ -58,7 +58,7 @@ class Rests:
 
 
 class Chance(NamedTuple):
-    """What a drafter can do for one sequence."""
+    """The prospects of a drafter with one sequence."""
 
     found: float  # probability that it drafts anything
     rate: float  # probability that a drafted token is right, if all before it are

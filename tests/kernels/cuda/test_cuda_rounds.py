@@ -2,113 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.eagle.on_device import EagleOnDevice
-from paceline.drafters.medusa import MedusaOnDevice
 from paceline.drafters.model import ModelOnDevice
-from paceline.drafters.ngram import LookupOnDevice
-from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.cuda.tiles import FEW_ROWS
-from paceline.kernels.edit_reference import Edits
-from paceline.rules import Rule
-from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv, padded_rows
+from paceline.runner.forwards.cuda import padded_rows
 from paceline.runner.forwards.torch import TorchForward
-from paceline.runner.heads.cuda import CudaHead
-from paceline.runner.heads.medusa import TorchMedusa
-from paceline.runner.heads.torch import TorchHead
-from paceline.runner.rounds import cuda_chunks
 from paceline.runner.rounds.cuda import OFFERED, CudaRounds, Ticket, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
-from paceline.runner.rounds.parameter_kernels import compile_parameters
-from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, Landed, Offer, Rounds, Seat, Times
-from paceline.sampling.sampler import Sampler
-from paceline.types import SamplingParams
-from tests.heads import random_eagle, random_medusa
+from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Times
 from tests.kernels.cuda.conftest import ON_GPU
-from tests.kernels.tiny_forward import PLAIN, floats, random_weights
-from tests.odd_drafters import AgainOnDevice, TreesOnDevice
-
-LANES, PAGES = 9, 40
-TAPS = (0, 1, 1)
-KEPT = (0, 1)  # the target's, for drafters on the host
-AGAIN = {"again": AgainOnDevice(), "again-half": AgainOnDevice(finds_fewer=True)}  # from outside
-OPTIONS = {"lanes": LANES, "max_context": 2000, "max_draft": 8}
-
-
-def weights(noise: float = 0.0) -> dict[str, Any]:
-    own, other = (floats(random_weights(PLAIN, "int8", seed=seed)) for seed in (0, 1))
-    return {name: weight + noise * other[name] for name, weight in own.items()}
-
-
-def forward(device: torch.device, noise: float = 0.0, kv: Any = None) -> CudaForward:
-    decoder = CudaDecoder(PLAIN, weights(noise), max_context=64, dtype=torch.float32, device=device, pdl=ON_GPU)
-    kv = kv or new_kv(PLAIN, num_pages=PAGES, dtype=torch.float32, device=device)
-    return CudaForward(decoder, kv, taps=KEPT)
-
-
-def heads(
-    target: CudaForward, oracle: TorchForward, *, branches: int = 1, **options: Any
-) -> tuple[EagleOnDevice, EagleOnDevice]:
-    made = random_eagle(PLAIN, taps=TAPS, draft_vocab=60, **options)
-    head = CudaHead(replace(made, weights=dict(made.weights)), target.decoder, max_context=64)
-    head.new_kv(PAGES)
-    other = TorchHead(made, oracle, num_pages=PAGES + 1)  # with a page for padding, as a device has one
-    least = 0.2 if branches == 1 else 0.02
-    limits = {"max_draft": 5, "min_confidence": least, "branches": branches}
-    return tuple(EagleOnDevice(each, taps=TAPS, **limits) for each in (head, other))
-
-
-def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tuple[CudaRounds, PortableRounds]:
-    target, oracle = forward(device), TorchForward(PLAIN, weights(), num_pages=PAGES, taps=KEPT)
-    mine: dict[str, DeviceDrafter] = {}
-    other: dict[str, DeviceDrafter] = {}
-    if drafter == "ngram":
-        mine["ngram"] = other["ngram"] = LookupOnDevice()
-    elif drafter == "trees":
-        mine["trees"] = other["trees"] = AGAIN["again"]  # until the texts are known
-    elif drafter == "eagle":
-        mine["eagle"], other["eagle"] = heads(target, oracle, **options)
-    elif drafter == "medusa":
-        mine["medusa"], other["medusa"] = (
-            MedusaOnDevice(TorchMedusa(random_medusa(PLAIN)), tap=1, min_confidence=0.0) for _ in range(2)
-        )
-    elif drafter in AGAIN:
-        mine[drafter] = other[drafter] = AGAIN[drafter]
-    elif drafter is not None:
-        shares = drafter == "self"
-        mine[drafter] = ModelOnDevice(forward(device, 0.05, target.kv if shares else None), shares_kv=shares)
-        copy = TorchForward(PLAIN, weights(0.05), num_pages=PAGES)
-        if shares:
-            copy.kv, copy.backend = oracle.kv, oracle.backend
-        other[drafter] = ModelOnDevice(copy, shares_kv=shares)
-    return (
-        CudaRounds(target, drafters=mine, graphs=ON_GPU, **OPTIONS),
-        PortableRounds(oracle, drafters=other, **OPTIONS),
-    )
-
-
-def enter(rounds: Rounds, lane: int, tokens: Sequence[int], **params: Any) -> None:
-    sampler = Sampler(SamplingParams.of(**params), seed=7 + lane, vocab_size=PLAIN.vocab_size, eos_ids=())
-    sampler.see_prompt(tokens)
-    rounds.write(lane, np.array(tokens), sampler)
-    rounds.set_pages(lane, 0, range(4 * lane, 4 * lane + 4))
-
-
-Step = tuple[list[Landed | None], list[Landed]]
-
-
-def both(made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None = None) -> Step:
-    mine, other = (each.collect(each.launch(chunks, seats, drafter=drafter, context=30))[:2] for each in made)
-    assert mine == other
-    return mine
+from tests.kernels.cuda.round_pairs import (
+    AGAIN,
+    LANES,
+    OPTIONS,
+    PAGES,
+    both,
+    enter,
+    forward,
+    pair,
+    weights,
+)
+from tests.kernels.tiny_forward import PLAIN
+from tests.odd_drafters import TreesOnDevice
 
 
 @pytest.mark.parametrize(("drafter", "longest"), [("model", 2), ("self", 2), ("ngram", 3)])
@@ -361,176 +281,3 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._bucket(seats, "ngram", 30) == before
-
-
-EDITED: Sequence[dict[str, Any]] = (
-    {"temperature": 0, "logprobs": 3},
-    {"temperature": 0.9, "repetition_penalty": 1.5, "frequency_penalty": 0.6, "logprobs": 0},
-    {"temperature": 0, "logit_bias": {3: 4.0, 9: -100.0}, "min_tokens": 3, "stop_ids": (4, 5, 6, 7)},
-    {"temperature": 1.2, "allowed_tokens": tuple(range(2, 40, 3)), "top_k": 5, "presence_penalty": 1.0, "logprobs": 2},
-)
-
-
-def nearly(mine: Landed | None, other: Landed | None) -> bool:
-    """True if both are the same up to the rounding of log-probabilities and states."""
-    if mine is None or other is None:
-        return mine is other
-    for ours, theirs in zip((*mine.scores, *mine.prompt_scores), (*other.scores, *other.prompt_scores), strict=True):
-        assert (ours.token, ours.rank, len(ours.top)) == (theirs.token, theirs.rank, len(theirs.top))
-        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
-        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        assert [p for _, p in ours.top] == pytest.approx([p for _, p in theirs.top], abs=1e-4)
-    for ours, theirs in ((mine.states, other.states), (mine.features, other.features)):
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None:
-            torch.testing.assert_close(ours.float(), theirs.float(), rtol=1e-3, atol=1e-3)
-    bare = {"scores": (), "prompt_scores": (), "states": None, "features": None}
-    return mine._replace(**bare) == other._replace(**bare)
-
-
-def both_nearly(
-    made: Sequence[Rounds], chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None = None
-) -> Step:
-    mine, other = (each.collect(each.launch(chunks, seats, drafter=drafter, context=30))[:2] for each in made)
-    for ours, theirs in zip((*mine[0], *mine[1]), (*other[0], *other[1]), strict=True):
-        assert nearly(ours, theirs)
-    return mine
-
-
-@pytest.mark.parametrize("drafter", [None, "self"])
-def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torch.device) -> None:
-    """Penalties, bias and log-probabilities beside a plain lane, from the prompts on."""
-    made = pair(device, drafter)
-    for rounds in made:
-        for lane, params in enumerate(EDITED):
-            enter(rounds, lane, [5, 6, 7, 8, 5, 6 + lane], **params)
-        enter(rounds, 4, [1, 2, 3], temperature=0)
-    drawn, _ = both_nearly(made, [Chunk(lane, 0, 6, draws=True) for lane in range(4)], [], drafter)
-    assert [len(landed.scores) for landed in drawn if landed] == [1, 1, 0, 1]
-    both_nearly(made, [Chunk(4, 0, 2, draws=False)], [], drafter)
-    seats = [Seat(lane, 1 if drafter else 0) for lane in (4, 0, 1, 2, 3)]
-    for _ in range(1 if drafter else 2):
-        _, landed = both_nearly(made, [], seats, drafter)
-        assert [len(each.scores) for each in landed] == [
-            0,
-            *(len(each.tokens) for each in landed[1:3]),
-            0,
-            len(landed[4].tokens),
-        ]
-    graphs = made[0]._graphs
-    assert [bucket.edits for bucket in (*graphs._eager, *graphs._recorded)] == [True]
-    assert torch.equal(made[0]._state.marks.cpu(), made[1]._state.marks)
-
-
-def test_prompts_are_scored_and_pooled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of several chunks, some of which only fill memory; logits are made for three rows at a time."""
-    monkeypatch.setattr(cuda_chunks, "SCORED_ROWS", 3)
-    made = pair(device)
-    for rounds in made:
-        for lane in range(3):
-            enter(rounds, lane, [5, 6, 7, 8, 5, 6, 9, 1], temperature=0, logprobs=1 if lane == 1 else None)
-    chunks = [
-        Chunk(0, 0, 4, draws=False),
-        Chunk(1, 0, 8, draws=True, scored=7, top=2),
-        Chunk(2, 0, 5, draws=False, scored=5, states=5),
-    ]
-    first, second, third = both_nearly(made, chunks, [])[0]
-    assert first is None
-    assert second is not None
-    assert [score.token for score in second.prompt_scores] == [6, 7, 8, 5, 6, 9, 1]
-    assert len(second.scores) == len(second.tokens) == 1
-    assert third is not None
-    assert third.tokens == ()
-    assert third.states is not None
-    assert third.states.shape == (5, PLAIN.hidden_size)
-
-
-@pytest.mark.parametrize("drafter", [None, "eagle"])
-def test_hidden_states_for_the_host(drafter: str | None, device: torch.device) -> None:
-    """Those of committed rows, for the sequences that ask, beside a head that reads its own."""
-    made, width = pair(device, drafter), len(KEPT) * PLAIN.hidden_size
-    for rounds in made:
-        for lane in range(3):
-            enter(rounds, lane, [5, 6, 7, 8, 5, 6, 9 + (lane > 0)], temperature=0)
-    reads = drafter is not None
-    part = [Chunk(lane, 0, 4, draws=False, drafts=reads, tapped=lane > 0) for lane in range(3)]
-    first, second, third = both_nearly(made, part, [], drafter)[0]
-    assert first is None
-    for landed in (second, third):
-        assert landed is not None
-        assert landed.tokens == ()
-        assert landed.features is not None
-        assert (landed.features.shape, landed.features.dtype) == ((4, width), torch.float32)
-    whole = [Chunk(lane, 4, 3, draws=True, drafts=reads, tapped=lane > 0) for lane in range(3)]
-    said = [landed.tokens[0] for landed in both_nearly(made, whole, [], drafter)[0] if landed]
-    states = []
-    for _ in range(2):
-        other, each = both_nearly(made, [], [Seat(0, 0), Seat(1, 0, tapped=True)], drafter)[1]
-        assert other.features is None
-        assert each.features is not None
-        said += each.tokens
-        states.append(each.features)
-    ahead = (*said[2:], (said[-1] + 1) % PLAIN.vocab_size)  # what its twin has said, then something wrong
-    seats = [Seat(0, 3 if drafter else 0), Seat(2, 3, Offer(7, ahead), tapped=True)]
-    other, each = both_nearly(made, [], seats, drafter)[1]
-    assert other.features is None
-    assert each.features is not None
-    assert (each.accepted, len(each.features)) == (2, 3)
-    torch.testing.assert_close(each.features[:2], torch.cat(states), rtol=1e-3, atol=1e-3)
-    graphs = made[0]._graphs
-    assert [bucket.tapped for bucket in (*graphs._eager, *graphs._recorded)] == [True, True]
-
-
-def test_a_mask_decides_the_next_token(device: torch.device) -> None:
-    made = pair(device)
-    bits = np.zeros(-(-PLAIN.vocab_size // 32), dtype=np.uint32)
-    bits[0] = 1 << 11 | 1 << 30
-    for rounds in made:
-        enter(rounds, 1, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
-        rounds.set_mask(1, bits)
-        rounds._changes._add(rounds._state.edits, 1, 0, [Edits.MASKS])
-    (landed,), _ = both(made, [Chunk(1, 0, 3, draws=True)], [])
-    assert landed is not None
-    assert landed.tokens[0] in (11, 30)
-    _, (landed,) = both(made, [], [Seat(1, 0)])
-    assert landed.tokens[0] in (11, 30)
-
-
-@pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])
-def test_rules_as_by_portable_rounds(rules: tuple[Rule, Rule], device: torch.device) -> None:
-    """Two seats of each rule beside coupled ones, with filters and edits, and drafts of different lengths."""
-    made = pair(device, "self")
-    for rounds in made:
-        rounds.judge = judge_drafts
-        for lane, params in enumerate([{}, {"top_k": 9}, {"repetition_penalty": 1.4}, {"temperature": 0.7}]):
-            enter(rounds, lane, [5, 6, 7, 8], **params)
-    both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(4)], [], "self")
-    seats = [Seat(0, 2, rule=rules[0]), Seat(1, 1), Seat(2, 2, rule=rules[1], threshold=0.2), Seat(3, 1, rule=rules[0])]
-    for _ in range(2 if ON_GPU else 1):
-        _, landed = both(made, [], seats, "self")
-    (bucket,) = (*made[0]._graphs._eager, *made[0]._graphs._recorded)
-    assert (bucket.rules, bucket.judged, bucket.filters, bucket.eager) == (tuple(sorted(rules)), 4, True, False)
-    assert [len(each.drafted) for each in landed] == [2, 1, 2, 1]
-
-
-@pytest.mark.parametrize("drafter", ["medusa", "eagle"])
-def test_rules_judge_trees_as_by_portable_rounds(drafter: str, device: torch.device) -> None:
-    made = pair(device, drafter, **({"branches": 3} if drafter == "eagle" else {}))
-    for rounds in made:
-        rounds.judge = judge_drafts
-        for lane in range(3):
-            enter(rounds, lane, [5, 6, 7, 8], temperature=0.7)
-    both(made, [Chunk(lane, 0, 4, draws=True, drafts=True) for lane in range(3)], [], drafter)
-    rules = [{"rule": Rule.THRESHOLD, "threshold": 0.001}, {"rule": Rule.TYPICAL, "threshold": 0.3}, {}]
-    _, landed = both(made, [], [Seat(lane, 5, **rule) for lane, rule in enumerate(rules)], drafter)
-    assert landed[0].path, "a token of any probability was refused"
-    assert [*landed[0].parents] != [*range(-1, len(landed[0].drafted) - 1)], "no tree"
-
-
-def test_kernels_of_parameters_need_no_tables(device: torch.device) -> None:
-    """They are compiled at the start, when nobody may ever ask for them."""
-    rounds, _ = pair(device)
-    before = rounds._state.memory.clone()
-    compile_parameters(rounds._state, vocab=PLAIN.vocab_size, pdl=ON_GPU)
-    assert rounds._state.marks.shape[1] == 0
-    assert torch.equal(rounds._state.memory, before)
