@@ -30,7 +30,6 @@ from paceline.engine.hearing import Hearing
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.masks import Masks
 from paceline.engine.offers import Offers
-from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing
@@ -48,6 +47,7 @@ class Part(NamedTuple):
     work: Work
     rows: int  # committed tokens that a chunk reads; 0 for a seat
     draws: bool
+    void: bool = False  # True: a seat that draws nothing, because its mask is not there
 
     def launch(self) -> None:
         work = self.work
@@ -56,7 +56,10 @@ class Part(NamedTuple):
         )
 
     def land(self) -> None:
-        self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+        if not self.void:
+            self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+        else:
+            self.work.sequence.in_flight.steps -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,7 @@ class DeviceStepper:
         self._clock = clock
         self._launched: deque[Launched] = deque()
         self._masks = Masks(rounds)
-        self._overlap = Overlap()
-        self._places = 0  # decoding sequences with grammars that the next plan may still take
+        self._undrawn: Launched | None = None  # the latest step, if it lacks masks
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
 
@@ -105,11 +107,9 @@ class DeviceStepper:
     def in_flight(self) -> int:
         return len(self._launched)
 
-    def depth(self, running: Seq[Sequence]) -> int:
-        waiting = len(self._masks)
-        overlaps = self._overlap.pays(waiting, len(running))
-        self._places = (waiting + 1) // 2 if overlaps else waiting
-        return DEPTH if overlaps else 0
+    @property
+    def depth(self) -> int:
+        return DEPTH
 
     def start(self, sequence: Sequence) -> None:
         self._drafters.start(sequence)
@@ -130,18 +130,13 @@ class DeviceStepper:
         return self._drafters.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
-        """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
-        sequences with grammars."""
-        if sequence.sampler.grammar is None:
-            return True
-        ready = not sequence.in_flight.least and self._masks.has(sequence) and self._places > 0
-        self._places -= ready and sequence.todo == 1
-        return ready
+        """True unless a slow grammar must see a token in flight first, or a worker computes its mask."""
+        return self._masks.ready(sequence)
 
     def launch(self, plan: StepPlan) -> None:
         if plan.works:
             self._launch(plan.works, crowded=plan.crowded)
-            self._overlap.launched(self._clock(), len(plan.works))
+            self._draw()
         elif not self._launched:
             self._masks.wait()
 
@@ -150,17 +145,15 @@ class DeviceStepper:
         chunks, seats, times = self._rounds.collect(launched.ticket)
         ended_at, self._step_seconds = self._clock(), times.step
         waited = ended_at - began
-        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
         for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
             part.land()
             sequence = part.work.sequence
-            if not sequence.in_flight.left:
+            if not sequence.in_flight.left and not part.void:
                 self._settle(part.work, landed)
                 works.append(part.work)
-            elif not sequence.in_flight.steps:
+            elif sequence.in_flight.left and not sequence.in_flight.steps:
                 ended.append(sequence)
-        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -170,17 +163,17 @@ class DeviceStepper:
         )
 
     def observe(self, landing: Landing) -> None:
+        self._masks.ask(work.sequence for work in landing.works)
+        self._draw()
         self._drafters.observe(landing.works)
         self._drafters.hand_over(landing.works, crowded=landing.crowded)
-        self._masks.ask(work.sequence for work in landing.works)
-        if all(work.sequence.finish is not None for work in landing.works):
-            self._overlap.idle()
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._launched.clear()
+        self._undrawn = None
         for sequence in sequences:
             sequence.in_flight.steps = 0
 
@@ -189,7 +182,7 @@ class DeviceStepper:
             self._write(work.sequence)
         seats = [work for work in works if _decodes(work)]
         reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
-        forced = self._masks.write(works)
+        forced = self._masks.offers(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
@@ -211,7 +204,23 @@ class DeviceStepper:
             drafter=drafter,
             context=max([work.sequence.longest for work in works]),
         )
-        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
+        launched = Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded)
+        self._launched.append(launched)
+        if self._masks and any(work.sequence.sampler.grammar is not None for work in seats):
+            self._undrawn = launched
+
+    def _draw(self) -> None:
+        """Send the masks of the step that lacks them, once all steps before it have landed."""
+        launched = self._undrawn
+        if launched is None or launched is not self._launched[0]:
+            return
+        first = len(launched.parts) - launched.seats
+        void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
+        for index, part in enumerate(launched.parts):
+            if any(part.work is work for work in void):
+                launched.parts[index] = part._replace(void=True)
+                part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)
+        self._undrawn = None
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -286,6 +295,7 @@ class DeviceStepper:
             top=sequence.request.sampling.prompt_logprobs or 0,
             states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
             tapped=self._drafters.reads(sequence),
+            mask=sequence.sampler.mask() if work.samples and sequence.sampler.grammar is not None else None,
         )
 
     def _settle(self, work: Work, landed: Landed | None) -> None:
@@ -297,8 +307,6 @@ class DeviceStepper:
         if not landed.tokens:
             return
         verdict = Verdict(landed.path, landed.tokens[-1])
-        if work.sequence.sampler.grammar is not None:
-            verdict = self._masks.check(work, verdict, landed.tokens)
         follower = work.sequence.in_flight.follower
         inside = work.drafter if work.max_draft and not work.forced else None
         if inside in self._rounds.readers and follower is not None:
@@ -324,13 +332,14 @@ class DeviceStepper:
 def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
-    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
-    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions either.
+    # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
+    # rule leaves the distribution unchanged, too. Trees have no distributions either.
     one_way = sampler.greedy or sampler.grammar is not None
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)
+    masked = sampler.grammar is not None
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)
 
 
 def _decodes(work: Work) -> bool:

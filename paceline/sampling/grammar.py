@@ -11,12 +11,13 @@ query are bounded, by llguidance's limits and ours: a grammar beyond them is ref
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -117,17 +118,26 @@ class Grammars:
         words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: len(self._not_ends)]
         return words if self._ends_are_tokens else words & self._not_ends
 
-    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
-        """Compute the masks of several matchers in parallel: uint32 [matchers, vocab / 32]."""
+    def masks(self, asked: Sequence[tuple[LLMatcher, Path]]) -> list[np.ndarray]:
+        """Compute masks of several matchers in parallel: where they are, and behind each token of a path from there.
+
+        Returns uint32 [1 + tokens, vocab / 32] for each; the mask behind a token that does not fit is zero."""
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(num_threads=WORKERS)
-        words = np.empty((len(matchers), -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
-        jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(jobs, words.ctypes.data, 4 * words.shape[1], len(jobs))
+        firsts = [0, *itertools.accumulate(1 + len(path) for _, path in asked)]
+        words = np.zeros((firsts[-1], -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
+        place = words.ctypes.data, 4 * words.shape[1], len(words)
+        placed = [*zip(asked, firsts, strict=False)]
+        if alone := [(matcher, first) for (matcher, path), first in placed if not path]:
+            self._executor.unsafe_compute_mask_ptr(alone, *place)
+        if along := [(matcher, first, [*path]) for (matcher, path), first in placed if path]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(along, *place)
         words = words[:, : len(self._not_ends)]
-        return words if self._ends_are_tokens else words & self._not_ends
+        if not self._ends_are_tokens:
+            words &= self._not_ends
+        return np.split(words, firsts[1:-1])
 
     def goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""
@@ -217,7 +227,7 @@ class GrammarState:
     """
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
-        self.beside = False  # True: a worker computes the mask behind the last token if that takes long
+        self.beside = False  # True: the mask behind the last token is computed later, by a worker if that takes long
         self._grammars = grammars
         self._grammar = grammar
         self._matcher, first = grammars.fresh(grammar)
@@ -248,6 +258,10 @@ class GrammarState:
         """True if the mask behind the committed tokens is known."""
         return () in self._masks
 
+    def knows(self, path: Path) -> bool:
+        """True if there is a mask behind `path`, and it is known."""
+        return self._masks.get(path) is not None
+
     @property
     def slow(self) -> bool:
         """True if masks are left to a worker: the latest one took long, or none was computed yet."""
@@ -259,11 +273,11 @@ class GrammarState:
 
     def fits(self, tokens: Sequence[int]) -> tuple[int, Finish | None]:
         """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
-        grammar cannot be followed; None: it goes on, or the mask behind the last token is left to a worker."""
+        grammar cannot be followed; None: it goes on, or only the mask behind the last token says that it does not."""
         with self._lock:
             for count in range(1, len(tokens) + 1):
                 path = tuple(tokens[:count])
-                if count == len(tokens) and self._leaves(path):
+                if count == len(tokens) and self.beside and path not in self._masks:
                     return self._fits_so_far(path)
                 mask = self._look(path)
                 if mask is None:
@@ -302,25 +316,10 @@ class GrammarState:
             path = (*path, *more)
         return path
 
-    def sure(self, path: Path) -> int:
-        """Count the tokens at the beginning of `path` that are the only ones to come: they need no drawing."""
-        with self._lock:
-            count = 0
-            while count < len(path):
-                mask = self._look(path[:count])
-                if mask is None or only_token(mask) != path[count]:
-                    break
-                count += 1
-        return count
-
     def _allowed_last(self, path: Path) -> bool:
         """Return True if the last token of `path` fits, whether or not anything may follow it."""
         before = self._masks.get(path[:-1])
         return before is not None and has_token(before, path[-1])
-
-    def _leaves(self, path: Path) -> bool:
-        """Return True if a worker has to compute this mask: it may take long, or needs a freshly compiled grammar."""
-        return self.beside and path not in self._masks and (self.slow or not self._attempt(path))
 
     def _fits_so_far(self, path: Path) -> tuple[int, Finish | None]:
         """Answer `fits` without the mask behind `path`. A matcher at a limit says nothing: the worker finds out."""
@@ -371,22 +370,42 @@ class GrammarState:
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
 
 
-def look_together(asked: Iterable[tuple[GrammarState, Path]]) -> None:
-    """Compute the masks behind paths of several sequences in parallel, as far as they are not known and not `slow`."""
+def look_together(asked: Mapping[GrammarState, Sequence[Path]]) -> None:
+    """Compute the masks behind paths of several sequences in parallel, parents before children, as far as they fit and
+    no matcher runs into a limit."""
     with ExitStack() as locks:
-        ready: dict[Grammars, list[tuple[GrammarState, Path]]] = {}
-        for state, path in asked:
+        for state in asked:
             locks.enter_context(state._lock)
-            if path not in state._masks and not state.slow and state._walk(path) and not state._matcher.is_error():
-                ready.setdefault(state._grammars, []).append((state, path))
-        for grammars, wanted in ready.items():
-            began = time.perf_counter()
-            masks = grammars.masks([state._matcher for state, _ in wanted])
-            seconds = (time.perf_counter() - began) * min(WORKERS, len(wanted)) / len(wanted)
-            for (state, path), mask in zip(wanted, masks, strict=True):
-                state._seconds = seconds
-                if not state._matcher.is_error():
-                    state._masks[path] = mask
+        chains = {state: _chains(paths) for state, paths in asked.items()}
+        while chains:
+            _look_along({state: each.pop() for state, each in chains.items()})
+            chains = {state: each for state, each in chains.items() if each}
+
+
+def _chains(paths: Sequence[Path]) -> list[Path]:
+    """List the paths to the leaves of a tree, which has all of their beginnings as well."""
+    parents = {path[:-1] for path in paths if path}
+    return [path for path in paths if path not in parents]
+
+
+def _look_along(chains: Mapping[GrammarState, Path]) -> None:
+    """Compute the unknown masks behind the beginnings of one path of each sequence, which are locked."""
+    ready: dict[Grammars, list[tuple[GrammarState, Path, Path]]] = {}
+    for state, chain in chains.items():
+        known = 0
+        while known <= len(chain) and chain[:known] in state._masks:
+            known += 1
+        start = chain[:known]
+        if known <= len(chain) and not state._lost and state._walk(start) and not state._matcher.is_error():
+            ready.setdefault(state._grammars, []).append((state, start, chain[known:]))
+    for grammars, wanted in ready.items():
+        began = time.perf_counter()
+        found = grammars.masks([(state._matcher, rest) for state, _, rest in wanted])
+        seconds = (time.perf_counter() - began) * min(WORKERS, len(wanted)) / len(wanted)
+        for (state, start, rest), masks in zip(wanted, found, strict=True):
+            state._seconds = seconds
+            if not state._matcher.is_error():
+                state._masks |= {start + rest[:i]: mask for i, mask in enumerate(masks) if mask.any()}
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

@@ -1,11 +1,10 @@
 """Grammars in steps of a device (laws 1, 2, 6): the text is the host's, whoever drafts, and only who waits is late.
 
-The device masks the root of a seat alone; what it draws behind drafted tokens is checked when it has landed."""
+The masks of a step, those behind drafted tokens included, come while the device verifies."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
 import threading
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
-from paceline.engine.overlap import Overlap
 from paceline.errors import InvalidRequest
 from paceline.sampling.grammar import Grammars
 from paceline.sampling.words import pack
@@ -116,39 +114,13 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("inline")
-def test_only_the_sequence_with_a_grammar_waits_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes part in every second step, the others in every one."""
-    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: 2 * waiting < sequences)
-    rig = device()
-    going = Run(rig)
-    going.submit(plain(asked((SamplingParams(temperature=0, ignore_eos=True),) * 5)))
-    going.submit([Request("g", (5,), SamplingParams(temperature=0, grammar=LONG, max_tokens=25))])
-    going.finish()
-    steps = [{seat.lane for seat in seats} for seats in rig.rounds.seats]
-    with_grammar = [i for i, seats in enumerate(steps) if 5 in seats]  # lanes are given in order
-    assert len(with_grammar) == 25
-    assert {after - before for before, after in itertools.pairwise(with_grammar)} == {2}
-    assert all(seats >= {0, 1, 2, 3, 4} for seats in steps[8:40])
-
-
-@pytest.mark.usefixtures("inline")
-def test_with_overlap_half_of_the_grammars_take_part_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: True)
-    rig = device()
-    bound, free = SamplingParams(temperature=0, grammar=LONG), SamplingParams(temperature=0, ignore_eos=True)
-    told = run(rig, plain(asked((bound, bound, bound, bound, bound, free))))
-    assert {each.finish for each in told.values()} == {Finish.LENGTH}
-    sizes = [len(seats) for seats in rig.rounds.seats[10:60]]
-    assert {*sizes} <= {3, 4}  # two or three of five, and the other one
-
-
-@pytest.mark.usefixtures("inline")
-def test_without_overlap_all_take_part_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overlap, "pays", lambda self, waiting, sequences: 2 * waiting < sequences)
+def test_sequences_with_grammars_take_part_in_every_step() -> None:
+    """Their masks come while the device verifies: none waits for its last token to land."""
     rig = device()
     bound, free = SamplingParams(temperature=0, grammar=LONG), SamplingParams(temperature=0, ignore_eos=True)
     told = run(rig, plain(asked((bound, bound, bound, bound, free, free))))
     assert {each.finish for each in told.values()} == {Finish.LENGTH}
+    assert rig.rounds.most_in_flight == 2
     assert sum(len(seats) == 6 for seats in rig.rounds.seats) > 60
 
 

@@ -15,6 +15,7 @@ from paceline.rules import Rule
 from paceline.runner.rounds import cuda_chunks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat
+from paceline.sampling.words import pack
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import (
     KEPT,
@@ -143,19 +144,38 @@ def test_hidden_states_for_the_host(drafter: str | None, device: torch.device) -
     assert [bucket.tapped for bucket in (*graphs._eager, *graphs._recorded)] == [True, True]
 
 
-def test_a_mask_decides_the_next_token(device: torch.device) -> None:
-    made = pair(device)
-    bits = np.zeros(-(-PLAIN.vocab_size // 32), dtype=np.uint32)
-    bits[0] = 1 << 11 | 1 << 30
+def words(*tokens: int) -> np.ndarray:
+    return pack(tokens, PLAIN.vocab_size)
+
+
+def test_masks_decide_every_row_and_seats_without_them_draw_nothing(device: torch.device) -> None:
+    made = pair(device, "self")
+    first, second = words(11, 30), words(12, 31)
     for rounds in made:
-        enter(rounds, 1, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
-        rounds.set_mask(1, bits)
-        rounds._changes._add(rounds._state.edits, 1, 0, [Edits.MASKS])
-    (landed,), _ = both(made, [Chunk(1, 0, 3, draws=True)], [])
-    assert landed is not None
-    assert landed.tokens[0] in (11, 30)
-    _, (landed,) = both(made, [], [Seat(1, 0)])
-    assert landed.tokens[0] in (11, 30)
+        for lane in range(3):
+            enter(rounds, lane, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
+            rounds._changes._add(rounds._state.edits, lane, 0, [Edits.MASKS if lane < 2 else 0])
+    chunks = [Chunk(lane, 0, 3, draws=True, mask=first if lane < 2 else None) for lane in range(3)]
+    read, _ = both(made, chunks, [], "self")
+    assert all(each is not None and each.tokens[0] in (11, 30) for each in read[:2])
+    for turn in range(3 if ON_GPU else 1):
+        lengths = made[0]._state.lengths.tolist()
+        seats = [Seat(0, 2, masked=True), Seat(1, 2, masked=True), Seat(2, 1)]
+        tickets = [rounds.launch([], seats, drafter="self", context=40) for rounds in made]
+        paths = [rounds.paths(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
+        assert paths[0] == paths[1]
+        assert [*map(len, paths[0][0])] == [0, 1, 2]
+        only = [words(token) for token in paths[0][0][2]]  # the draft itself, then one of two
+        for rounds, ticket in zip(made, tickets, strict=True):
+            rounds.draw(ticket, {0: [*only, second]} if turn % 2 == 0 else {0: [first, None, None], 1: [first] * 3})
+        landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
+        assert landed == same
+        if turn % 2 == 0:
+            assert landed[0].accepted == 2
+            assert landed[0].tokens[2] in (12, 31)
+            assert not landed[1].tokens  # void
+            assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
+            assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths.cpu())
 
 
 @pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])
