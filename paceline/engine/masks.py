@@ -22,7 +22,7 @@ import numpy as np
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
-from paceline.sampling.grammar import DEAD_END, WORKERS, look_together
+from paceline.sampling.grammar import DEAD_END, WORKERS, GrammarState, look_together
 from paceline.types import Finish
 
 MAX_WAIT_SECONDS = 0.02  # longest wait for a mask with nothing else to do; aborts and deadlines are served in between
@@ -107,39 +107,41 @@ class Masks:
             for index, paths in self._rounds.paths(ticket).items()
             if not seats[index].sequence.in_flight.left and self.has(seats[index].sequence)
         }
-        samplers = {index: seats[index].sequence.sampler for index in drafts}
-        look_together({s.grammar: drafts[i] for i, s in samplers.items() if s.grammar is not None})
-        masks = {
-            index: [sampler.mask(path) if sampler.grammar.knows(path) else None for path in drafts[index]]
-            for index, sampler in samplers.items()
-            if sampler.grammar is not None and self._goes_on(seats[index].sequence)
-        }
+        look_together({_grammar(seats[index].sequence): paths for index, paths in drafts.items()})
+        masks = {}
+        for index, paths in drafts.items():
+            sequence = seats[index].sequence
+            grammar, narrow = _grammar(sequence), sequence.sampler.narrow
+            if self._goes_on(sequence):
+                masks[index] = [narrow(grammar.known(path), len(path)) for path in paths]
         self._rounds.draw(ticket, masks)
         return [work for i, work in enumerate(seats) if i not in masks and work.sequence.sampler.grammar is not None]
 
     def _goes_on(self, sequence: Sequence) -> bool:
         """Return True if the mask for the next token is there, and allows one. Otherwise the sequence ends, or a worker
         finds out."""
-        grammar = sequence.sampler.grammar
-        assert grammar is not None, "a mask without a grammar"
-        if not grammar.looked:
+        if not _grammar(sequence).looked:
             self._ask(sequence)
             return False
         sequence.finish, sequence.error = _end(sequence)
         return sequence.finish is None
 
     def _ask(self, sequence: Sequence) -> None:
-        grammar = sequence.sampler.grammar
-        assert grammar is not None, "a mask without a grammar"
+        grammar = _grammar(sequence)
         if not grammar.looked:
             self._pending[sequence.key] = self._pool.submit(grammar.mask)
 
 
-def _end(sequence: Sequence) -> tuple[Finish | None, str | None]:
-    """Return why a sequence ends where it is, by the mask for its next token, and the error if there is one."""
+def _grammar(sequence: Sequence) -> GrammarState:
     grammar = sequence.sampler.grammar
     assert grammar is not None, "a mask without a grammar"
-    mask = grammar.mask()
+    return grammar
+
+
+def _end(sequence: Sequence) -> tuple[Finish | None, str | None]:
+    """Return why a sequence ends where it is, by the mask for its next token, and the error if there is one."""
+    grammar = _grammar(sequence)
+    mask = grammar.known(())
     if mask is None:
         return Finish.ERROR, DEAD_END
     return (None if grammar.goes_on(mask) else Finish.STOP), None

@@ -18,7 +18,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -258,9 +257,9 @@ class GrammarState:
         """True if the mask behind the committed tokens is known."""
         return () in self._masks
 
-    def knows(self, path: Path) -> bool:
-        """True if there is a mask behind `path`, and it is known."""
-        return self._masks.get(path) is not None
+    def known(self, path: Path) -> np.ndarray | None:
+        """Return the mask behind `path` if there is one, and it is known."""
+        return self._masks.get(path)
 
     @property
     def slow(self) -> bool:
@@ -373,17 +372,22 @@ class GrammarState:
 def look_together(asked: Mapping[GrammarState, Sequence[Path]]) -> None:
     """Compute the masks behind paths of several sequences in parallel, parents before children, as far as they fit and
     no matcher runs into a limit."""
-    with ExitStack() as locks:
-        for state in asked:
-            locks.enter_context(state._lock)
+    for state in asked:
+        state._lock.acquire()
+    try:
         chains = {state: _chains(paths) for state, paths in asked.items()}
         while chains:
             _look_along({state: each.pop() for state, each in chains.items()})
             chains = {state: each for state, each in chains.items() if each}
+    finally:
+        for state in asked:
+            state._lock.release()
 
 
 def _chains(paths: Sequence[Path]) -> list[Path]:
     """List the paths to the leaves of a tree, which has all of their beginnings as well."""
+    if len(paths[-1]) == len(paths) - 1:
+        return [paths[-1]]  # the tree is a chain
     parents = {path[:-1] for path in paths if path}
     return [path for path in paths if path not in parents]
 
@@ -395,9 +399,8 @@ def _look_along(chains: Mapping[GrammarState, Path]) -> None:
         known = 0
         while known <= len(chain) and chain[:known] in state._masks:
             known += 1
-        start = chain[:known]
-        if known <= len(chain) and not state._lost and state._walk(start) and not state._matcher.is_error():
-            ready.setdefault(state._grammars, []).append((state, start, chain[known:]))
+        if known <= len(chain) and not state._lost and state._walk(chain[:known]) and not state._matcher.is_error():
+            ready.setdefault(state._grammars, []).append((state, chain[:known], chain[known:]))
     for grammars, wanted in ready.items():
         began = time.perf_counter()
         found = grammars.masks([(state._matcher, rest) for state, _, rest in wanted])
@@ -405,7 +408,7 @@ def _look_along(chains: Mapping[GrammarState, Path]) -> None:
         for (state, start, rest), masks in zip(wanted, found, strict=True):
             state._seconds = seconds
             if not state._matcher.is_error():
-                state._masks |= {start + rest[:i]: mask for i, mask in enumerate(masks) if mask.any()}
+                state._masks.update((start + rest[:i], mask) for i, mask in enumerate(masks) if mask.any())
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

@@ -153,8 +153,12 @@ class Sampler:
         """Tokens that min_tokens and the grammar leave after `path`: uint32 [vocab / 32], for a sampler with a grammar.
         None: the grammar cannot be followed there."""
         assert self.grammar is not None, "a mask without a grammar"
-        mask = self.grammar.mask(path)
-        if mask is None or self.output_tokens + len(path) >= self.params.min_tokens:
+        return self.narrow(self.grammar.mask(path), len(path))
+
+    def narrow(self, mask: np.ndarray | None, ahead: int) -> np.ndarray | None:
+        """Take the stop tokens that min_tokens forbids out of a grammar's mask, `ahead` tokens after the last one, as
+        long as others remain."""
+        if mask is None or self.output_tokens + ahead >= self.params.min_tokens:
             return mask
         rest: np.ndarray = mask & ~self._stop_bits
         return rest if rest.any() else mask
