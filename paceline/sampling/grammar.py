@@ -274,10 +274,10 @@ class GrammarState:
         """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
         grammar cannot be followed; None: it goes on, or only the mask behind the last token says that it does not."""
         with self._lock:
+            if self.beside:
+                return self._fits_as_drawn(tuple(tokens))
             for count in range(1, len(tokens) + 1):
                 path = tuple(tokens[:count])
-                if count == len(tokens) and self.beside and path not in self._masks:
-                    return self._fits_so_far(path)
                 mask = self._look(path)
                 if mask is None:
                     return (count if self._allowed_last(path) else count - 1), Finish.ERROR
@@ -320,12 +320,21 @@ class GrammarState:
         before = self._masks.get(path[:-1])
         return before is not None and has_token(before, path[-1])
 
-    def _fits_so_far(self, path: Path) -> tuple[int, Finish | None]:
-        """Answer `fits` without the mask behind `path`. A matcher at a limit says nothing: the worker finds out."""
-        if self._walk(path) or self._matcher.is_error():
-            complete = self._matcher.is_stopped() and not self._matcher.is_error()
-            return len(path), Finish.STOP if complete else None
-        return len(path) - 1, Finish.ERROR
+    def _fits_as_drawn(self, path: Path) -> tuple[int, Finish | None]:
+        """Answer `fits` for tokens that were drawn with their masks, so that a text which could only end there goes on
+        with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
+        it finds out."""
+        for count, token in enumerate(path):
+            if token in self._grammars.eos_ids:
+                mask = self._masks.get(path[:count])
+                if mask is not None and not self.goes_on(mask):
+                    return count, Finish.STOP
+        fits = self._walk(path)
+        if self._matcher.is_error():
+            return len(path), None
+        if fits:
+            return len(path), Finish.STOP if self._matcher.is_stopped() else None
+        return len(self._path), Finish.ERROR
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""
@@ -408,7 +417,10 @@ def _look_along(chains: Mapping[GrammarState, Path]) -> None:
         for (state, start, rest), masks in zip(wanted, found, strict=True):
             state._seconds = seconds
             if not state._matcher.is_error():
-                state._masks.update((start + rest[:i], mask) for i, mask in enumerate(masks) if mask.any())
+                fitting = len(masks)
+                while fitting and not masks[fitting - 1].any():
+                    fitting -= 1
+                state._masks.update((start + rest[:i], mask) for i, mask in enumerate(masks[:fitting]))
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

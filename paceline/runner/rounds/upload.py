@@ -34,8 +34,8 @@ class MaskTable:
         which, words = host[: self._rows], host[self._rows : end].reshape(len(masks), width)
         which[:] = -1
         which[[*masks]] = range(len(masks))
-        for row, mask in zip(words, masks.values(), strict=True):
-            row[:] = mask.view(np.int32)
+        if masks:
+            np.stack([*masks.values()], out=words.view(np.uint32))
         self._memory[:end].copy_(self._host[0][:end], non_blocking=True)
         return self.masks
 
