@@ -32,6 +32,7 @@ from tests.laws.test_grammars import (
     WORDS,
     engine,
 )
+from tests.odd_drafters import TreesOnDevice
 from tests.rig import DeviceRig, Rig, build
 from tests.runs import Key, Run, Told, plain, prompt, run, tokens_of
 from tests.tiny_models import Model
@@ -85,6 +86,14 @@ def test_same_answers_whoever_drafts(name: str | None) -> None:
         assert (each.text, each.finish) == (expected()[key].text, expected()[key].finish)
     assert rig.rounds.launches == rig.engine.stats.steps  # none ran on the host
     assert rig.engine.stats.accepted > 0  # without a drafter: what the grammar forces
+
+
+def test_same_answers_with_drafted_trees() -> None:
+    """Each node has the mask behind its path."""
+    scripts = [[*asked()[int(i)].prompt, *told.tokens] for (i, _), told in expected().items()]
+    rig = engine(on_device={"trees": TreesOnDevice(scripts, nodes=6, vocab_size=SIZE)})
+    assert tokens_of(run(rig, asked())) == tokens_of(expected())
+    assert rig.engine.stats.drafted > rig.engine.stats.accepted > 0
 
 
 @pytest.mark.parametrize("every", [1, 3])

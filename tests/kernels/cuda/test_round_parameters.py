@@ -25,6 +25,7 @@ from tests.kernels.cuda.round_pairs import (
     pair,
 )
 from tests.kernels.tiny_forward import PLAIN
+from tests.odd_drafters import TreesOnDevice
 
 EDITED: Sequence[dict[str, Any]] = (
     {"temperature": 0, "logprobs": 3},
@@ -176,6 +177,31 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(device: torc
             assert not landed[1].tokens  # void
             assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
             assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths.cpu())
+
+
+def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
+    """A mask for each row leads along one path, beside a seat without masks."""
+    made, text = pair(device, "trees"), [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    for rounds in made:
+        rounds.drafters["trees"] = TreesOnDevice([text], nodes=5, vocab_size=PLAIN.vocab_size)
+        for lane in range(2):
+            enter(rounds, lane, text[:4], temperature=0, logit_bias={0: 0.0})
+        rounds._changes._add(rounds._state.edits, 0, 0, [Edits.MASKS])
+    both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(2)], [], "trees")
+    for _ in range(3 if ON_GPU else 1):
+        tickets = [each.launch([], [Seat(1, 4), Seat(0, 5, masked=True)], drafter="trees", context=30) for each in made]
+        (paths, other) = (each.paths(ticket) for each, ticket in zip(made, tickets, strict=True))
+        assert paths == other
+        deepest = max(paths[1], key=len)
+        assert {path[:-1] for path in paths[1] if path} <= {*paths[1]}
+        along = [
+            words(deepest[len(path)]) if path == deepest[: len(path)] != deepest else words(3) for path in paths[1]
+        ]
+        for each, ticket in zip(made, tickets, strict=True):
+            each.draw(ticket, {1: along})
+        landed, same = (each.collect(ticket)[1] for each, ticket in zip(made, tickets, strict=True))
+        assert landed == same
+        assert landed[1].tokens == (*deepest, 3)
 
 
 @pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])
