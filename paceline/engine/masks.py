@@ -6,7 +6,7 @@ with grammars flies like any other, and `draw` brings the masks of all its rows,
     host      collect 1, emit │ masks of 2 │ draw 2 │ plan and launch 3 │ collect 2, emit │ masks of 3 │ …
     device    draft and verify 2 ··················│ draw 2 │ draft and verify 3 ················· │ draw 3
 
-A usual mask takes a hundredth of a step, and all of a step are computed in parallel. A grammar whose masks are slow
+A usual mask takes a hundredth of a step; those of a step are computed one after the other. A grammar with slow masks
 takes part in a step only once its last token has landed and a worker has computed the mask. If a mask is missing when
 the others are there, its sequence draws nothing in this step; nobody waits for it.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
-from paceline.sampling.grammar import DEAD_END, WORKERS, GrammarState, look_together
+from paceline.sampling.grammar import DEAD_END, WORKERS, GrammarState
 from paceline.types import Finish
 
 MAX_WAIT_SECONDS = 0.02  # longest wait for a mask with nothing else to do; aborts and deadlines are served in between
@@ -107,11 +107,11 @@ class Masks:
             for index, paths in self._rounds.paths(ticket).items()
             if not seats[index].sequence.in_flight.left and self.has(seats[index].sequence)
         }
-        look_together({_grammar(seats[index].sequence): paths for index, paths in drafts.items()})
         masks = {}
         for index, paths in drafts.items():
             sequence = seats[index].sequence
             grammar, narrow = _grammar(sequence), sequence.sampler.narrow
+            grammar.look(paths)
             if self._goes_on(sequence):
                 masks[index] = [narrow(grammar.known(path), len(path)) for path in paths]
         self._rounds.draw(ticket, masks)

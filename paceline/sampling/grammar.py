@@ -11,13 +11,12 @@ query are bounded, by llguidance's limits and ours: a grammar beyond them is ref
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ MAX_CACHED_SPELLINGS = 10_000  # forced texts whose tokens are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
-MAX_INLINE_SECONDS = 0.001  # time of a mask beyond which a worker computes the next; usual ones take 10 to 100 µs
+MAX_INLINE_SECONDS = 0.00025  # time of a mask beyond which a worker computes the next; usual ones take 2 to 100 µs
 WORKERS = max(1, (os.cpu_count() or 1) - 1)  # threads that compute masks
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
@@ -117,26 +116,21 @@ class Grammars:
         words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: len(self._not_ends)]
         return words if self._ends_are_tokens else words & self._not_ends
 
-    def masks(self, asked: Sequence[tuple[LLMatcher, Path]]) -> list[np.ndarray]:
-        """Compute masks of several matchers in parallel: where they are, and behind each token of a path from there.
-
-        Returns uint32 [1 + tokens, vocab / 32] for each; the mask behind a token that does not fit is zero."""
+    def masks_along(self, matcher: LLMatcher, path: Path) -> np.ndarray:
+        """Compute the mask where a matcher is, and those behind each token of a path from there, as far as it fits:
+        uint32 [1 + tokens, vocab / 32]."""
         if self._executor is None:
             from llguidance import LLExecutor
 
-            self._executor = LLExecutor(num_threads=WORKERS)
-        firsts = [0, *itertools.accumulate(1 + len(path) for _, path in asked)]
-        words = np.zeros((firsts[-1], -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
-        place = words.ctypes.data, 4 * words.shape[1], len(words)
-        placed = [*zip(asked, firsts, strict=False)]
-        if alone := [(matcher, first) for (matcher, path), first in placed if not path]:
-            self._executor.unsafe_compute_mask_ptr(alone, *place)
-        if along := [(matcher, first, [*path]) for (matcher, path), first in placed if path]:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(along, *place)
-        words = words[:, : len(self._not_ends)]
-        if not self._ends_are_tokens:
-            words &= self._not_ends
-        return np.split(words, firsts[1:-1])
+            self._executor = LLExecutor(num_threads=1)  # threads gain nothing: waking them takes as long as the masks
+        words = np.zeros((1 + len(path), -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
+        job = [(matcher, 0, [*path])]
+        self._executor.unsafe_compute_mask_ptr_with_draft_token(job, words.ctypes.data, 4 * words.shape[1], len(words))
+        fitting = len(words)
+        while fitting and not words[fitting - 1].any():  # the rest was not written
+            fitting -= 1
+        words = words[:fitting, : len(self._not_ends)]
+        return words if self._ends_are_tokens else words & self._not_ends
 
     def goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""
@@ -257,6 +251,13 @@ class GrammarState:
         """True if the mask behind the committed tokens is known."""
         return () in self._masks
 
+    def look(self, paths: Sequence[Path]) -> None:
+        """Compute the masks behind paths, a tree with parents before children, as far as they fit and the matcher runs
+        into no limit."""
+        with self._lock:
+            for chain in _chains(paths):
+                self._look_along(chain)
+
     def known(self, path: Path) -> np.ndarray | None:
         """Return the mask behind `path` if there is one, and it is known."""
         return self._masks.get(path)
@@ -308,11 +309,10 @@ class GrammarState:
             mask = self._look(path)
             if mask is None or (path and not self.goes_on(mask)):  # without a path it goes on, or it had ended
                 break
-            only = only_token(mask)
-            more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
-            if not more:
+            only = only_token(mask)  # of forced text llguidance allows one spelling
+            if only is None:
                 break
-            path = (*path, *more)
+            path = (*path, *((self._walk(path) and self._matcher.compute_ff_tokens()) or [only]))
         return path
 
     def _allowed_last(self, path: Path) -> bool:
@@ -367,6 +367,22 @@ class GrammarState:
         self._path = path[: shared + taken]
         return len(self._path) == len(path)
 
+    def _look_along(self, chain: Path) -> None:
+        """Compute the unknown masks behind the beginnings of a path."""
+        known = 0
+        while known < len(chain) and chain[:known] in self._masks:
+            known += 1
+        start, rest = chain[:known], chain[known:]
+        if not rest or self._lost:
+            if start not in self._masks:
+                self._attempt(start)
+        elif self._walk(start) and not self._matcher.is_error():
+            began = time.perf_counter()
+            masks = self._grammars.masks_along(self._matcher, rest)
+            self._seconds = (time.perf_counter() - began) / (1 + len(rest))
+            if not self._matcher.is_error():
+                self._masks.update({start + rest[:i]: mask for i, mask in enumerate(masks)})
+
     def _renew(self) -> None:
         """Start over with a freshly compiled grammar, which has not run into a limit yet."""
         self._renewals += 1
@@ -378,49 +394,12 @@ class GrammarState:
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
 
 
-def look_together(asked: Mapping[GrammarState, Sequence[Path]]) -> None:
-    """Compute the masks behind paths of several sequences in parallel, parents before children, as far as they fit and
-    no matcher runs into a limit."""
-    for state in asked:
-        state._lock.acquire()
-    try:
-        chains = {state: _chains(paths) for state, paths in asked.items()}
-        while chains:
-            _look_along({state: each.pop() for state, each in chains.items()})
-            chains = {state: each for state, each in chains.items() if each}
-    finally:
-        for state in asked:
-            state._lock.release()
-
-
 def _chains(paths: Sequence[Path]) -> list[Path]:
     """List the paths to the leaves of a tree, which has all of their beginnings as well."""
     if len(paths[-1]) == len(paths) - 1:
         return [paths[-1]]  # the tree is a chain
     parents = {path[:-1] for path in paths if path}
     return [path for path in paths if path not in parents]
-
-
-def _look_along(chains: Mapping[GrammarState, Path]) -> None:
-    """Compute the unknown masks behind the beginnings of one path of each sequence, which are locked."""
-    ready: dict[Grammars, list[tuple[GrammarState, Path, Path]]] = {}
-    for state, chain in chains.items():
-        known = 0
-        while known <= len(chain) and chain[:known] in state._masks:
-            known += 1
-        if known <= len(chain) and not state._lost and state._walk(chain[:known]) and not state._matcher.is_error():
-            ready.setdefault(state._grammars, []).append((state, chain[:known], chain[known:]))
-    for grammars, wanted in ready.items():
-        began = time.perf_counter()
-        found = grammars.masks([(state._matcher, rest) for state, _, rest in wanted])
-        seconds = (time.perf_counter() - began) * min(WORKERS, len(wanted)) / len(wanted)
-        for (state, start, rest), masks in zip(wanted, found, strict=True):
-            state._seconds = seconds
-            if not state._matcher.is_error():
-                fitting = len(masks)
-                while fitting and not masks[fitting - 1].any():
-                    fitting -= 1
-                state._masks.update((start + rest[:i], mask) for i, mask in enumerate(masks[:fitting]))
 
 
 def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:

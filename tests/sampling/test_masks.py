@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.sampling import grammar as grammar_module
-from paceline.sampling.grammar import Grammar, GrammarState, look_together
+from paceline.sampling.grammar import Grammar, GrammarState
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import has_token, only_token, pack
 from paceline.types import Finish, SamplingParams
@@ -107,32 +107,29 @@ def beginnings(text: str) -> list[tuple[int, ...]]:
     return [tuple(tokens[:count]) for count in range(len(tokens) + 1)]
 
 
-def test_masks_together_are_those_of_each_alone() -> None:
-    """Of chains and trees, behind committed tokens, with drafts that do not fit, in two vocabularies."""
-    compiled, other = grammars(), grammars()
-    kinds = [Grammar.json_schema(PERSON), Grammar.regex("[a-z]+"), Grammar.json_schema(PERSON), Grammar.regex("a[bc]*")]
-    paths = [
-        beginnings('{"name": "b'),
-        [(), *beginnings("ab")[1:], *beginnings("ac")[2:], *beginnings("b")[1:]],
-        beginnings("x"),
-        beginnings("abbx"),
-    ]
-    states = [source.start(kind) for source, kind in zip((compiled, compiled, other, other), kinds, strict=True)]
-    states[3].advance(ids("ab"))
-    paths[3] = beginnings("bbx")
-    look_together(dict(zip(states, paths, strict=True)))
-    assert [sum(state.known(path) is not None for path in each) for state, each in zip(states, paths, strict=True)] == [
-        len(paths[0]),
-        len(paths[1]),
-        1,
-        3,
-    ]
-    for kind, state, each in zip(kinds, states, paths, strict=True):
-        alone = compiled.start(kind)
-        alone.advance(state._committed)
-        for path in each:
-            assert tokens_in(state.mask(path)) == tokens_in(alone.mask(path)) if state.known(path) is not None else True
-        assert state.fits(each[1])[0] == alone.fits(each[1])[0]  # the matchers are where they were
+@pytest.mark.parametrize(
+    ("kind", "before", "paths", "fitting"),
+    [
+        (Grammar.json_schema(PERSON), "", beginnings('{"name": "b'), None),
+        (Grammar.json_schema(PERSON), "{", beginnings('"name": "b'), None),
+        (Grammar.regex("[a-z]+"), "", [(), *beginnings("ab")[1:], *beginnings("ac")[2:], *beginnings("b")[1:]], None),
+        (Grammar.json_schema(PERSON), "", beginnings("x"), 1),
+        (Grammar.regex("a[bc]*"), "ab", beginnings("bbx"), 3),
+    ],
+)
+def test_masks_along_paths_are_those_of_each_alone(
+    kind: Grammar, before: str, paths: list[tuple[int, ...]], fitting: int | None
+) -> None:
+    """Of chains and trees, with drafts that do not fit; the matcher is then where it was."""
+    state, alone = grammars().start(kind), grammars().start(kind)
+    for each in (state, alone):
+        each.advance(ids(before))
+    state.look(paths)
+    known = [path for path in paths if state.known(path) is not None]
+    assert len(known) == (len(paths) if fitting is None else fitting)
+    for path in known:
+        assert tokens_in(state.known(path)) == tokens_in(alone.mask(path))
+    assert state.fits(paths[1])[0] == alone.fits(paths[1])[0]
 
 
 def test_an_end_that_is_no_token_is_in_no_mask() -> None:

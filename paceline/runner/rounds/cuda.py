@@ -101,6 +101,7 @@ class CudaRounds:
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
         self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
+        self._late: Ticket | None = None  # a step whose masks are there and not sent yet
         # (draft length, drafter) → number of seats → seconds of a round
         self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
@@ -166,6 +167,7 @@ class CudaRounds:
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         # May record a graph, which must not be timed.
         bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
+        self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
         read = self._read_chunks(chunks, drafter, context)
@@ -193,8 +195,9 @@ class CudaRounds:
 
     def _verify(self, ticket: Ticket, round: CudaRound) -> None:
         """Launch all that needs no masks."""
-        ticket.laid, ticket.ancestors = round.draft()
-        ticket.drafted = self._mark()
+        if ticket.bucket is not None and ticket.bucket.longest:
+            ticket.laid, ticket.ancestors = round.draft()
+            ticket.drafted = self._mark()
         round.verify()
         ticket.verified = self._mark()
 
@@ -208,7 +211,7 @@ class CudaRounds:
         ticket.done = self._mark()
 
     def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
-        if ticket.drafted is not None and ticket.bucket is not None and ticket.bucket.longest:
+        if ticket.drafted is not None:
             ticket.drafted.synchronize()
         return ticket.paths()
 
@@ -217,11 +220,24 @@ class CudaRounds:
         assert ticket.round is not None, "a step without a round has nothing to draw"
         ticket.void, starts = [index for index in ticket.masked_seats if index not in masks], ticket.starts()
         rows = {starts[index] + i: mask for index, each in masks.items() for i, mask in enumerate(each)}
-        ticket.round.mask({row: mask for row, mask in rows.items() if mask is not None}, ticket.void)
-        ticket.masked = self._mark()
-        self._end(ticket)
+        ticket.masks = {row: mask for row, mask in rows.items() if mask is not None}
+        self._late = ticket
+        if ticket.verified is None or ticket.verified.query():  # type: ignore[no-untyped-call]  # torch gives no types
+            self._end_late()
 
+    def _end_late(self) -> None:
+        """Send the masks of a step that has them. As long as the device verifies, this waits for the next launch, so
+        that the device has work behind the draw."""
+        ticket, self._late = self._late, None
+        if ticket is not None and ticket.round is not None:
+            ticket.round.mask(ticket.masks, ticket.void)
+            ticket.masked = self._mark()
+            self._end(ticket)
+
+    @torch.inference_mode()
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        if ticket is self._late:
+            self._end_late()
         assert ticket.bucket is None or ticket.outcomes is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()

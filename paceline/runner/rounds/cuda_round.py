@@ -130,7 +130,7 @@ class CudaRound(CudaDraft):
 
     def verify(self) -> None:
         """Launch the pass of the target in a round with masks."""
-        self._launch(1)
+        self._launch(-2)
 
     def mask(self, masks: Mapping[int, np.ndarray], void: Collection[int]) -> None:
         """Set the masks of rows. Seats that are `void` draw nothing: their lanes stay as they are."""
@@ -182,7 +182,9 @@ class CudaRound(CudaDraft):
 
     def _pieces(self) -> list[Callable[[], None]]:
         """List the parts of the round that are launched one by one."""
-        return [self._run] if self._masks is None else [self._lay_out_draft, self._verify, self._end]
+        if self._masks is None:
+            return [self._run]
+        return [self._lay_out_draft, self._verify, self._end] if self._bucket.longest else [self._pass, self._end]
 
     def _launch(self, index: int) -> None:
         if self._graphs:
@@ -191,9 +193,12 @@ class CudaRound(CudaDraft):
             self._pieces()[index]()
 
     def _run(self) -> None:
+        self._pass()
+        self._end()
+
+    def _pass(self) -> None:
         self._lay_out_draft()
         self._verify()
-        self._end()
 
     def _lay_out_draft(self) -> None:
         """Draft, and lay out the rows of the verification."""

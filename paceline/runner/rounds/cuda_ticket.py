@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,11 +29,12 @@ class Ticket:
     began: torch.cuda.Event | None
     typical: bool  # False: launched one by one where other rounds are replayed, so that its time says nothing
     all_read: torch.cuda.Event | None = None  # the chunks are read
-    laid: Tensor | None = None  # first row of each seat, then the token of each row; None: the step has no masks
+    laid: Tensor | None = None  # first row of each seat, then the token of each row; if drafts wait for masks
     ancestors: Tensor | None = None  # drafted tokens before each row of a tree
     drafted: torch.cuda.Event | None = None  # `laid` and `ancestors` are there
     verified: torch.cuda.Event | None = None  # the device waits for masks
     masked: torch.cuda.Event | None = None  # the masks are there
+    masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # by row
     void: Collection[int] = ()  # seats that draw nothing
     outcomes: Tensor | None = None  # outcomes of seats
     stamps: Tensor | None = None
@@ -60,16 +62,12 @@ class Ticket:
 
     def starts(self) -> Sequence[int]:
         """Return the first row of each seat, once the drafts are there."""
-        assert self.bucket is not None, "the step has no round"
-        assert self.laid is not None, "the step has no masks"
-        count = self.bucket.seats + 1
-        return self.laid[:count].tolist() if self.bucket.longest else range(count)
+        count = len(self.seats) + 1
+        return range(count) if self.laid is None else self.laid[:count].tolist()
 
     def paths(self) -> Mapping[int, Sequence[Path]]:
         """Return the drafted tokens before each row of the masked seats, once they are there."""
-        assert self.bucket is not None, "the step has no round"
-        assert self.laid is not None, "the step has no masks"
-        if not self.bucket.longest:
+        if self.bucket is None or self.laid is None:
             return {index: [()] for index in self.masked_seats}
         starts, tokens = self.starts(), self.laid[self.bucket.seats + 1 :].tolist()
         spans = {index: (starts[index], starts[index + 1]) for index in self.masked_seats}
