@@ -222,7 +222,8 @@ class CudaRounds:
         rows = {starts[index] + i: mask for index, each in masks.items() for i, mask in enumerate(each)}
         ticket.masks = {row: mask for row, mask in rows.items() if mask is not None}
         self._late = ticket
-        if ticket.verified is None or ticket.verified.query():  # type: ignore[no-untyped-call]  # torch gives no types
+        waits = ticket.verified is None or ticket.verified.query()  # type: ignore[no-untyped-call]  # torch's
+        if waits or not ticket.round.recorded:  # one that is not may be recorded before the next launch
             self._end_late()
 
     def _end_late(self) -> None:

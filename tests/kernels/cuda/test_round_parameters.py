@@ -13,6 +13,8 @@ from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.edit_reference import Edits
 from paceline.rules import Rule
 from paceline.runner.rounds import cuda_chunks
+from paceline.runner.rounds.cuda import CudaRounds
+from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat
 from paceline.sampling.words import pack
@@ -149,7 +151,29 @@ def words(*tokens: int) -> np.ndarray:
     return pack(tokens, PLAIN.vocab_size)
 
 
-def test_masks_decide_every_row_and_seats_without_them_draw_nothing(device: torch.device) -> None:
+class Busy:
+    """An event that the device has not reached, until somebody waits for it."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Busy) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
+    late: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the device is busy, they wait for the next launch, or for somebody who waits for the step."""
+    if late and ON_GPU:
+        monkeypatch.setattr(torch.cuda.Event, "query", lambda self: False)
+    elif late:
+        monkeypatch.setattr(CudaRounds, "_mark", lambda self: Busy())
+        monkeypatch.setattr(CudaRound, "recorded", True)
     made = pair(device, "self")
     first, second = words(11, 30), words(12, 31)
     for rounds in made:
@@ -159,24 +183,33 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(device: torc
     chunks = [Chunk(lane, 0, 3, draws=True, mask=first if lane < 2 else None) for lane in range(3)]
     read, _ = both(made, chunks, [], "self")
     assert all(each is not None and each.tokens[0] in (11, 30) for each in read[:2])
+    seats = [Seat(0, 2, masked=True), Seat(1, 2, masked=True), Seat(2, 1)]
     for turn in range(3 if ON_GPU else 1):
         lengths = made[0]._state.lengths.tolist()
-        seats = [Seat(0, 2, masked=True), Seat(1, 2, masked=True), Seat(2, 1)]
         tickets = [rounds.launch([], seats, drafter="self", context=40) for rounds in made]
         paths = [rounds.paths(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
         assert paths[0] == paths[1]
         assert [*map(len, paths[0][0])] == [0, 1, 2]
         only = [words(token) for token in paths[0][0][2]]  # the draft itself, then one of two
         for rounds, ticket in zip(made, tickets, strict=True):
-            rounds.draw(ticket, {0: [*only, second]} if turn % 2 == 0 else {0: [first, None, None], 1: [first] * 3})
+            rounds.draw(ticket, {0: [*only, second]})
+        assert (made[0]._late is tickets[0]) is (late and (turn > 0 or not ON_GPU))
+        behind = [each.launch([], [Seat(2, 0)], drafter=None, context=40) for each in made]
+        assert made[0]._late is None
         landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
         assert landed == same
-        if turn % 2 == 0:
-            assert landed[0].accepted == 2
-            assert landed[0].tokens[2] in (12, 31)
-            assert not landed[1].tokens  # void
-            assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
-            assert torch.equal(made[0]._state.lengths.cpu(), made[1]._state.lengths.cpu())
+        assert landed[0].accepted == 2
+        assert landed[0].tokens[2] in (12, 31)
+        assert not landed[1].tokens  # void
+        assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
+        landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, behind, strict=True))
+        assert landed == same
+    tickets = [rounds.launch([], seats[1:], drafter="self", context=40) for rounds in made]
+    for rounds, ticket in zip(made, tickets, strict=True):
+        rounds.draw(ticket, {0: [first for _ in rounds.paths(ticket)[0]]})
+    landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
+    assert landed == same
+    assert landed[0].tokens[0] in (11, 30)
 
 
 def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
