@@ -252,8 +252,8 @@ class GrammarState:
         return () in self._masks
 
     def look(self, paths: Sequence[Path]) -> None:
-        """Compute the masks behind paths, a tree with parents before children, as far as they fit and the matcher runs
-        into no limit."""
+        """Compute the masks behind paths, a tree with parents before children, as far as they fit. If the matcher runs
+        into a limit before the first of them is known, all of them are left to a worker."""
         with self._lock:
             for chain in _chains(paths):
                 self._look_along(chain)
@@ -376,12 +376,15 @@ class GrammarState:
         if not rest or self._lost:
             if start not in self._masks:
                 self._attempt(start)
-        elif self._walk(start) and not self._matcher.is_error():
+        elif not self._matcher.is_error() and self._walk(start):
             began = time.perf_counter()
             masks = self._grammars.masks_along(self._matcher, rest)
             self._seconds = (time.perf_counter() - began) / (1 + len(rest))
             if not self._matcher.is_error():
                 self._masks.update({start + rest[:i]: mask for i, mask in enumerate(masks)})
+        if self._matcher.is_error() and () in self._masks:  # the draft is laid out: its masks cannot wait for a worker
+            for count in range(known, len(chain) + 1):
+                self._look(chain[:count])
 
     def _renew(self) -> None:
         """Start over with a freshly compiled grammar, which has not run into a limit yet."""

@@ -5,6 +5,7 @@ The masks of a step, those behind drafted tokens included, come while the device
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.errors import InvalidRequest
-from paceline.sampling.grammar import Grammars
+from paceline.sampling.grammar import Grammars, GrammarState
 from paceline.sampling.words import pack
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import (
@@ -162,6 +163,25 @@ def test_a_slow_grammar_holds_up_its_own_sequence_alone(held: threading.Event) -
     assert going.told["0", 0].tokens == wanted["0", 0].tokens[:1]
     held.set()
     assert going.finish()["0", 0].tokens == wanted["0", 0].tokens
+
+
+@pytest.mark.parametrize("name", ["noisy", None])
+def test_a_sequence_whose_mask_is_missing_draws_nothing_in_that_step(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its seat is void: a worker computes the mask, and the text is the same. The others go on."""
+    monkeypatch.setattr("paceline.sampling.grammar.MAX_INLINE_SECONDS", math.inf)
+    look, turns = GrammarState.look, itertools.count()
+
+    def misses(self: GrammarState, paths: Any) -> None:
+        if next(turns) % 4 or self.looked:
+            look(self, paths)
+
+    monkeypatch.setattr(GrammarState, "look", misses)
+    rig = device(name)
+    told = run(rig, asked())
+    assert tokens_of(told) == tokens_of(expected())
+    assert rig.engine.stats.wasted > 5
 
 
 def test_an_engine_that_waits_for_a_mask_still_serves_aborts_and_deadlines(held: threading.Event) -> None:

@@ -142,3 +142,17 @@ def test_an_end_that_is_no_token_is_in_no_mask() -> None:
     assert only_token(mask) is None or tokens_in(mask) == {*ids("a")}
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     assert not bits[SIZE:].any()
+
+
+def test_masks_of_a_draft_at_a_limit_are_those_of_a_fresh_start() -> None:
+    """The first mask is left to a worker; once it is known, those of a draft do not wait for one."""
+    state, alone = beside("a[bc]*"), beside("a[bc]*")
+    paths = beginnings("abc")
+    state._masks.clear()
+    state._matcher.consume_token(ids("x")[0])  # does not fit: an error for good, as at a limit
+    state.look(paths)
+    assert not state.looked
+    state._masks[()] = alone.mask()
+    state.look(paths)
+    for path in paths:
+        assert tokens_in(state.known(path)) == tokens_in(alone.mask(path))
