@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidRequest, MissingExtra
-from paceline.sampling.grammar_source import source
-from paceline.sampling.words import has_token, only_token, pack
+from paceline.errors import MissingExtra
+from paceline.sampling.grammar_source import first_lines, source, unusable
+from paceline.sampling.words import chains, has_token, only_token, pack
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -147,12 +147,12 @@ class Grammars:
         try:
             matcher = LLMatcher(self._tokenizer(), source(grammar), limits=limits, log_level=0)
         except (ValueError, RuntimeError, RecursionError) as error:
-            raise _unusable(grammar, _first_lines(error)) from None
+            raise unusable(grammar, first_lines(error)) from None
         if matcher.is_error():
-            raise _unusable(grammar, _first_lines(matcher.get_error()))
+            raise unusable(grammar, first_lines(matcher.get_error()))
         first = self.mask(matcher)
         if matcher.is_error() or not self.goes_on(first):
-            raise _unusable(grammar, "no text that this model spells fits it")
+            raise unusable(grammar, "no text that this model spells fits it")
         return matcher, first
 
     def _tokenizer(self) -> LLTokenizer:
@@ -255,7 +255,7 @@ class GrammarState:
         """Compute the masks behind paths, a tree with parents before children, as far as they fit. If the matcher runs
         into a limit before the first of them is known, all of them are left to a worker."""
         with self._lock:
-            for chain in _chains(paths):
+            for chain in chains(paths):
                 self._look_along(chain)
 
     def known(self, path: Path) -> np.ndarray | None:
@@ -395,20 +395,3 @@ class GrammarState:
             return
         self._matcher, _ = self._grammars.fresh(self._grammar, anew=True)
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
-
-
-def _chains(paths: Sequence[Path]) -> list[Path]:
-    """List the paths to the leaves of a tree, which has all of their beginnings as well."""
-    if len(paths[-1]) == len(paths) - 1:
-        return [paths[-1]]  # the tree is a chain
-    parents = {path[:-1] for path in paths if path}
-    return [path for path in paths if path not in parents]
-
-
-def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"this {grammar.kind} grammar cannot be used: {reason}", param="grammar")
-
-
-def _first_lines(error: object) -> str:
-    """Write an error of llguidance, which takes several lines, on one line of at most 400 characters."""
-    return " ".join(str(error).removesuffix("<non-verbose/>").split())[:400]
