@@ -97,6 +97,7 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
         "BLOCK_M": 16,
         "TILE": 128,
         "TILES": 2,
+        "TAIL": 32 if tree else 0,
         "PAGE": 16,
         "WINDOW": tree,
         "LANES": not tree,
