@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
@@ -31,6 +30,7 @@ from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.outcomes import Outcome
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
     Chunk,
@@ -46,7 +46,7 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, judged
-from paceline.runner.rounds.scores import Scorer, SeatScores
+from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
@@ -64,11 +64,9 @@ class Ticket:
     seats: Sequence[Seat]
     bucket: Bucket | None
     read: ReadChunks  # outcomes of chunks
-    outcomes: Tensor | None  # outcomes of seats, in the host's memory
-    stamps: Tensor | None
+    outcome: Outcome | None  # of the seats, in the host's memory
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
-    scores: SeatScores | None = None
     states: RoundStates | None = None  # hidden states for the host
     all_read: torch.cuda.Event | None = None  # the chunks are read
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
@@ -109,7 +107,7 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
@@ -188,15 +186,11 @@ class CudaRounds:
         by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
         read = self._read(chunks, by, held, self._grid.context(context), edits=edits)
         all_read = self._mark() if chunks else None
-        outcomes, stamps = round(seats) if round else (None, None)
-        verified = round.verified if round else None
-        scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
+        outcome = round(seats) if round else None
         states = round.tapped_states() if round else None
         done = self._mark()
         typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
-        return Ticket(
-            chunks, seats, bucket, read, outcomes, stamps, began, done, scores, states, all_read, typical, tree
-        )
+        return Ticket(chunks, seats, bucket, read, outcome, began, done, states, all_read, typical, tree)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -205,16 +199,18 @@ class CudaRounds:
             times = Times(step=ticket.began.elapsed_time(ticket.done) / 1e3)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
-        if ticket.bucket is not None and ticket.outcomes is not None:
-            rows = ticket.outcomes[: len(ticket.seats)].tolist()
+        bucket, outcome = ticket.bucket, ticket.outcome
+        if bucket is not None and outcome is not None:
+            rows = outcome.reports[: len(ticket.seats)].tolist()
             landed = [read_landed(row, tree=ticket.tree) for row in rows]
             self._learn(ticket, landed, times)
-            if ticket.scores is not None:
-                ticket.scores.attach(landed)
+            if outcome.scores is not None:
+                lanes = [seat.lane for seat in ticket.seats]
+                self._scorer.read(lanes, outcome.scores, steps=1 + bucket.longest).attach(landed)
             if ticket.states is not None:
                 ticket.states.attach(landed, ticket.seats)
-            if ticket.stamps is not None:
-                times = _parts(times.step, ticket.stamps.tolist())
+            if outcome.stamps is not None:
+                times = _parts(times.step, outcome.stamps.tolist())
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
@@ -272,6 +268,7 @@ class CudaRounds:
             context=self._grid.context(context),
             filters=edits or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
+            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),

@@ -119,7 +119,7 @@ class ChunkReader:
         accept(state, seats=lanes, targets=targets, out=out, roots=roots, pdl=pdl)
         if edits:
             count(state, seats=lanes, outcomes=out, pdl=pdl)
-        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, roots, lanes, raw))
+        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, lanes, roots, lanes, raw))
         read.drawn = download(out)
 
     def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, kept: Tensor, read: ReadChunks) -> None:

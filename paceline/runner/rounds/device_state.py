@@ -42,7 +42,7 @@ class DeviceState:
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 10, count * pages, count * width]
+        sizes = [2 * count, *[count] * 11, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tables = self.memory.split_with_sizes(sizes)
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
@@ -56,9 +56,10 @@ class DeviceState:
         self.presence = tables[7].view(torch.float32)
         self.frequency = tables[8].view(torch.float32)
         self.stops_from = tables[9]  # first position whose token may be a stop token
-        self.lengths = tables[10]
-        self.pages = tables[11].view(count, pages)
-        self.tokens = tables[12].view(count, width)
+        self.scored = tables[10]  # 1: new tokens get log-probabilities
+        self.lengths = tables[11]
+        self.pages = tables[12].view(count, pages)
+        self.tokens = tables[13].view(count, width)
         self.marks, self.masks = (torch.zeros((count, 0), dtype=torch.int32, device=device) for _ in range(2))
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
@@ -115,6 +116,7 @@ class Changes:
         self._add(state.tokens, lane, 0, tokens)
         self._add(state.lengths, lane, 0, [len(tokens)])
         self._add(state.pages, lane, 0, np.full(state.pages.shape[1], state.scratch_page))
+        self._add(state.scored, lane, 0, [params.logprobs is not None])
         self._add(state.top_k, lane, 0, [min(params.top_k, self._vocab_size)])
         inverse_temperature = 0.0 if sampler.greedy else 1.0 / params.temperature
         for tensor, value in (

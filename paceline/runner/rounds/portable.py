@@ -76,7 +76,7 @@ class PortableRounds:
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
         self._rows = PortableRows(self._state)
-        self._scorer = Scorer(self._state, self._upload, score_reference)
+        self._scorer = Scorer(self._state, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
@@ -269,7 +269,7 @@ class PortableRounds:
         if self._state.marks.shape[1]:
             logits = logits.clone()
             edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
-            edit(positions=options.get("positions"), ancestors=ancestors)
+            edit(positions=options.get("positions"), ancestors=ancestors, ids=options.get("ids"))
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
         return logits
 
@@ -335,7 +335,7 @@ class PortableRounds:
         landed = [read_landed(row, tree=tree) for row in out.tolist()]
         starts = roots if row_starts is None else row_starts
         assert starts is not None
-        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats, tree=tree))
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, seats, starts, seats, tree=tree))
         if scores is not None:
             scores.attach(landed)
         return landed
