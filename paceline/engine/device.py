@@ -69,6 +69,7 @@ class Launched:
     seats: int
     extra: int  # chunks that only the drafter reads: first in the launch, and in no part
     crowded: bool  # too many sequences run for any to draft
+    planned: float | None  # seconds in which the host planned and launched it; None: not known
 
 
 class DeviceStepper:
@@ -100,6 +101,9 @@ class DeviceStepper:
         self._places = 0  # decoding sequences with grammars that the next plan may still take
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
+        self._landed: Launched | None = None  # the step that landed last
+        self._landed_at = 0.0
+        self._observed_at: float | None = None  # time from which the host plans the next step; None: it was idle
 
     @property
     def in_flight(self) -> int:
@@ -148,7 +152,8 @@ class DeviceStepper:
     def land(self) -> Landing:
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        ended_at, self._step_seconds = self._clock(), times.step
+        ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
+        self._landed_at = ended_at
         waited = ended_at - began
         self._overlap.landed(ended_at, times.step)
         works, ended = [], []
@@ -175,6 +180,18 @@ class DeviceStepper:
         self._masks.ask(work.sequence for work in landing.works)
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
+        self._observe_host(landing)
+
+    def _observe_host(self, landing: Landing) -> None:
+        """Tell the governor how long the host was busy with a step: planning and launching it, and with its outcome.
+
+        Only while another step is in flight: otherwise the host may have nothing to do."""
+        now, step = self._clock(), self._landed
+        self._observed_at = now if self._launched else None
+        if step is not None and step.planned is not None and landing.decodes:
+            drafts = any(work.max_draft for work in landing.works)
+            seconds = step.planned + now - self._landed_at
+            self._governor.learn_host(seconds, drafter=step.drafter if drafts else None, batch=step.seats)
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()
@@ -211,7 +228,10 @@ class DeviceStepper:
             drafter=drafter,
             context=max([work.sequence.longest for work in works]),
         )
-        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
+        planned = None if self._observed_at is None else self._clock() - self._observed_at
+        self._launched.append(
+            Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
+        )
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""

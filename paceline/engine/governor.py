@@ -3,11 +3,13 @@
 Three things limit a draft: the user's settings, the sequence's own pace, and the cost of a drafted token on this
 machine (`engine.cost`) compared with its probability of being right. If a device has measured its rounds, these times
 replace the cost model: the draft length is the one with which the batch makes the most tokens per second, and may be 0.
+A round takes as long as the device or the host needs for it, whichever is longer: they work beside each other.
 The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from statistics import linear_regression
@@ -15,9 +17,10 @@ from statistics import linear_regression
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
-from paceline.engine.pace import Pace
-from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, speeds
+from paceline.engine.pace import Others, Pace
+from paceline.engine.rests import AFTER_TRIAL, MAX_REST, PLAIN, Chance, Rests, Trials, speeds
 from paceline.engine.sequence import Sequence
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
 
@@ -37,6 +40,10 @@ class Governor:
         self._max_context = max_context
         self._rounds = rounds
         self._rests = Rests()
+        self._trials = Trials()
+        self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
+        # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
+        self._host: defaultdict[str | None, BatchTimes] = defaultdict(BatchTimes)
         self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
@@ -44,6 +51,7 @@ class Governor:
         the sequence's `off` says why."""
         resting = self._resting(sequences)
         seconds = self._round_seconds(sequences, resting)
+        resting |= self._on_trial(sequences, resting, seconds)
         wishes = [
             self._rest(sequence)
             if sequence.drafter in resting and sequence.sampler.grammar is None
@@ -88,7 +96,13 @@ class Governor:
         if not self._config.fixed_draft:
             output = len(sequence.tokens) - sequence.prompt_length
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
+            self._others[drafter].learn(drafted, accepted)
             self._rests.tell(drafter)
+            self._trials.tell(drafter)
+
+    def learn_host(self, seconds: float, *, drafter: str | None, batch: int) -> None:
+        """Learn how long the host was busy with a round that only decodes; `drafter`: the one that drafted in it."""
+        self._host[drafter].learn(batch, seconds)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
         drafter, grammar = sequence.drafter, sequence.sampler.grammar
@@ -177,16 +191,41 @@ class Governor:
 
     def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
-        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
-            return {}
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
-        inside = [drafter for drafter in drafters if drafter in self._rounds.drafters and drafter not in resting]
-        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in inside if drafter is not None}
+        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in self._weighed(sequences, resting)}
         return {drafter: table for drafter, table in tables.items() if table}
 
+    def _weighed(self, sequences: Seq[Sequence], resting: set[str | None]) -> list[str]:
+        """List the device's drafters of the sequences that are weighed by the times of rounds."""
+        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
+            return []
+        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
+        return [name for name in drafters if name is not None and name in self._rounds.drafters and name not in resting]
+
+    def _on_trial(
+        self, sequences: Seq[Sequence], resting: set[str | None], known: Mapping[str, Seq[float]]
+    ) -> set[str | None]:
+        """Return the drafters that are on trial and do not draft in this round."""
+        if self._rounds is None or not self._rounds.timed:
+            return set()
+        batch = len(sequences)
+        return {
+            drafter
+            for drafter in self._weighed(sequences, resting)
+            if drafter not in known
+            and self._trials.goes_plain(
+                drafter, batch=batch, knows_plain=self._rounds.round_seconds(batch, 0, drafter) is not None
+            )
+        }
+
     def _table(self, drafter: str, *, batch: int) -> list[float]:
-        """Return seconds of rounds with drafts of 0, 1, … tokens: measured, or from a line through the measured ones.
+        """Return seconds of rounds with drafts of 0, 1, … tokens, as the device or the host needs: whichever is longer.
         Empty if fewer than two lengths were measured."""
+        device = self._device_table(drafter, batch=batch)
+        plain, drafting = (self._host[by].near(batch) or 0.0 for by in (None, drafter))
+        return [max(seconds, drafting if length else plain) for length, seconds in enumerate(device)]
+
+    def _device_table(self, drafter: str, *, batch: int) -> list[float]:
+        """Return seconds that the device needs: measured, or from a line through the measured ones."""
         assert self._rounds is not None
         lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
         measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
@@ -209,27 +248,29 @@ class Governor:
         if not any(own):
             return wishes
         pairs = [*zip(sequences, own, strict=True)]
-        speed = speeds([_chance(s.pace, wish) if wish else PLAIN for s, wish in pairs], seconds)
+        others = self._others[drafter]
+        speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
         length = speed.index(max(speed))
+        tried = self._trials.end(drafter)
         if length:
             self._rests.end(drafter)
         else:
-            begins, length = drafter not in self._rests, self._probe(drafter, own, speed, seconds)
+            begins, length = drafter not in self._rests, self._probe(drafter, own, speed, seconds, tried=tried)
             for sequence in (sequence for sequence, wish in pairs if wish):
                 sequence.off = PLAIN_FASTER
                 sequence.pace.pauses += begins
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
-    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float]) -> int:
+    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: bool) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
-        already, or if even perfect drafts would not pay."""
+        already, has just been `tried`, or if even perfect drafts would not pay."""
         if drafter in self._rests:
             return 0
         perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
         dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
-        self._rests.begin(drafter, batch=len(wishes), dearer=dearer)
-        return length
+        self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=AFTER_TRIAL if tried else MAX_REST)
+        return 0 if tried else length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
@@ -259,10 +300,6 @@ class Governor:
             return None
         pace = sequence.pace
         return pace.reason if pace.paused(length - sequence.prompt_length) else None
-
-
-def _chance(pace: Pace, longest: int) -> Chance:
-    return Chance(pace.found, pace.recent_rate, longest)
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -24,6 +24,7 @@ from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
@@ -53,7 +54,7 @@ from paceline.sampling.sampler import Sampler
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of times and drafts
+DECAY = 0.9  # weight of the past in running averages of drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
@@ -94,6 +95,7 @@ class CudaRounds:
         self.readers: Collection[str] = readers.keys()
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = target.decoder.device.type == "cuda"
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._target = target
@@ -112,8 +114,8 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
-        # (draft length, drafter) → number of seats → seconds of a round
-        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        # (draft length, drafter) → seconds of its rounds
+        self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
@@ -218,9 +220,9 @@ class CudaRounds:
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        known = self._seconds[draft, drafter if draft else None]
-        near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
-        return min(near)[1] if near else None
+        by = self.drafters.get(drafter)
+        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
+        return self._seconds[length, drafter if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -304,8 +306,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
-            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
+            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
         if not bucket.longest:
             return
         pairs = [*zip(ticket.seats, landed, strict=True)]

@@ -63,6 +63,7 @@ class PortableRounds:
         self.readers: Collection[str] = [name for name, by in self.drafters.items() if by.reader is not None]
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = False
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._forward = forward

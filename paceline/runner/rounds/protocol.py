@@ -112,6 +112,7 @@ class Rounds(Protocol):
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
     tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
+    timed: bool  # `round_seconds` is known once rounds have run
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
     judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
