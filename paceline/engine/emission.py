@@ -10,6 +10,7 @@ from paceline.sampling.grammar import DEAD_END
 from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow
+ALL_PLAIN = (PLAIN,)  # origins of a round without a draft
 
 
 def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
@@ -39,8 +40,9 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
 
 def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
     """Return the origins of the first `count` new tokens. The last token of a verdict is always the target's own."""
-    own = BONUS if work.draft.tokens else PLAIN
-    return (*(ACCEPTED,) * len(verdict.path), own)[:count] if verdict.path else (own,)[:count]
+    if not work.draft.tokens:
+        return ALL_PLAIN[:count]
+    return (*(ACCEPTED,) * len(verdict.path), BONUS)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:

@@ -53,7 +53,9 @@ class Governor:
         seconds = self._round_seconds(sequences, resting)
         resting |= self._on_trial(sequences, resting, seconds)
         wishes = [
-            self._rest(sequence)
+            0
+            if sequence.drafter is None and sequence.sampler.grammar is None
+            else self._rest(sequence)
             if sequence.drafter in resting and sequence.sampler.grammar is None
             else self._wish(sequence, running, by_cost=sequence.drafter not in seconds)
             for sequence in sequences
@@ -105,10 +107,7 @@ class Governor:
         self._host[drafter].learn(batch, seconds)
 
     def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
-        drafter, grammar = sequence.drafter, sequence.sampler.grammar
-        if drafter is None and grammar is None:
-            return 0
-        useful = self._useful(sequence)
+        drafter, grammar, useful = sequence.drafter, sequence.sampler.grammar, self._useful(sequence)
         if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
         if drafter is None or useful <= 0:

@@ -41,7 +41,7 @@ from paceline.runner.rounds.protocol import (
     Times,
     held_by,
     longest_draft,
-    read_landed,
+    read_all,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
@@ -203,8 +203,7 @@ class CudaRounds:
         landed: list[Landed] = []
         bucket, outcome = ticket.bucket, ticket.outcome
         if bucket is not None and outcome is not None:
-            rows = outcome.reports[: len(ticket.seats)].tolist()
-            landed = [read_landed(row, tree=ticket.tree) for row in rows]
+            landed = read_all(outcome.reports[: len(ticket.seats)].tolist(), tree=ticket.tree)
             self._learn(ticket, landed, times)
             if outcome.scores is not None:
                 lanes = [seat.lane for seat in ticket.seats]

@@ -23,7 +23,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed, taps_of
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_all, taps_of
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
 from paceline.runner.rounds.upload import Upload, download
 
@@ -43,7 +43,7 @@ class ReadChunks:
 
     def landed(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Return the outcome of each chunk; None: only keys and values were wanted."""
-        drawn = [] if self.drawn is None else [read_landed(row) for row in self.drawn.tolist()]
+        drawn = [] if self.drawn is None else read_all(self.drawn.tolist())
         if self.scores is not None:
             self.scores.attach(drawn)
         left = iter(drawn)

@@ -30,7 +30,7 @@ from paceline.runner.rounds.protocol import (
     Ticket,
     Times,
     drafts_trees,
-    read_landed,
+    read_all,
     taps_of,
     write_offer,
 )
@@ -333,7 +333,7 @@ class PortableRounds:
             )
         if self._state.marks.shape[1]:
             edit_reference.count(self._state, seats=seats, outcomes=out)
-        landed = [read_landed(row, tree=tree) for row in out.tolist()]
+        landed = read_all(out.tolist(), tree=tree)
         starts = roots if row_starts is None else row_starts
         assert starts is not None
         scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, seats, starts, seats, tree=tree))

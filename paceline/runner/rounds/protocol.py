@@ -290,13 +290,16 @@ def drafts_trees(drafter: DeviceDrafter | None) -> bool:
     return getattr(drafter, "tree", False)
 
 
+def read_all(rows: Sequence[Sequence[int]], *, tree: bool = False) -> list[Landed]:
+    """Read what `accept` or `tree_accept` writes for all seats."""
+    return [read_landed(row, tree=tree) if row[1] else Landed((), (), (row[2],)) for row in rows]
+
+
 def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     """Read what `accept` writes for a seat, or `tree_accept` for a tree.
 
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
-    if not drafted:
-        return Landed((), (), (row[2],))
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
     old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
     new = tuple(row[2 : 3 + accepted])
