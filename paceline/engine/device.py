@@ -334,7 +334,7 @@ class DeviceStepper:
         if drafted:
             work.draft = Draft(tokens=drafted, parents=parents)
         work.start = length - work.count  # where it was planned, no draft was known yet
-        work.verdict = verdict
+        work.verdict, work.tokens = verdict, tokens[: 1 + len(verdict.path)]
         work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:

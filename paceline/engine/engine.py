@@ -244,8 +244,8 @@ class Engine:
             sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                accepted = [work.draft.tokens[node] for node in verdict.path] if verdict.path else ()
-                work.tokens = [*accepted, verdict.token]
+                if not work.in_place:
+                    work.tokens = [*(work.draft.tokens[node] for node in verdict.path), verdict.token]
                 self._lanes.commit(lane, len(sequence.tokens), work.tokens)
             if work.in_place and verdict is not None:
                 self._cache.extend(sequence.span, self._lanes.texts[lane], work.count + len(verdict.path))

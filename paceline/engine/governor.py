@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from statistics import linear_regression
+from typing import NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
@@ -30,6 +31,15 @@ PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
 
+class Terms(NamedTuple):
+    """Terms on which a drafter drafts in one step, for all its sequences."""
+
+    off: Off | None  # why none of them drafts
+    longest: int  # tokens
+    ends_drafts: bool  # the drafter itself ends drafts
+    weighed: bool  # the cost model limits drafts: the times of rounds are not known
+
+
 class Governor:
     def __init__(
         self, config: EngineConfig, drafters: Mapping[str, Guard], *, max_context: int, rounds: Rounds | None = None
@@ -41,23 +51,30 @@ class Governor:
         self._rounds = rounds
         self._rests = Rests()
         self._trials = Trials()
+        self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
         self._host: defaultdict[str | None, BatchTimes] = defaultdict(BatchTimes)
         self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
+        self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
+        for judged in self._judged:
+            self._rests.tell(judged)
+            self._trials.tell(judged)
+        self._judged.clear()
         resting = self._resting(sequences)
         seconds = self._round_seconds(sequences, resting)
         resting |= self._on_trial(sequences, resting, seconds)
+        drafters = dict.fromkeys([sequence.drafter for sequence in sequences])
+        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters if name is not None}
         wishes = [
-            0
-            if sequence.drafter is None and sequence.sampler.grammar is None
+            self._wish(sequence, running, terms.get(sequence.drafter or ""))
+            if sequence.sampler.grammar is not None
+            or (sequence.drafter is not None and sequence.drafter not in resting)
             else self._rest(sequence)
-            if sequence.drafter in resting and sequence.sampler.grammar is None
-            else self._wish(sequence, running, by_cost=sequence.drafter not in seconds)
             for sequence in sequences
         ]
         for drafter, known in seconds.items():
@@ -99,37 +116,42 @@ class Governor:
             output = len(sequence.tokens) - sequence.prompt_length
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
-            self._rests.tell(drafter)
-            self._trials.tell(drafter)
+            self._judged.add(drafter)
 
     def learn_host(self, seconds: float, *, drafter: str | None, batch: int) -> None:
         """Learn how long the host was busy with a round that only decodes; `drafter`: the one that drafted in it."""
         self._host[drafter].learn(batch, seconds)
 
-    def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
-        drafter, grammar, useful = sequence.drafter, sequence.sampler.grammar, self._useful(sequence)
+    def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
+        """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
+        useful, grammar = self._useful(sequence), sequence.sampler.grammar
         if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
-        if drafter is None or useful <= 0:
+        if terms is None or useful <= 0:
             return 0
-        sequence.off = self._reason_against(sequence, running)
+        pace = sequence.pace
+        sequence.off = terms.off or self._reason_against(sequence, pace)
         if grammar is not None and sequence.off is None:
             sequence.off = self._grammars_reason(sequence)
         if sequence.off is not None:
             return 0
-        limit = min(useful, self._longest(drafter))
-        own = sequence.request.speculation.max_draft
+        limit, own = min(useful, terms.longest), sequence.request.speculation.max_draft
         if own is not None:
             limit = min(limit, own)
-        return limit if self._config.fixed_draft else self._sensible(sequence, limit, by_cost=by_cost)
-
-    def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
-        """Cut `limit` to what the sequence's pace allows and to what pays, unless the drafter itself ends drafts."""
-        pace, ends_drafts = sequence.pace, self._ends_drafts(sequence.drafter or "")
-        if not ends_drafts:
+        if not terms.ends_drafts and not self._config.fixed_draft:
             limit = min(limit, pace.length)
-        affordable = self._affordable(sequence, pace) if by_cost and self._config.measure_cost else None
-        return limit if affordable is None or (affordable and ends_drafts) else min(limit, affordable)
+        affordable = self._affordable(sequence, pace) if terms.weighed else None
+        return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
+
+    def _terms(self, drafter: str, running: int, *, by_cost: bool) -> Terms:
+        guard, config = self._drafters.get(drafter), self._config
+        off = None
+        if guard is not None and guard.out is not None:
+            off = Off(OffKind.DRAFTER_OUT, guard.out)
+        elif running > config.max_draft_batch:
+            off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
+        weighed = by_cost and self._weighs_cost
+        return Terms(off, self._longest(drafter), self._ends_drafts(drafter), weighed)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
         """Count the next tokens that the grammar forces: they need no drafter, and always pay."""
@@ -174,10 +196,11 @@ class Governor:
         return self._limits[drafter]
 
     def _ends_drafts(self, drafter: str) -> bool:
-        guard, rounds = self._drafters.get(drafter), self._rounds
-        if rounds is not None and drafter in rounds.drafters:
-            return bool(getattr(rounds.drafters[drafter], "ends_drafts", False))
-        return guard is not None and guard.ends_drafts
+        if drafter not in self._enders:
+            guard, rounds = self._drafters.get(drafter), self._rounds
+            by = guard if rounds is None else rounds.drafters.get(drafter, guard)
+            self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
+        return self._enders[drafter]
 
     def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
         """Return the drafters that rest in this round."""
@@ -185,7 +208,8 @@ class Governor:
         return {drafter for drafter in drafters if self._rests.count_down(drafter, batch=len(sequences))}
 
     def _rest(self, sequence: Sequence) -> int:
-        sequence.off = PLAIN_FASTER
+        if sequence.drafter is not None:
+            sequence.off = PLAIN_FASTER
         return 0
 
     def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
@@ -286,19 +310,13 @@ class Governor:
         sequence.pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
         sequence.off = reason
 
-    def _reason_against(self, sequence: Sequence, running: int) -> Off | None:
-        config, drafter = self._config, self._drafters.get(sequence.drafter or "")
-        if drafter is not None and drafter.out is not None:
-            return Off(OffKind.DRAFTER_OUT, drafter.out)
-        if running > config.max_draft_batch:
-            return Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
-        length, longest = len(sequence.tokens), config.max_draft_context
+    def _reason_against(self, sequence: Sequence, pace: Pace) -> Off | None:
+        """Return why this sequence may not draft, whatever its drafter's terms are."""
+        length, longest = len(sequence.tokens), self._config.max_draft_context
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
-        if config.fixed_draft:
-            return None
-        pace = sequence.pace
-        return pace.reason if pace.paused(length - sequence.prompt_length) else None
+        paused = not self._config.fixed_draft and pace.paused(length - sequence.prompt_length)
+        return pace.reason if paused else None
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -54,7 +54,9 @@ class Work:
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
-    tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
+    tokens: Seq[
+        int
+    ] = ()  # new tokens, set with the verdict or when they are committed: accepted ones, the target's own
     scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
     prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
     states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling

@@ -88,7 +88,7 @@ class Sequence:
 
     @property
     def pace(self) -> Pace:
-        return self.pace_with(self.drafter)
+        return self.paces.get(self.drafter) or self.pace_with(self.drafter)
 
     def pace_with(self, drafter: str | None) -> Pace:
         pace = self.paces.get(drafter)
