@@ -28,6 +28,7 @@ from paceline.types import Off, OffKind
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
 # drafters with `ends_drafts` would make all first drafts equally long, and the cost of a row could not be fitted.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
+LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
 
@@ -47,10 +48,13 @@ class Governor:
         self.cost = CostModel()
         self._config = config
         self._drafters = drafters
-        self._max_context = max_context
+        self._lane_length = max_context + config.max_draft
         self._rounds = rounds
         self._rests = Rests()
         self._trials = Trials()
+        self._best: dict[
+            str, tuple[int, int, int]
+        ] = {}  # drafter → best draft length, its batch, rounds to keep it for
         self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
@@ -124,13 +128,17 @@ class Governor:
 
     def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
         """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
-        useful, grammar = self._useful(sequence), sequence.sampler.grammar
+        length, state, grammar = len(sequence.tokens), sequence.in_flight, sequence.sampler.grammar
+        # A round adds one token more than it accepts, so the last token of a sequence is never drafted. Steps in flight
+        # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
+        # and one draft) if they add the most.
+        useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - length
         if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
         if terms is None or useful <= 0:
             return 0
         pace = sequence.pace
-        sequence.off = terms.off or self._reason_against(sequence, pace)
+        sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
         if grammar is not None and sequence.off is None:
             sequence.off = self._grammars_reason(sequence)
         if sequence.off is not None:
@@ -174,14 +182,6 @@ class Governor:
         """Return True if the tokens behind drafted ones cannot be checked afterwards: a device draws them without the
         grammar's masks, and filters need these (`Sampler.count_masked`)."""
         return self._rounds is not None and sequence.sampler.grammar is not None and sequence.sampler.filters
-
-    def _useful(self, sequence: Sequence) -> int:
-        """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
-        of a sequence is never drafted. Steps in flight count twice: the draft must still be needed if they add the
-        fewest tokens, and must fit into the lane (context and one draft) if they add the most."""
-        length, state = len(sequence.tokens), sequence.in_flight
-        needed = max(0, sequence.max_length - length - state.least - 1)
-        return min(needed, self._max_context + self._config.max_draft - length - state.most)
 
     def _longest(self, drafter: str) -> int:
         """Return the tokens of a drafter's longest draft: limits that never change."""
@@ -270,19 +270,30 @@ class Governor:
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
         if not any(own):
             return wishes
-        pairs = [*zip(sequences, own, strict=True)]
-        others = self._others[drafter]
+        length = self._kept_length(drafter, len(sequences)) or self._best_length(sequences, own, drafter, seconds)
+        return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
+
+    def _kept_length(self, drafter: str, batch: int) -> int:
+        """Return the length that was best some rounds ago; 0: it is time to look again.
+
+        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
+        length, size, rounds = self._best.get(drafter, (0, 0, 0))
+        self._best[drafter] = length, size, rounds - 1
+        return length if size == batch and rounds > 0 else 0
+
+    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: Seq[float]) -> int:
+        others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
         speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
-        length = speed.index(max(speed))
-        tried = self._trials.end(drafter)
+        length, batch, tried = speed.index(max(speed)), len(sequences), self._trials.end(drafter)
+        self._best[drafter] = length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT)
         if length:
             self._rests.end(drafter)
-        else:
-            begins, length = drafter not in self._rests, self._probe(drafter, own, speed, seconds, tried=tried)
-            for sequence in (sequence for sequence, wish in pairs if wish):
-                sequence.off = PLAIN_FASTER
-                sequence.pace.pauses += begins
-        return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
+            return length
+        begins, length = drafter not in self._rests, self._probe(drafter, wishes, speed, seconds, tried=tried)
+        for sequence in (sequence for sequence, wish in pairs if wish):
+            sequence.off = PLAIN_FASTER
+            sequence.pace.pauses += begins
+        return length
 
     def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: bool) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
@@ -310,13 +321,12 @@ class Governor:
         sequence.pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
         sequence.off = reason
 
-    def _reason_against(self, sequence: Sequence, pace: Pace) -> Off | None:
-        """Return why this sequence may not draft, whatever its drafter's terms are."""
-        length, longest = len(sequence.tokens), self._config.max_draft_context
+    def _reason_against(self, length: int, pace: Pace, output_tokens: int) -> Off | None:
+        """Return why a sequence of this length may not draft, whatever its drafter's terms are."""
+        longest = self._config.max_draft_context
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
-        paused = not self._config.fixed_draft and pace.paused(length - sequence.prompt_length)
-        return pace.reason if paused else None
+        return pace.reason if not self._config.fixed_draft and pace.paused(output_tokens) else None
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:
