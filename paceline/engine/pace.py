@@ -52,7 +52,7 @@ class Pace:
     _probing: bool = False  # after a pause: the next draft ignores cost, to measure whether acceptance has changed
     _right: float = 0.0  # recently judged tokens that were right, decayed
     _judged: float = 0.0  # all recently judged tokens, decayed
-    _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent_rate`, decayed
+    _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent`, decayed
 
     @property
     def rate(self) -> float:

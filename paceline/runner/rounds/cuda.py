@@ -114,6 +114,7 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
+        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
         # (draft length, drafter) → seconds of its rounds
         self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
@@ -169,6 +170,7 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
+        self._steady = None
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
         (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
 
@@ -250,6 +252,15 @@ class CudaRounds:
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
+        bound = self._grid.context(context)
+        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
+            return self._steady[3]
+        bucket = self._find_bucket(seats, drafter, bound)
+        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
+        return bucket
+
+    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
@@ -266,7 +277,7 @@ class CudaRounds:
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
-            context=self._grid.context(context),
+            context=context,
             filters=edits or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
             scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
