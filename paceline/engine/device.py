@@ -184,10 +184,12 @@ class DeviceStepper:
         Only while another step is in flight: otherwise the host may have nothing to do."""
         now, step = self._clock(), self._landed
         self._observed_at = now if self._launched else None
-        if step is not None and step.planned is not None and landing.decodes:
-            drafts = any(work.max_draft for work in landing.works)
+        if step is None or step.planned is None or not landing.decodes:
+            return
+        drafters = {work.drafter for work in landing.works if work.max_draft}
+        if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart
             seconds = step.planned + now - self._landed_at
-            self._governor.learn_host(seconds, drafter=step.drafter if drafts else None, batch=step.seats)
+            self._governor.learn_host(seconds, drafter=step.drafter if drafters else None, batch=step.seats)
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()

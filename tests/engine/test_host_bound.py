@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig
+from paceline.engine import governor
 from paceline.engine.engine import Engine
+from paceline.engine.rests import Chance, speeds
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Seat
@@ -88,6 +90,22 @@ def test_drafts_that_pay_are_made(batch: int) -> None:
     with_drafts, rounds = speed(quick, by_rows, batch=batch, steps=100, drafts=True, rate=0.8)
     assert rounds.drafting > 90
     assert with_drafts > 1.5 * plain
+
+
+def test_a_large_batch_looks_less_often_for_the_best_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the host longer there, and the average of many sequences changes slowly."""
+    looks: list[int] = []
+
+    def look(chances: Sequence[Chance], seconds: Sequence[float]) -> list[float]:
+        looks.append(len(chances))
+        return speeds(chances, seconds)
+
+    monkeypatch.setattr(governor, "speeds", look)
+    for batch, most in ((8, 62), (64, 18)):
+        looks.clear()
+        _, rounds = speed(quick, by_rows, batch=batch, steps=60, drafts=True, rate=0.8)
+        assert rounds.drafting > 50
+        assert 10 < len(looks) <= most
 
 
 def test_the_same_drafts_pay_where_the_host_is_quick() -> None:
