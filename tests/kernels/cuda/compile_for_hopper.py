@@ -21,8 +21,7 @@ from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, _linear
 from paceline.kernels.cuda.many import BLOCKS, GROUP, Block, _many
-from paceline.kernels.cuda.prefill import _prefill
-from paceline.kernels.cuda.prefill_load import BOX, RUN
+from paceline.kernels.cuda.prefill import BOX, _prefill
 from paceline.kernels.cuda.tiles import Tiles
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -133,8 +132,7 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
         "WINDOW": window,
     }
     boxes = dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[16, 64],{BOX!r}>")
-    boxes |= dict.fromkeys(("k_runs", "v_runs"), f"tensordesc<bf16[4, 16, 64],{RUN!r}>")
-    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("page_table", "plan"), "*i32")
+    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("positions", "page_table", "plan"), "*i32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _prefill.arg_names}
     signature |= boxes | kinds | {"scale": "fp32"}
     numbers = {(_prefill.arg_names.index(name),): value for name, value in constants.items()}
