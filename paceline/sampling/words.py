@@ -1,5 +1,4 @@
-"""Sets of tokens as words of 32 tokens each, uint32 [vocab / 32], the lowest bit first: masks of a grammar; and the paths
-of tokens that they belong to."""
+"""Masks of a grammar as words of 32 tokens each, uint32 [vocab / 32], the lowest bit first; and paths of tokens."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.edit_reference import Edits
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
@@ -44,7 +45,7 @@ from paceline.runner.rounds.protocol import (
     Times,
     held_by,
     longest_draft,
-    read_landed,
+    read_all,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
@@ -56,7 +57,7 @@ from paceline.sampling.sampler import Sampler
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of times and drafts
+DECAY = 0.9  # weight of the past in running averages of drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
@@ -82,6 +83,7 @@ class CudaRounds:
         self.readers: Collection[str] = readers.keys()
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = target.decoder.device.type == "cuda"
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._target = target
@@ -95,15 +97,16 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
         self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
-        # (draft length, drafter) → number of seats → seconds of a round
-        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
+        # (draft length, drafter) → seconds of its rounds
+        self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
@@ -157,6 +160,7 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
+        self._steady = None
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
         (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
 
@@ -204,9 +208,7 @@ class CudaRounds:
     def _end(self, ticket: Ticket) -> None:
         """Launch what is left of a step."""
         if ticket.round is not None:
-            ticket.outcomes, ticket.stamps = ticket.round.end()
-            verified, lanes = ticket.round.verified, [seat.lane for seat in ticket.seats]
-            ticket.scores = self._scorer.score_seats(lanes, verified) if verified else None
+            ticket.outcome = ticket.round.end()
             ticket.states = ticket.round.tapped_states()
         ticket.done = self._mark()
 
@@ -239,24 +241,25 @@ class CudaRounds:
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         if ticket is self._late:
             self._end_late()
-        assert ticket.bucket is None or ticket.outcomes is not None, "a step waits for its masks"
+        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()
         times = Times(step=ticket.seconds())
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
-        if ticket.bucket is not None and ticket.outcomes is not None:
-            rows = ticket.outcomes[: len(ticket.seats)].tolist()
-            landed = [read_landed(row, tree=ticket.tree) for row in rows]
+        bucket, outcome = ticket.bucket, ticket.outcome
+        if bucket is not None and outcome is not None:
+            landed = read_all(outcome.reports[: len(ticket.seats)].tolist(), tree=ticket.tree)
             for index in ticket.void:
                 landed[index] = NOTHING
             self._learn(ticket, landed, times)
-            if ticket.scores is not None:
-                ticket.scores.attach(landed)
+            if outcome.scores is not None:
+                lanes = [seat.lane for seat in ticket.seats]
+                self._scorer.read(lanes, outcome.scores, steps=1 + bucket.longest).attach(landed)
             if ticket.states is not None:
                 ticket.states.attach(landed, ticket.seats)
-            if ticket.stamps is not None:
-                times = _parts(times.step, ticket.stamps.tolist(), waits=ticket.bucket.masks)
+            if outcome.stamps is not None:
+                times = _parts(times.step, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
@@ -264,9 +267,9 @@ class CudaRounds:
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        known = self._seconds[draft, drafter if draft else None]
-        near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
-        return min(near)[1] if near else None
+        by = self.drafters.get(drafter)
+        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
+        return self._seconds[length, drafter if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -295,6 +298,15 @@ class CudaRounds:
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
+        bound = self._grid.context(context)
+        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
+            return self._steady[3]
+        bucket = self._find_bucket(seats, drafter, bound)
+        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
+        return bucket
+
+    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
@@ -311,9 +323,10 @@ class CudaRounds:
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
-            context=self._grid.context(context),
+            context=context,
             filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
+            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),
@@ -358,8 +371,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
-            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
+            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
         if not bucket.longest:
             return
         pairs = [*zip(ticket.seats, landed, strict=True)]

@@ -12,9 +12,9 @@ from torch import Tensor
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
+from paceline.runner.rounds.outcomes import Outcome
 from paceline.runner.rounds.protocol import Chunk, Path, Seat
 from paceline.runner.rounds.round_states import RoundStates
-from paceline.runner.rounds.scores import SeatScores
 
 
 @dataclass(slots=True)
@@ -36,9 +36,7 @@ class Ticket:
     masked: torch.cuda.Event | None = None  # the masks are there
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # by row
     void: Collection[int] = ()  # seats that draw nothing
-    outcomes: Tensor | None = None  # outcomes of seats
-    stamps: Tensor | None = None
-    scores: SeatScores | None = None
+    outcome: Outcome | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
 
