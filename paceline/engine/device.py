@@ -173,10 +173,11 @@ class DeviceStepper:
     def _observe_host(self, landing: Landing) -> None:
         """Tell the governor how long the host was busy with a step: planning and launching it, and with its outcome.
 
-        Only while another step is in flight: otherwise the host may have nothing to do."""
+        Only while another step is in flight: otherwise the host may have nothing to do. And only of typical steps: the
+        recording of a graph takes the host as long as many steps."""
         now, step = self._clock(), self._landed
         self._observed_at = now if self._launched else None
-        if step is None or step.planned is None or not landing.decodes:
+        if step is None or step.planned is None or not landing.decodes or not landing.times.typical:
             return
         drafters = {work.drafter for work in landing.works if work.max_draft}
         if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart

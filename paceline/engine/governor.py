@@ -296,6 +296,8 @@ class Governor:
             return 0
         perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
+        if not length:
+            self._host.pop(drafter, None)  # no probe will correct a time that a busy moment made too long
         dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
         self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=AFTER_TRIAL if tried else MAX_REST)
         return 0 if tried else length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -115,3 +116,20 @@ def test_the_same_drafts_pay_where_the_host_is_quick() -> None:
     _, free = speed(quick, flat, **chances)
     assert bound.drafting < 0.05 * bound.rounds
     assert free.drafting > 0.9 * free.rounds
+
+
+@dataclass
+class BusyOnce:
+    """A quick host that another process kept busy for 30 ms during its first round with drafts."""
+
+    met: bool = False
+
+    def __call__(self, seats: Sequence[Seat]) -> float:
+        first = not self.met and any(seat.max_draft for seat in seats)
+        self.met = self.met or first
+        return 30 * MILLISECOND if first else quick(seats)
+
+
+def test_a_busy_moment_in_the_first_drafting_round_does_not_end_drafting() -> None:
+    _, rounds = speed(BusyOnce(), flat, batch=16, steps=800, drafts=True, rate=0.8)
+    assert rounds.drafting > 200

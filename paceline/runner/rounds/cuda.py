@@ -169,13 +169,14 @@ class CudaRounds:
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
-        # May record a graph, which must not be timed.
+        recorded = len(self._graphs)
         bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
         read = self._read_chunks(chunks, drafter, context)
-        typical = round is None or round.recorded or self._recorder is None
+        replayed = round is None or round.recorded or self._recorder is None
+        typical = replayed and len(self._graphs) == recorded
         ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
         if round is not None:
             round.begin(seats)
@@ -244,7 +245,7 @@ class CudaRounds:
         assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()
-        times = Times(step=ticket.seconds())
+        times = Times(step=ticket.seconds(), typical=ticket.typical)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
         bucket, outcome = ticket.bucket, ticket.outcome
@@ -259,9 +260,9 @@ class CudaRounds:
             if ticket.states is not None:
                 ticket.states.attach(landed, ticket.seats)
             if outcome.stamps is not None:
-                times = _parts(times.step, outcome.stamps.tolist(), waits=bucket.masks)
+                times = _parts(times, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
-                times = Times(step=times.step, verify=times.step)
+                times = replace(times, verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
             times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
         return landed_chunks, landed, times
@@ -393,9 +394,9 @@ def _looks_up(drafter: DeviceDrafter) -> bool:
     return drafter.finds_fewer and not taps_of(drafter)
 
 
-def _parts(step: float, stamps: Sequence[int], *, waits: bool) -> Times:
+def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:
     """Divide the time of a step by stamps. `waits`: the device waited for masks before it accepted."""
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     if waits:
-        verify = max(step - draft - accepting, 0.0)
-    return Times(step=step, draft=draft, verify=verify, accept=accepting)
+        verify = max(times.step - draft - accepting, 0.0)
+    return replace(times, draft=draft, verify=verify, accept=accepting)

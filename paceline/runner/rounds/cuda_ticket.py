@@ -27,7 +27,7 @@ class Ticket:
     round: CudaRound | None
     read: ReadChunks  # outcomes of chunks
     began: torch.cuda.Event | None
-    typical: bool  # False: launched one by one where other rounds are replayed, so that its time says nothing
+    typical: bool  # see Times
     all_read: torch.cuda.Event | None = None  # the chunks are read
     laid: Tensor | None = None  # first row of each seat, then the token of each row; if drafts wait for masks
     ancestors: Tensor | None = None  # drafted tokens before each row of a tree

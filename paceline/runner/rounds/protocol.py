@@ -113,6 +113,7 @@ class Times:
     verify: float = 0.0
     accept: float = 0.0
     read: float = 0.0  # of chunks
+    typical: bool = True  # False: launched one by one where others are replayed, or recorded just before
 
 
 class Rounds(Protocol):
