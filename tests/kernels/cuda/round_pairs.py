@@ -70,7 +70,8 @@ def pair(device: torch.device, drafter: str | None = None, **options: Any) -> tu
         mine["eagle"], other["eagle"] = heads(target, oracle, **options)
     elif drafter == "medusa":
         mine["medusa"], other["medusa"] = (
-            MedusaOnDevice(TorchMedusa(random_medusa(PLAIN)), tap=1, min_confidence=0.0) for _ in range(2)
+            MedusaOnDevice(TorchMedusa(random_medusa(PLAIN), device=where), tap=1, min_confidence=0.0)
+            for where in (device, "cpu")
         )
     elif drafter in AGAIN:
         mine[drafter] = other[drafter] = AGAIN[drafter]
