@@ -1,9 +1,10 @@
 /* Vectors of 16 lanes, with the same functions in all variants: the only place that knows instruction sets.
 
    vf is 16 floats, vi 16 int32. All functions but vf_sum, vf_top and vi_sum work lane by lane: the result of a lane
-   never depends on another lane. Each operation rounds once; only the portable vf_fma rounds twice. vf_sum adds the
-   upper half of the lanes to the lower half, then halves again until one number is left. vf_top and vi_sum are exact in
-   any order. vf_ge gives one bit for each lane; vf_select takes `yes` for lanes whose bit is set.
+   never depends on another lane. Each operation rounds once, vf_fma too, so all variants give the same bits. vf_sum adds
+   the upper half of the lanes to the lower half, then halves again until one number is left. vf_top and vi_sum are exact
+   in any order. vf_ge gives one bit for each lane; vf_select takes `yes` for lanes whose bit is set. vf_max and vf_min
+   give their second argument if one of the two is NaN. vf_to_int gives INT32_MIN for NaN and for numbers beyond int32.
 
    A weight tile holds 16 outputs. dot4 and dot8 add up, exactly and in integers, the products of weights with signed
    8-bit inputs: four inputs a call, and one group of 32 at most. dot4 takes its unsigned weights as they are. dot8
@@ -25,6 +26,8 @@
 #include "simd_avx512.h"
 #elif defined(PACELINE_AVX2)
 #include "simd_avx2.h"
+#elif defined(PACELINE_NEON)
+#include "simd_neon.h"
 #else
 #include "simd_portable.h"
 #endif

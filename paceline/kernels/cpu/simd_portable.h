@@ -28,6 +28,25 @@ static inline float half_to_float(uint16_t h) {
     return x;
 }
 
+#ifdef __FP_FAST_FMAF
+static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+/* a * b + c, rounded once. The product is exact in double. If the sum is not, its last bit is made odd, so that no
+   tie arises that the second rounding, to float, would break the wrong way. */
+static inline float fused(float a, float b, float c) {
+    const double product = (double)a * b, sum = product + c, added = sum - product;
+    const double error = (product - (sum - added)) + (c - added); /* exact; NaN for infinite sums */
+    uint64_t bits, error_bits;
+    double odd;
+    memcpy(&bits, &sum, 8);
+    memcpy(&error_bits, &error, 8);
+    const uint64_t even = fabs(error) > 0.0 ? ~bits & 1 : 0, away = (bits ^ error_bits) >> 63;
+    bits += even - 2 * (even & away);
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+}
+#endif
+
 static inline vf vf_set1(float x) MAP(vf, x)
 static inline vf vf_load(const float *p) MAP(vf, p[i])
 static inline vf vf_load_bytes(const int8_t *p) MAP(vf, (float)p[i])
@@ -36,7 +55,7 @@ static inline vf vf_add(vf a, vf b) MAP(vf, a.v[i] + b.v[i])
 static inline vf vf_sub(vf a, vf b) MAP(vf, a.v[i] - b.v[i])
 static inline vf vf_mul(vf a, vf b) MAP(vf, a.v[i] * b.v[i])
 static inline vf vf_div(vf a, vf b) MAP(vf, a.v[i] / b.v[i])
-static inline vf vf_fma(vf a, vf b, vf c) MAP(vf, a.v[i] * b.v[i] + c.v[i])
+static inline vf vf_fma(vf a, vf b, vf c) MAP(vf, fused(a.v[i], b.v[i], c.v[i]))
 static inline vf vf_max(vf a, vf b) MAP(vf, a.v[i] > b.v[i] ? a.v[i] : b.v[i])
 static inline vf vf_min(vf a, vf b) MAP(vf, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
 static inline vf vf_abs(vf a) MAP(vf, fabsf(a.v[i]))
