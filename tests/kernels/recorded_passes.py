@@ -12,12 +12,14 @@ import torch
 from paceline.kernels.cpu.abi import Format, Stored
 from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.pack import Layout, Pack, Rows
+from paceline.llm import LLM
 from paceline.models.heads import EagleHead
 from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.heads.compiled import CompiledHead
 from paceline.runner.heads.medusa import CompiledMedusa
 from paceline.runner.heads.protocol import TreeRequest
 from paceline.sampling.sampler import Stream, noise_keys
+from paceline.types import SamplingParams
 from tests.heads import random_medusa
 from tests.kernels import test_cpu_pack
 from tests.kernels.recording import Recording
@@ -47,6 +49,17 @@ def record_small_models() -> Recording:
     return recording
 
 
+def record_smollm2() -> Recording:
+    """A few steps of the embedded model with its shipped head, greedy and with noise; no packing of its weights."""
+    recording = Recording(load_library())
+    with recording.recorded(without=["paceline_pack_stored"]):
+        llm = LLM("smollm2", device="cpu", threads=2, max_context=256, max_sequences=1, measure_cost=False)
+        for temperature in (0.0, 1.0):
+            sampling = SamplingParams(max_tokens=6, seed=1, temperature=temperature)
+            llm.generate("The capital of France is", sampling)
+    return recording
+
+
 def decode(forward: CompiledForward) -> None:
     """Read two texts in passes of many sizes, then a tree of drafts in each; move and read KV slots."""
     source = random.Random(0)
@@ -56,7 +69,7 @@ def decode(forward: CompiledForward) -> None:
         forward(rows_of(*((tokens, start, start + size, pages) for tokens, pages in texts)))
         start += size
     for deep in (0.9, 0.3):
-        works = [random_tree(source, tokens, pages, base, 9, deep) for (tokens, pages), base in zip(texts, (150, 129))]
+        works = [random_tree(source, *text, base, 9, deep) for text, base in zip(texts, (150, 129), strict=True)]
         forward(replace(planted(works), states=True))
     chosen = ints(range(0, 32 * WIDTH, 3))
     forward.kv.move(chosen[:20].tolist(), chosen[7:27].tolist())

@@ -120,23 +120,30 @@ static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
     *even = (vw)QUARTERS(low_halves, p, 16);
     *odd = (vw)QUARTERS(high_halves, p, 16);
 }
-static inline int8x16_t broadcast4(const int8_t *x) {
+#ifdef __ARM_FEATURE_DOTPROD
+typedef int8x8_t inputs4; /* four inputs in the first lanes */
+static inline inputs4 load_inputs(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return vreinterpret_s8_s32((int32x2_t){four, 0});
+}
+static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, inputs4 x) { return vdotq_lane_s32(sum, w, x, 0); }
+#else
+typedef int8x16_t inputs4; /* four inputs, repeated */
+static inline inputs4 load_inputs(const int8_t *x) {
     int32_t four;
     memcpy(&four, x, 4);
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
-#ifdef __ARM_FEATURE_DOTPROD
-static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, int8x16_t x) { return vdotq_s32(sum, w, x); }
-#else
 /* Sums of two products stay within 2 * 128 * 127 < 2^15. */
-static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, int8x16_t x) {
+static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, inputs4 x) {
     return vpadalq_s16(sum, vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)));
 }
 #endif
-static inline vi vi_add_products(vi sum, vw w, const int8_t *x) {
-    const int8x16_t four = broadcast4(x);
-    vi r = {add_products(sum.a, w.a, four), add_products(sum.b, w.b, four),
-            add_products(sum.c, w.c, four), add_products(sum.d, w.d, four)};
+static inline vi vi_add_products(vi sum, vw w, const int8_t *inputs) {
+    const inputs4 x = load_inputs(inputs);
+    vi r = {add_products(sum.a, w.a, x), add_products(sum.b, w.b, x), add_products(sum.c, w.c, x),
+            add_products(sum.d, w.d, x)};
     return r;
 }
 static inline dot8 dot8_begin(const int32_t *offset) { (void)offset; return vi_zero(); }
