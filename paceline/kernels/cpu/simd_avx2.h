@@ -1,4 +1,5 @@
-/* Vectors of 16 lanes for AVX2 with FMA and F16C: two registers each. simd.h says what each function does. */
+/* Vectors of 16 lanes for AVX2 with FMA and F16C, and AVX-VNNI if a CPU has it: two registers each. simd.h says what
+   each function does. */
 #include <immintrin.h>
 
 typedef struct { __m256 a, b; } vf;
@@ -101,6 +102,37 @@ static inline void vi_store(int32_t *p, vi x) {
     _mm256_storeu_si256((__m256i *)p + 1, x.b);
 }
 
+/* Add to a sum where it is. Otherwise gcc adds products in a tree, and moves sums and inputs to the stack. */
+#define IN_PLACE(sum) __asm__("" : "+x"((sum).a), "+x"((sum).b))
+static inline __m256i broadcast4(const void *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return _mm256_set1_epi32(four);
+}
+typedef vi vw4;
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
+    const vi nibbles = vi_load((const int32_t *)p), low = vi_set1(0x0f0f0f0f);
+    *even = vi_and(nibbles, low);
+    *odd = vi_and(vi_shr(nibbles, 4), low);
+}
+
+#ifdef PACELINE_AVXVNNI
+typedef vi vw8;
+typedef vi dot8;
+typedef vi dot4;
+typedef int8_t input8;
+static inline vw8 weights8(const uint8_t *p) { return vi_load((const int32_t *)p); }
+static inline vi dot_fours(vi sum, vi w, const int8_t *x) {
+    const __m256i four = broadcast4(x);
+    return (vi){_mm256_dpbusd_epi32(sum.a, w.a, four), _mm256_dpbusd_epi32(sum.b, w.b, four)};
+}
+static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return dot_fours(sum, w, x); }
+static inline vi dot8_end(dot8 sum) { return sum; }
+static inline dot4 dot4_begin(void) { return vi_zero(); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return dot_fours(sum, w, x); }
+static inline vi dot4_end(dot4 sum) { return sum; }
+#else
 /* Inputs of 8-bit weights, in 16 bits: four are in the order 0, 2, 1, 3, since weights8 takes four weights apart into
    0, 2 and 1, 3. */
 #define WIDE_INPUTS
@@ -118,13 +150,7 @@ static inline void store_inputs(int8_t *q, input8 *q8, vi x, int step) {
         memcpy(q8 + i * step, wide + place[i], 8);
     }
 }
-/* Add to a sum where it is. Otherwise gcc adds products in a tree, and moves sums and inputs to the stack. */
-#define IN_PLACE(sum) __asm__("" : "+x"((sum).a), "+x"((sum).b))
-static inline __m256i broadcast4(const void *x) {
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm256_set1_epi32(four);
-}
+
 /* Sums of two 8-bit products need 17 bits, so that maddubs would saturate. Each half of the weights is widened to 16
    bits instead: as many multiplications as |q - 128| in maddubs with its signs moved to the inputs, then a madd to
    widen, but no third instruction on the same ports. */
@@ -145,14 +171,9 @@ static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) {
     return dot8_pairs(dot8_pairs(sum, w.even, x), w.odd, x + 2);
 }
 static inline vi dot8_end(dot8 sum) { return sum; }
+
 /* Sums of a group stay in 16 bits: it has eight pairs of 4-bit weights, of at most 2 * 15 * 127 each. */
-typedef vi vw4;
 typedef vi dot4;
-static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
-    const vi nibbles = vi_load((const int32_t *)p), low = vi_set1(0x0f0f0f0f);
-    *even = vi_and(nibbles, low);
-    *odd = vi_and(vi_shr(nibbles, 4), low);
-}
 static inline dot4 dot4_begin(void) { return vi_zero(); }
 static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) {
     const __m256i four = broadcast4(x);
@@ -165,6 +186,7 @@ static inline vi dot4_end(dot4 sum) {
     const __m256i ones = _mm256_set1_epi16(1);
     return (vi){_mm256_madd_epi16(sum.a, ones), _mm256_madd_epi16(sum.b, ones)};
 }
+#endif
 
 #define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */
 #define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
