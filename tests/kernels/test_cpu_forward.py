@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import OutOfMemory, UnsupportedModel
+from paceline.kernels.cpu import build
 from paceline.kernels.quant import quantise
 from paceline.runner.forwards.compiled import CompiledForward, kv_bytes_per_page
 from tests.kernels.tiny_forward import (
@@ -62,13 +63,27 @@ def test_every_architecture(config):
     compare(CONFIGS[config], "int4", sizes=(130, 1, 8, 9))
 
 
+def logits_of(variant, monkeypatch, rows=150):
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    forward = compiled(CONFIGS["everything"], "mixed", num_pages=12)
+    return forward(rows_of((TOKENS, 0, rows, PAGES))).logits
+
+
 def test_variants_agree_bitwise(monkeypatch):
-    logits = []
-    for variant in RUNNABLE:
-        monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
-        forward = compiled(CONFIGS["everything"], "mixed", num_pages=12)
-        logits.append(forward(rows_of((TOKENS, 0, 150, PAGES))).logits)
+    logits = [logits_of(variant, monkeypatch) for variant in RUNNABLE]
     assert all(torch.equal(logits[0], other) for other in logits[1:])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 150])
+def test_avx_vnni_agrees_bitwise_in_the_encoding_of_avx512(monkeypatch, rows):
+    """The same source with the same instructions, which CPUs with AVX-512 have in another encoding."""
+    if "avxvnni" in RUNNABLE or not {"avx512", "avx2"} <= {*RUNNABLE}:
+        pytest.skip(reason="runs as a variant of its own, or not at all")
+    encoding = ["-mavx512vl", "-mavx512vnni"]
+    flags = [flag for flag in build.VARIANTS["avxvnni"] if flag != "-mavxvnni"]
+    monkeypatch.setitem(build.VARIANTS, "avxvnni", (*flags, *encoding))
+    monkeypatch.setitem(build.NEEDS, "avxvnni", build.NEEDS["avx512"])
+    assert torch.equal(logits_of("avxvnni", monkeypatch, rows), logits_of("avx2", monkeypatch, rows))
 
 
 def test_float_matrices_run_as_8_bit_groups():

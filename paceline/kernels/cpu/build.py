@@ -31,12 +31,15 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-c
 LIBRARIES = ("-lm", "-lpthread")
 AVX512 = ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma")
 NEEDS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"}
+AVX2 = ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c")
+NEEDS_AVX2 = {"avx2", "fma", "f16c"}
 # Otherwise gcc loads the weights of a whole group before it multiplies them, and spills a third of its registers.
 NEON = ("-DPACELINE_NEON", "-fno-schedule-insns")
 VARIANTS = {
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "avx512": AVX512,
-    "avx2": ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c"),
+    "avxvnni": (*AVX2, "-DPACELINE_AVXVNNI", "-mavxvnni"),
+    "avx2": AVX2,
     "neon-dotprod": (*NEON, "-march=armv8.2-a+dotprod"),
     "neon": NEON,
     "portable": (),
@@ -44,16 +47,14 @@ VARIANTS = {
 NEEDS = {
     "avx512bf16": NEEDS_AVX512 | {"avx512_bf16"},
     "avx512": NEEDS_AVX512,
-    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": NEEDS_AVX2 | {"avx_vnni"},
+    "avx2": NEEDS_AVX2,
     "neon-dotprod": {"asimd", "asimddp"},
     "neon": {"asimd"},
     "portable": set[str](),
 }
 APPLE_SILICON = frozenset({"asimd", "asimddp"})  # features of its first CPU, the M1
-OLDER = {
-    "avx512bf16": "avx512",
-    "neon-dotprod": "neon",
-}  # variant to use where the compiler does not know the newest instructions
+OLDER = {"avx512bf16": "avx512", "avxvnni": "avx2", "neon-dotprod": "neon"}  # where the compiler is too old for one
 
 
 @cache

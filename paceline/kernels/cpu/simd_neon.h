@@ -6,7 +6,7 @@ typedef struct { float32x4_t a, b, c, d; } vf;
 typedef struct { int32x4_t a, b, c, d; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
-#define MAX_KERNEL_ROWS 4
+#define BLOCK 4
 #define SCORE_QUERIES 4
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 1
@@ -105,20 +105,22 @@ static inline void vi_store(int32_t *p, vi x) {
 }
 
 /* Weights are signed bytes here: 8-bit ones as q - 128, 4-bit ones as they are. So dot8 and dot4 are one function. */
-typedef struct { int8x16_t a, b, c, d; } vw;
+typedef struct { int8x16_t a, b, c, d; } vw8;
+typedef vw8 vw4;
+typedef int8_t input8;
 typedef vi dot8;
 typedef vi dot4;
 static inline int8x16_t centred(const uint8_t *p) {
     return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(128)));
 }
-static inline vw weights8(const uint8_t *p) { vw r = QUARTERS(centred, p, 16); return r; }
+static inline vw8 weights8(const uint8_t *p) { vw8 r = QUARTERS(centred, p, 16); return r; }
 static inline int8x16_t low_halves(const uint8_t *p) {
     return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)));
 }
 static inline int8x16_t high_halves(const uint8_t *p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
-    *even = (vw)QUARTERS(low_halves, p, 16);
-    *odd = (vw)QUARTERS(high_halves, p, 16);
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
+    *even = (vw4)QUARTERS(low_halves, p, 16);
+    *odd = (vw4)QUARTERS(high_halves, p, 16);
 }
 #ifdef __ARM_FEATURE_DOTPROD
 typedef int8x8_t inputs4; /* four inputs in the first lanes */
@@ -140,17 +142,17 @@ static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, inputs4 x) {
     return vpadalq_s16(sum, vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)));
 }
 #endif
-static inline vi vi_add_products(vi sum, vw w, const int8_t *inputs) {
+static inline vi vi_add_products(vi sum, vw8 w, const int8_t *inputs) {
     const inputs4 x = load_inputs(inputs);
     vi r = {add_products(sum.a, w.a, x), add_products(sum.b, w.b, x), add_products(sum.c, w.c, x),
             add_products(sum.d, w.d, x)};
     return r;
 }
 static inline dot8 dot8_begin(const int32_t *offset) { (void)offset; return vi_zero(); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) { return vi_add_products(sum, w, x); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return vi_add_products(sum, w, x); }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return vi_zero(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return vi_add_products(sum, w, x); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return vi_add_products(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) __builtin_prefetch(p)
