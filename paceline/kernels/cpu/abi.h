@@ -14,7 +14,7 @@
 #define PAGE 16          /* KV slots of a page: PAGE_SIZE of paceline.kernels.base */
 #define GROUP 32         /* inputs that share a scale: GROUP of paceline.kernels.quant */
 #define TILE 16          /* outputs of a weight tile, and numbers of a vector */
-#define QUERY_BLOCK 32   /* queries (rows × heads of a KV head) that share one walk over the keys */
+#define QUERY_BLOCK 48   /* queries (rows × heads of a KV head) that share one walk over the keys */
 #define HEAD_DIM_MAX 512 /* numbers of an attention head */
 #define MAX_PARTS 3      /* matrices of a linear operation */
 #define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */

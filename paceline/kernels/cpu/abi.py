@@ -13,7 +13,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import GROUP
 
 TILE = 16  # outputs of a weight tile, and numbers of a vector
-QUERY_BLOCK = 32  # queries that share one walk over the keys: at most as many heads may share a KV head
+QUERY_BLOCK = 48  # queries that share one walk over the keys: at most as many heads may share a KV head
 HEAD_DIM_MAX = 512  # numbers of an attention head
 MAX_PARTS = 3  # matrices of a linear operation
 BEAM = 4  # nodes of a draft tree that one pass reads for a sequence

@@ -52,8 +52,8 @@ typedef struct {
     float *scores;        /* [QUERY_BLOCK][CHUNK] */
     narrow *weights;      /* [QUERY_BLOCK][CHUNK] softmax of the scores, not yet divided by its sum */
     uint16_t *gathered;   /* [CHUNK / 2][head_dim][2] values of one row's ancestors in a tree */
-    float *sums;          /* [QUERY_BLOCK][head_dim + 2] results of one chunk */
-    float *state;         /* [QUERY_BLOCK][head_dim + 2] results of all chunks so far */
+    float *sums;          /* [QUERY_BLOCK * (head_dim + 2)] results of one chunk */
+    float *state;         /* [QUERY_BLOCK * (head_dim + 2)] results of all chunks so far */
     float *tail_scores;   /* [QUERY_BLOCK][tail_plan.widest * PAGE] scores of the nodes of a tree */
     int32_t tail_pages;   /* pages that tail_scores has room for */
     best *best;           /* [outs] highest logit that this thread has seen */

@@ -7,9 +7,10 @@ typedef struct { __m256i a, b; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
 #define BLOCK 4
-#define SCORE_QUERIES 4
+#define SCORE_QUERIES 6
 #define SCORE_PAGES 1
-#define VALUE_QUERIES 1
+#define VALUE_QUERIES 6
+#define VALUE_VECTORS 1
 #define BOTH(f) { f(x.a, y.a), f(x.b, y.b) }
 
 static inline vf vf_set1(float x) { vf r = {_mm256_set1_ps(x), _mm256_set1_ps(x)}; return r; }
@@ -43,6 +44,11 @@ static inline unsigned vf_ge(vf x, vf y) {
     const unsigned a = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ));
     return a | (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)) << 8;
 }
+static inline vf vf_where_ge(vf yes, vf x, vf y) {
+    vf r = {_mm256_and_ps(yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ)),
+            _mm256_and_ps(yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))};
+    return r;
+}
 static inline __m256 spread_mask(unsigned mask) { /* bit i of the lowest 8 → all of lane i */
     const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)mask), bit), bit));
@@ -72,6 +78,18 @@ static inline vi vi_zero(void) { vi r = {_mm256_setzero_si256(), _mm256_setzero_
 static inline vi vi_set1(int32_t x) { vi r = {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; return r; }
 static inline vi vi_load(const int32_t *p) {
     vi r = {_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+    return r;
+}
+/* Mask and words come from memory: gcc would keep both in registers, and then sums of attention's tiles in memory. */
+static const int32_t upper_words[8] __attribute__((aligned(32))) = {~0xffff, ~0xffff, ~0xffff, ~0xffff,
+                                                                    ~0xffff, ~0xffff, ~0xffff, ~0xffff};
+static inline __m256i load_upper_words(const __m256i_u *p) {
+    __m256i r;
+    __asm__("vmovdqa %1, %0\n\tvpand %2, %0, %0" : "=x"(r) : "m"(upper_words), "m"(*p));
+    return r;
+}
+static inline vi vi_load_upper_words(const int32_t *p) {
+    vi r = {load_upper_words((const __m256i_u *)p), load_upper_words((const __m256i_u *)p + 1)};
     return r;
 }
 static inline vi vi_add(vi x, vi y) { vi r = BOTH(_mm256_add_epi32); return r; }

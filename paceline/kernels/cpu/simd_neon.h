@@ -7,9 +7,10 @@ typedef struct { int32x4_t a, b, c, d; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
 #define BLOCK 4
-#define SCORE_QUERIES 4
+#define SCORE_QUERIES 6
 #define SCORE_PAGES 1
-#define VALUE_QUERIES 1
+#define VALUE_QUERIES 5
+#define VALUE_VECTORS 1
 #define EACH(f) { f(x.a), f(x.b), f(x.c), f(x.d) }
 #define BOTH(f) { f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d) }
 #define QUARTERS(f, p, step) { f(p), f((p) + (step)), f((p) + 2 * (step)), f((p) + 3 * (step)) }
@@ -24,10 +25,10 @@ static inline vf vf_sub(vf x, vf y) { vf r = BOTH(vsubq_f32); return r; }
 static inline vf vf_mul(vf x, vf y) { vf r = BOTH(vmulq_f32); return r; }
 static inline vf vf_div(vf x, vf y) { vf r = BOTH(vdivq_f32); return r; }
 /* Comparisons choose y if one of the two is NaN, as on x86; vmaxq would give NaN. */
-static inline float32x4_t larger_of(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
-static inline float32x4_t smaller_of(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
-static inline vf vf_max(vf x, vf y) { vf r = BOTH(larger_of); return r; }
-static inline vf vf_min(vf x, vf y) { vf r = BOTH(smaller_of); return r; }
+static inline float32x4_t greater(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
+static inline float32x4_t lesser(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
+static inline vf vf_max(vf x, vf y) { vf r = BOTH(greater); return r; }
+static inline vf vf_min(vf x, vf y) { vf r = BOTH(lesser); return r; }
 static inline vf vf_fma(vf x, vf y, vf z) {
     vf r = {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)};
     return r;
@@ -52,6 +53,14 @@ static inline unsigned vf_ge(vf x, vf y) {
     const uint8x16_t set = vandq_u8(vmovn_high_u16(vmovn_u16(low), high), vld1q_u8(bits));
     return vaddv_u8(vget_low_u8(set)) | (unsigned)vaddv_u8(vget_high_u8(set)) << 8;
 }
+static inline float32x4_t keep_where(uint32x4_t mask, float32x4_t x) {
+    return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(x)));
+}
+static inline vf vf_where_ge(vf yes, vf x, vf y) {
+    vf r = {keep_where(vcgeq_f32(x.a, y.a), yes.a), keep_where(vcgeq_f32(x.b, y.b), yes.b),
+            keep_where(vcgeq_f32(x.c, y.c), yes.c), keep_where(vcgeq_f32(x.d, y.d), yes.d)};
+    return r;
+}
 static inline uint32x4_t spread_mask(unsigned mask) { /* bit i of the lowest 4 → all of lane i */
     static const uint32_t bits[4] = {1, 2, 4, 8};
     return vtstq_u32(vdupq_n_u32(mask), vld1q_u32(bits));
@@ -62,7 +71,7 @@ static inline vf vf_select(unsigned mask, vf x, vf y) {
     return r;
 }
 static inline float vf_top(vf x) {
-    return vmaxnmvq_f32(larger_of(larger_of(x.a, x.c), larger_of(x.b, x.d)));
+    return vmaxnmvq_f32(greater(greater(x.a, x.c), greater(x.b, x.d)));
 }
 static inline float vf_sum(vf x) {
     const float32x4_t four = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
@@ -79,6 +88,8 @@ static inline vf vi_as_float(vi x) { vf r = EACH(vreinterpretq_f32_s32); return 
 static inline vi vi_set1(int32_t v) { const int32x4_t x = vdupq_n_s32(v); vi r = {x, x, x, x}; return r; }
 static inline vi vi_zero(void) { return vi_set1(0); }
 static inline vi vi_load(const int32_t *p) { vi r = QUARTERS(vld1q_s32, p, 4); return r; }
+static inline int32x4_t upper_words(const int32_t *p) { return vbicq_s32(vld1q_s32(p), vdupq_n_s32(0xffff)); }
+static inline vi vi_load_upper_words(const int32_t *p) { vi r = QUARTERS(upper_words, p, 4); return r; }
 static inline vi vi_add(vi x, vi y) { vi r = BOTH(vaddq_s32); return r; }
 static inline vi vi_sub(vi x, vi y) { vi r = BOTH(vsubq_s32); return r; }
 static inline vi vi_mul(vi x, vi y) { vi r = BOTH(vmulq_s32); return r; }
@@ -129,7 +140,7 @@ static inline inputs4 load_inputs(const int8_t *x) {
     memcpy(&four, x, 4);
     return vreinterpret_s8_s32((int32x2_t){four, 0});
 }
-static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, inputs4 x) { return vdotq_lane_s32(sum, w, x, 0); }
+static inline int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, inputs4 x) { return vdotq_lane_s32(sum, w, x, 0); }
 #else
 typedef int8x16_t inputs4; /* four inputs, repeated */
 static inline inputs4 load_inputs(const int8_t *x) {
@@ -138,21 +149,21 @@ static inline inputs4 load_inputs(const int8_t *x) {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 /* Sums of two products stay within 2 * 128 * 127 < 2^15. */
-static inline int32x4_t add_products(int32x4_t sum, int8x16_t w, inputs4 x) {
+static inline int32x4_t dot_quarter(int32x4_t sum, int8x16_t w, inputs4 x) {
     return vpadalq_s16(sum, vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x)));
 }
 #endif
-static inline vi vi_add_products(vi sum, vw8 w, const int8_t *inputs) {
+static inline vi dot_fours(vi sum, vw8 w, const int8_t *inputs) {
     const inputs4 x = load_inputs(inputs);
-    vi r = {add_products(sum.a, w.a, x), add_products(sum.b, w.b, x), add_products(sum.c, w.c, x),
-            add_products(sum.d, w.d, x)};
+    vi r = {dot_quarter(sum.a, w.a, x), dot_quarter(sum.b, w.b, x), dot_quarter(sum.c, w.c, x),
+            dot_quarter(sum.d, w.d, x)};
     return r;
 }
 static inline dot8 dot8_begin(const int32_t *offset) { (void)offset; return vi_zero(); }
-static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return vi_add_products(sum, w, x); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return dot_fours(sum, w, x); }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return vi_zero(); }
-static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return vi_add_products(sum, w, x); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return dot_fours(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) __builtin_prefetch(p)

@@ -10,6 +10,7 @@ typedef struct { int32_t v[16]; } vi;
 #define SCORE_QUERIES 1
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 1
+#define VALUE_VECTORS 4
 #define EACH_LANE for (int i = 0; i < 16; i++)
 #define MAP(type, expression) { type r; EACH_LANE r.v[i] = (expression); return r; }
 
@@ -66,6 +67,7 @@ static inline unsigned vf_ge(vf a, vf b) {
     EACH_LANE mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
     return mask;
 }
+static inline vf vf_where_ge(vf yes, vf a, vf b) MAP(vf, a.v[i] >= b.v[i] ? yes.v[i] : 0.0f)
 static inline vf vf_select(unsigned mask, vf yes, vf no) MAP(vf, mask >> i & 1 ? yes.v[i] : no.v[i])
 static inline float vf_top(vf a) {
     float top = a.v[0];
@@ -86,6 +88,7 @@ static inline vf vi_as_float(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
 static inline vi vi_zero(void) MAP(vi, 0)
 static inline vi vi_set1(int32_t x) MAP(vi, x)
 static inline vi vi_load(const int32_t *p) { vi r; memcpy(&r, p, sizeof r); return r; }
+static inline vi vi_load_upper_words(const int32_t *p) MAP(vi, p[i] & ~0xffff)
 static inline vi vi_add(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]))
 static inline vi vi_sub(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]))
 static inline vi vi_mul(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] * (uint32_t)b.v[i]))
