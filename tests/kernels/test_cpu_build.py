@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -41,8 +43,10 @@ def test_the_widest_variant_is_chosen_unless_another_is_named(wanted, monkeypatc
         build.choose_variant()
 
 
-def test_every_variant_is_some_cpus_widest():
-    assert [*CPUS] == [*build.VARIANTS] == [*build.NEEDS]
+def test_every_variant_is_some_cpus_widest_and_documented():
+    page = (Path(__file__).parents[2] / "docs" / "cpu.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)
+    assert [*CPUS] == [*build.VARIANTS] == [*build.NEEDS] == documented
 
 
 @pytest.mark.parametrize(("named", "lacking"), [("avx512", "avx512_vnni"), ("neon", "asimd")])
