@@ -177,7 +177,7 @@ class AbiEntry(Structure):
 ADDRESS = c_void_p
 FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, arguments
     "paceline_abi": (POINTER(AbiEntry), ()),
-    "paceline_pool_new": (ADDRESS, (c_int,)),
+    "paceline_pool_new": (ADDRESS, (c_int, ADDRESS, ADDRESS)),
     "paceline_tile_bytes": (c_int64, (c_int, c_int)),
     "paceline_pack": (None, (ADDRESS, c_int64, c_int, c_int, c_int, ADDRESS, ADDRESS, ADDRESS)),
     "paceline_pack_stored": (c_int, (ADDRESS, ADDRESS, c_int64, c_int, c_int, ADDRESS)),

@@ -30,7 +30,11 @@ def _core(cpu: int) -> str:
 def thread_pool(library: Library, threads: int) -> int:
     """Return the address of the pool of `threads` threads; it exists until the process ends."""
     assert threads > 0, f"{threads} threads"
-    pool = library.paceline_pool_new(threads)
+    import ctypes
+    if os.environ.get("NOPIN") or threads != 2:
+        pool = library.paceline_pool_new(threads, None, None)
+    else:
+        pool = library.paceline_pool_new(threads, (ctypes.c_int32*3)(0,1,2), (ctypes.c_int32*2)(1,0))
     if not pool:
         raise OutOfMemory(f"no memory for a team of {threads} threads")
     return int(pool)
