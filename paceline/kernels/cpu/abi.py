@@ -195,4 +195,5 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     # For tests only: see testing.c.
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, ADDRESS)),
     "paceline_prefetched": (c_int64, (ADDRESS,)),
+    "paceline_lent": (c_int, (ADDRESS,)),
 }

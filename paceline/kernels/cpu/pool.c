@@ -61,6 +61,8 @@ static int64_t nanoseconds(void) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
+int pool_lent(const pool *p) { return atomic_load(&p->seating.lent); }
+
 /* Wait for members in `state` or beyond: on this thread's CPU, then by leaving it to those that need it. */
 static void wait_a_little(pool *p, seat *self, int state, int *spins) {
     const struct timespec nap = {0, NAP_NANOSECONDS};
