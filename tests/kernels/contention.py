@@ -1,7 +1,7 @@
 """Measure how much longer a pass takes beside a busy loop on one core: `make contention`.
 
-Passes of SmolLM2 over several numbers of rows, in turns: alone, then beside the loop on one of two CPUs. A fair share of
-two cores would make a pass 1.33 times as long. The command fails where the median is over LIMIT.
+Passes of SmolLM2 over several numbers of rows, in turns: alone, then beside the loop on one of two CPUs. A fair share
+of two cores would make a pass 1.33 times as long. The command fails where the median is over LIMIT.
 """
 
 from __future__ import annotations

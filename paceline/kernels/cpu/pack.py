@@ -94,6 +94,10 @@ class Layout:
         padded = -(-count // TILE) * TILE
         self._add(name, Item(VECTOR, padded, count, self._take(4 * padded), 4))
 
+    @property
+    def formats(self) -> set[int]:
+        return {item.format for item in self.items.values()}
+
     def matrices(self) -> list[tuple[int, int, int]]:
         """List the place of each matrix: offset, and number and distance of its tiles, or of its rows."""
         found = [item for item in self.items.values() if item.format != VECTOR]
@@ -122,10 +126,6 @@ class Pack:
 
     def __contains__(self, name: str) -> bool:
         return name in self.layout.items
-
-    @property
-    def formats(self) -> set[int]:
-        return {item.format for item in self.layout.items.values()}
 
     def matrix(self, name: str) -> Packed:
         item = self.layout.items[name]

@@ -19,7 +19,7 @@ from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Format, Pass, Shape
 from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.pack import Pack
+from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Program
@@ -28,7 +28,8 @@ from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.known_batches import KnownBatches
-from paceline.runner.forwards.thread_choice import RunPass, choose_threads
+from paceline.runner.forwards.measuring import RunPass
+from paceline.runner.forwards.thread_choice import choose_threads
 
 Weights = MutableMapping[str, Weight]
 Ropes = dict[object, tuple[Tensor, Tensor]]  # tables of rotations, by their parameters
@@ -68,14 +69,14 @@ class CompiledForward:
         self.vocab_size = config.vocab_size
         self.taps = taps
         pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
-        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.formats else CHEAP_ROWS_8_BIT
+        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.layout.formats else CHEAP_ROWS_8_BIT
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)
         shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
         programs = Programs(config, pack, shape, self.kv, taps, library=self._library)
-        self.thread_choice = choose_threads(threads, choice_key(config, pack), programs.trial)
+        self.thread_choice = choose_threads(threads, thread_question(config, pack.layout), programs.trial)
         self.threads = self.thread_choice.threads
         self.program = programs.build(self.threads)
         self.embedding = pack.matrix("embed")
@@ -124,9 +125,9 @@ class CompiledForward:
         return self._views[rows, outs, width]
 
 
-def choice_key(config: ModelConfig, pack: Pack) -> object:
+def thread_question(config: ModelConfig, layout: Layout) -> object:
     """Return everything about a model that the best number of threads depends on."""
-    return config, sorted(pack.formats), pack.library.variant
+    return config, sorted(layout.formats), load_library().variant
 
 
 class Programs:
@@ -150,10 +151,9 @@ class Programs:
             self.built[threads] = program
         return self.built[threads]
 
-    def trial(self, threads: int) -> RunPass:
-        """Return a function that runs a pass over the rows of a short draft. It writes to KV memory that no sequence
-        uses yet."""
-        program, rows = self.build(threads), min(TRIAL_ROWS, self.shape.positions)
+    def trial(self, threads: int, rows: int = TRIAL_ROWS) -> RunPass:
+        """Return a function that runs a pass over a few rows. It writes to KV memory that no sequence uses yet."""
+        program, rows = self.build(threads), min(rows, self.shape.positions)
         counts, zeros = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
         ends = torch.tensor([0, rows], dtype=torch.int32)
         table = torch.zeros((1, 1), dtype=torch.int32)
