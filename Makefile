@@ -13,6 +13,8 @@
 #   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
 #   make check      lint, format, types, import directions
 #   make fmt        repair what can be repaired automatically
+#   make contention
+#                   a pass beside a busy loop on one core, and alone
 #   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
 #   make soak       long inputs and SOAK minutes (30) of mixed load against a server (see docs/soak.md)
 #   make page       docs/benchmarks.md and the README's numbers, from docs/results
@@ -44,7 +46,7 @@ $(TESTING): export OMP_NUM_THREADS = 1
 $(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
 $(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve $(TESTING) test-gpu check fmt bench soak page clean
+.PHONY: demo serve $(TESTING) test-gpu check fmt contention bench soak page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -82,6 +84,9 @@ check: $(READY_TO_DEVELOP)
 fmt: $(READY_TO_DEVELOP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+contention: $(READY_TO_DEVELOP)
+	$(BIN)/python -m tests.kernels.contention
 
 bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 	$(BIN)/python -m peers.run --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)

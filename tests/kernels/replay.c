@@ -164,7 +164,7 @@ static void read_image(const char *path) {
 
 static void replay_all(const char *path, int threads) {
     read_image(path);
-    threads_pool = paceline_pool_new(threads);
+    threads_pool = paceline_pool_new(threads, NULL, NULL);
     if (!threads_pool) fail("no memory for threads", path);
     program_count = 0;
     const header *h = place(0);

@@ -166,8 +166,9 @@ typedef struct program program;
 
 EXPORT const abi_entry *paceline_abi(void);
 
-/* Make a pool of `threads` threads, the caller among them; NULL: out of memory. It exists until the process ends. */
-EXPORT pool *paceline_pool_new(int threads);
+/* Make a pool of `threads` threads, the caller among them; NULL: out of memory. It exists until the process ends. Thread
+   i is held to cpus[starts[i] … starts[i + 1] - 1] during runs; starts NULL: all run anywhere. */
+EXPORT pool *paceline_pool_new(int threads, const int32_t *starts, const int32_t *cpus);
 
 /* Bytes of one tile of a matrix. */
 EXPORT int64_t paceline_tile_bytes(int format, int inputs);
