@@ -33,7 +33,7 @@ INLINE void prefetch_some(weight_span *w) {
 INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, input8 *q8, int rows) {
     const vi first = vf_to_int(vf_mul(low, factor)), second = vf_to_int(vf_mul(high, factor));
     store_inputs(q, q8, first, 4 * rows);
-    store_inputs(q + 4 * LANES / 4 * rows, q8 + 4 * LANES / 4 * rows, second, 4 * rows);
+    store_inputs(q + LANES * rows, q8 ? q8 + LANES * rows : NULL, second, 4 * rows);
     return vi_sum(vi_add(first, second));
 }
 
@@ -52,21 +52,29 @@ static void quantise_row(const quantised *in, int row, const float *x, const flo
         }
         const float top = vf_top(vf_max(vf_abs(low), vf_abs(high)));
         const vf steps = vf_set1(top > 0.0f ? 127.0f / top : 0.0f);
-        const int32_t sum = quantise_group(low, high, steps, in->q + place, in->q8 + place, rows);
+        const int32_t sum = quantise_group(low, high, steps, in->q + place, in->q8 ? in->q8 + place : NULL, rows);
         in->scale[at] = top * (1.0f / 127.0f);
         in->shift[at] = in->scale[at] * (float)sum;
         in->offset[at] = -128 * sum;
     }
 }
 
+static int has_8_bits(const operation *o) {
+    for (int i = 0; i < o->parts; i++)
+        if (o->part[i].format != GROUP4) return 1;
+    return 0;
+}
+
 /* Quantise groups [from, to) of rows [first, last) of the input. */
-static void quantise_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to,
-                          weight_span meanwhile) {
+static void quantise_rows(program *p, const operation *o, const quantised *inputs, int first, int last, int from,
+                          int to, weight_span meanwhile) {
     const int k = o->part[0].inputs;
+    quantised in = *inputs;
+    if (!has_8_bits(o)) in.q8 = NULL;
     for (int row = first; row < last; row++) {
         const float *x = row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
         const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
-        quantise_row(in, row, x, o->norm, factor, k, from, to, &meanwhile);
+        quantise_row(&in, row, x, o->norm, factor, k, from, to, &meanwhile);
     }
 }
 

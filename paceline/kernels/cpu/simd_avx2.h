@@ -155,18 +155,15 @@ static inline vi dot4_end(dot4 sum) { return sum; }
    0, 2 and 1, 3. */
 #define WIDE_INPUTS
 typedef int16_t input8;
-static inline void store_inputs(int8_t *q, input8 *q8, vi x, int step) {
+static inline void store_wide(input8 *q8, vi x, int step) {
     const __m128i swap = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-    const __m256i words = _mm256_packs_epi32(x.a, x.b);
-    const int place[4] = {0, 2, 1, 3}; /* of four inputs in the packed words */
-    int64_t wide[4];
-    int32_t fours[4];
-    _mm256_storeu_si256((__m256i *)wide, _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(swap)));
-    vi_store_bytes((int8_t *)fours, x);
-    for (int i = 0; i < 4; i++) {
-        memcpy(q + i * step, fours + i, 4);
-        memcpy(q8 + i * step, wide + place[i], 8);
-    }
+    const __m256i words = _mm256_packs_epi32(x.a, x.b); /* inputs 0-3 and 8-11, then 4-7 and 12-15 */
+    const __m256i wide = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(swap));
+    const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+    _mm_storel_epi64((__m128i *)q8, low);
+    _mm_storel_epi64((__m128i *)(q8 + step), high);
+    _mm_storeh_pd((double *)(q8 + 2 * step), _mm_castsi128_pd(low));
+    _mm_storeh_pd((double *)(q8 + 3 * step), _mm_castsi128_pd(high));
 }
 
 /* Sums of two 8-bit products need 17 bits, so that maddubs would saturate. Each half of the weights is widened to 16
