@@ -1,7 +1,7 @@
 /* Linear layers: norm (if any) and quantise the rows, multiply integers with packed weights, scale, run the epilogue.
 
    A row's outputs never depend on other rows. Sums inside a group are exact integers, groups are added in order, and
-   the kernels for 1 … 8 rows do the same float operations for each row. */
+   the kernels for 1 … BLOCK rows do the same float operations for each row. */
 #include "program.h"
 #include "vmath.h"
 
