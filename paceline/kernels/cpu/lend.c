@@ -26,6 +26,14 @@ int make_seats(seating *all, int count, const int32_t *starts, const int32_t *cp
 
 void free_seats(seating *all) { free(all->seats), free(all->cpus); }
 
+void reset_seats(seating *all) {
+    atomic_flag_clear(&all->looking);
+    for (int i = 0; i < all->count; i++) {
+        atomic_store(&all->seats[i].borrows, 0);
+        atomic_store(&all->seats[i].state, OUTSIDE);
+    }
+}
+
 #ifdef __linux__
 
 #include <linux/futex.h>
@@ -135,8 +143,8 @@ static void change_cpus(seat *one, seat *other) {
     other->own = own, other->cpus = cpus, other->cpu_count = count;
 }
 
-/* Lend the CPU of `self` to a suspended member in `state` or beyond, and return its seat; NULL: there is none. The caller
-   of the pool keeps it, in exchange for its own: all wait for the caller between runs, too. */
+/* Lend the CPU of `self` to a suspended member in `state` or beyond, and return its seat; NULL: there is none. The
+   caller of the pool keeps it, in exchange for its own: all wait for the caller between runs, too. */
 static seat *help(seating *all, seat *self, int state) {
     for (int i = 0; i < all->count; i++) {
         seat *s = &all->seats[i];

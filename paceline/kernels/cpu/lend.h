@@ -49,6 +49,9 @@ int make_seats(seating *, int count, const int32_t *starts, const int32_t *cpus)
 
 void free_seats(seating *);
 
+/* Forget who looks and who borrows: in a forked child those threads are gone. */
+void reset_seats(seating *);
+
 /* Hold the calling thread to the CPUs of a seat, as far as it may run there; return where it could run before. */
 cpu_mask hold_to(const seat *);
 
@@ -68,8 +71,8 @@ void let_go(seating *, seat *, int state);
 /* Remember how long every member has run. */
 void look_at_members(seating *);
 
-/* If a member in `state` or beyond has not run since the last look, lend it the CPU of this thread, whose seat is `self`,
-   and sleep meanwhile. False: there is none. */
+/* If a member in `state` or beyond has not run since the last look, lend it the CPU of this thread, whose seat is
+   `self`, and sleep meanwhile. False: there is none. */
 int lend_to_members(seating *, seat *self, int state);
 
 #endif

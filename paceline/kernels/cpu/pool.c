@@ -219,6 +219,7 @@ static void enter(pool *p) {
     if (p->owner != getpid()) {
         p->owner = getpid();
         p->threads = 1;
+        reset_seats(&p->seating);
         p->started = p->finished;
         p->works += WORKS_PER_RUN_MAX; /* no later work has a number that lost helpers have counted under */
     }
