@@ -16,7 +16,7 @@ gap; the drafter then reads the missing positions as chunks that the target does
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,15 +49,6 @@ class Part(NamedTuple):
     rows: int  # committed tokens that a chunk reads; 0 for a seat
     draws: bool
 
-    def launch(self) -> None:
-        work = self.work
-        work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
-        )
-
-    def land(self) -> None:
-        self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
-
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -69,6 +60,7 @@ class Launched:
     seats: int
     extra: int  # chunks that only the drafter reads: first in the launch, and in no part
     crowded: bool  # too many sequences run for any to draft
+    planned: float | None  # seconds in which the host planned and launched it; None: not known
 
 
 class DeviceStepper:
@@ -98,8 +90,14 @@ class DeviceStepper:
         self._masks = Masks(rounds)
         self._overlap = Overlap()
         self._places = 0  # decoding sequences with grammars that the next plan may still take
+        self._kept_seats: dict[
+            int, tuple[tuple[object, ...], Seat]
+        ] = {}  # sequence → what its latest seat is for, seat
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
+        self._landed: Launched | None = None  # the step that landed last
+        self._landed_at = 0.0
+        self._observed_at: float | None = None  # time from which the host plans the next step; None: it was idle
 
     @property
     def in_flight(self) -> int:
@@ -124,6 +122,7 @@ class DeviceStepper:
         self._drafters.stop(sequence)
         self._masks.stop(sequence)
         self._offers.forget(sequence)
+        self._kept_seats.pop(sequence.key, None)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         heads = [name for name in sequence.drafters if name in self._hearing]
@@ -148,18 +147,20 @@ class DeviceStepper:
     def land(self) -> Landing:
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        ended_at, self._step_seconds = self._clock(), times.step
+        ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
+        self._landed_at = ended_at
         waited = ended_at - began
         self._overlap.landed(ended_at, times.step)
         works, ended = [], []
-        for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
-            part.land()
-            sequence = part.work.sequence
-            if not sequence.in_flight.left:
-                self._settle(part.work, landed)
-                works.append(part.work)
-            elif not sequence.in_flight.steps:
-                ended.append(sequence)
+        for (work, rows, draws), landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
+            state = work.sequence.in_flight
+            state.land(rows, draws, work.max_draft)
+            if not state.left:
+                if landed is not None:  # else only keys and values were wanted
+                    self._settle(work, landed)
+                works.append(work)
+            elif not state.steps:
+                ended.append(work.sequence)
         self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
@@ -175,6 +176,20 @@ class DeviceStepper:
         self._masks.ask(work.sequence for work in landing.works)
         if all(work.sequence.finish is not None for work in landing.works):
             self._overlap.idle()
+        self._observe_host(landing)
+
+    def _observe_host(self, landing: Landing) -> None:
+        """Tell the governor how long the host was busy with a step: planning and launching it, and with its outcome.
+
+        Only while another step is in flight: otherwise the host may have nothing to do."""
+        now, step = self._clock(), self._landed
+        self._observed_at = now if self._launched else None
+        if step is None or step.planned is None or not landing.decodes:
+            return
+        drafters = {work.drafter for work in landing.works if work.max_draft}
+        if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart
+            seconds = step.planned + now - self._landed_at
+            self._governor.learn_host(seconds, drafter=step.drafter if drafters else None, batch=step.seats)
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()
@@ -186,7 +201,9 @@ class DeviceStepper:
 
     def _launch(self, works: Seq[Work], *, crowded: bool) -> None:
         for work in works:
-            self._write(work.sequence)
+            state, span = work.sequence.in_flight, work.sequence.span
+            if not state.on_device or span is None or state.pages < len(span.pages):
+                self._write(work.sequence)
         seats = [work for work in works if _decodes(work)]
         reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
         forced = self._masks.write(works)
@@ -195,23 +212,35 @@ class DeviceStepper:
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
         extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
-        parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
-        parts += [Part(work, rows=0, draws=True) for work in seats]
-        for part in parts:
-            part.launch()
-        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
-        tree = drafts_trees(self._rounds.drafters.get(drafter or ""))
-        reads = self._drafters.reads
+        parts = [Part(work, work.count, work.samples) for work in reading]
+        parts += [Part(work, 0, True) for work in seats]
+        for work, rows, draws in parts:
+            offered = work.forced or work.drafted_from >= 0
+            work.sequence.in_flight.launch(rows, draws, work.max_draft, offered=offered)
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [
-                _seat(work, offers.get(work.sequence.key), price, tree=tree, tapped=reads(work.sequence))
-                for work in seats
-            ],
+            self._seats(seats, offers, drafter),
             drafter=drafter,
-            context=max([work.sequence.longest for work in works]),
+            context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
         )
-        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
+        planned = None if self._observed_at is None else self._clock() - self._observed_at
+        self._launched.append(
+            Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
+        )
+
+    def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], drafter: str | None) -> list[Seat]:
+        """Make the seats of works; if nothing has changed, a seat is that of the sequence's step before."""
+        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
+        tree, reads = drafts_trees(self._rounds.drafters.get(drafter or "")), self._drafters.reads
+        kept, seats = self._kept_seats, []
+        for work in works:
+            key = work.sequence.key
+            offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
+            same = work.max_draft, price, tree, tapped, offer
+            if seat is None or seat[0] != same:
+                kept[key] = seat = same, _seat(work, offer, price, tree=tree, tapped=tapped)
+            seats.append(seat[1])
+        return seats
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -288,28 +317,26 @@ class DeviceStepper:
             tapped=self._drafters.reads(sequence),
         )
 
-    def _settle(self, work: Work, landed: Landed | None) -> None:
-        """Set draft, verdict, scores and states of a work from its outcome; None: only keys and values were wanted."""
-        if landed is None:
+    def _settle(self, work: Work, landed: Landed) -> None:
+        """Set draft, verdict, scores and states of a work from its outcome."""
+        path, drafted, tokens, parents, work.scores, work.prompt_scores, work.states, work.features = landed
+        if not tokens:
             return
-        work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
-        work.features = landed.features
-        if not landed.tokens:
-            return
-        verdict = Verdict(landed.path, landed.tokens[-1])
-        if work.sequence.sampler.grammar is not None:
-            verdict = self._masks.check(work, verdict, landed.tokens)
-        follower = work.sequence.in_flight.follower
-        inside = work.drafter if work.max_draft and not work.forced else None
-        if inside in self._rounds.readers and follower is not None:
-            # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-            follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
-        elif landed.drafted and inside is not None and inside in self._hearing:
-            self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
-        work.start = len(work.sequence.tokens) - work.count  # where it was planned, no draft was known yet
-        if landed.drafted:
-            work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
-        work.verdict = verdict
+        verdict, sequence = Verdict(path, tokens[-1]), work.sequence
+        if sequence.sampler.grammar is not None:
+            verdict = self._masks.check(work, verdict, tokens)
+        length = len(sequence.tokens)
+        if work.max_draft and not work.forced and work.drafter is not None:
+            follower = sequence.in_flight.follower
+            if work.drafter in self._rounds.readers and follower is not None:
+                # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
+                follower.reach(length + min(len(verdict.path), work.max_draft - 1))
+            elif drafted and work.drafter in self._hearing:
+                self._hearing.reach(sequence, length - 1, work.drafter)
+        if drafted:
+            work.draft = Draft(tokens=drafted, parents=parents)
+        work.start = length - work.count  # where it was planned, no draft was known yet
+        work.verdict, work.tokens = verdict, tokens[: 1 + len(verdict.path)]
         work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:

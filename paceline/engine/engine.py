@@ -244,10 +244,13 @@ class Engine:
             sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                accepted = [work.draft.tokens[node] for node in verdict.path] if verdict.path else ()
-                work.tokens = [*accepted, verdict.token]
+                if not work.in_place:
+                    work.tokens = [*(work.draft.tokens[node] for node in verdict.path), verdict.token]
                 self._lanes.commit(lane, len(sequence.tokens), work.tokens)
-            self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
+            if work.in_place and verdict is not None:
+                self._cache.extend(sequence.span, self._lanes.texts[lane], work.count + len(verdict.path))
+            else:
+                self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
 
     def _emit(self, landing: Landing) -> None:
         """Hand out the new tokens, and end the sequences that are complete."""

@@ -57,9 +57,11 @@ def edit(
     offset: int = 0,
     ancestors: Tensor | None = None,
     raw: Tensor | None = None,
+    ids: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Edit rows of logits float32 [rows, vocab] in place; `lanes` int32 [rows] says whose they are.
+    """Edit rows of logits float32 [rows, vocab] in place; `lanes` int32 [rows] says whose they are. `ids` int32
+    [columns] has the token of each column, if the columns are not the whole vocabulary.
 
     The token drawn from a row has the position `positions[row] + offset`; without `positions` it is the lane's length +
     `offset`. The tokens of the draft before it are the row of `ancestors` int32 [rows, depth], filled up with -1.
@@ -68,14 +70,14 @@ def edit(
 
     The first tokens of a draft may be sure: a grammar allows no others, so that rows of these positions can only draw
     them. A mask holds for the token behind them, and decides alone whether it may be a stop token."""
-    lane, vocab = lanes.long(), logits.shape[1]
+    lane, columns = lanes.long(), torch.arange(logits.shape[1], device=lanes.device) if ids is None else ids.long()
     edits = state.edits[lane, None]  # [rows, 1]
     if raw is not None:
         raw[: len(logits)].copy_(torch.where(edits != 0, logits, raw[: len(logits)]))
     length = state.lengths[lane]
     at = (length if positions is None else positions) + offset  # [rows]
     before = _chain(state, lane, length, at) if ancestors is None else ancestors.long()
-    marks = _marks_with(state.marks[lane], before)[:, :vocab]
+    marks = _marks_with(state.marks[lane], before)[:, columns]
     values = _penalise(logits, marks, state, lane)
     values = torch.where(edits & Edits.PENALISES != 0, values, logits)
     masks = state.masks[lane]
@@ -83,10 +85,10 @@ def edit(
     sure, masked = masking & (ahead < 0), masking & (ahead == 0)
     early = (edits & Edits.WAITS != 0) & (at < state.stops_from[lane])[:, None] & ~masked & ~sure
     values = values.masked_fill(early & (marks < 0), -torch.inf)
-    values = values.masked_fill(masked & ~_allowed(masks, vocab), -torch.inf)
+    values = values.masked_fill(masked & ~_allowed(masks)[:, columns], -torch.inf)
     drafted = state.tokens[lane, at.clamp(max=state.tokens.shape[1] - 1).long()]
-    values = values.masked_fill(sure & (torch.arange(vocab, device=lanes.device) != drafted[:, None]), -torch.inf)
-    values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane, :vocab], values)
+    values = values.masked_fill(sure & (columns != drafted[:, None]), -torch.inf)
+    values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane][:, columns], values)
     logits.copy_(torch.where(edits != 0, values, logits))
 
 
@@ -123,7 +125,7 @@ def _penalise(logits: Tensor, marks: Tensor, state: EditedLanes, lane: Tensor) -
     return values - (state.frequency[lane, None] * counts + state.presence[lane, None] * (counts > 0))
 
 
-def _allowed(masks: Tensor, vocab: int) -> Tensor:
-    """Unpack masks int32 [rows, words] to bool [rows, vocab]."""
+def _allowed(masks: Tensor) -> Tensor:
+    """Unpack masks int32 [rows, words] to bool [rows, 32 * words]."""
     bits = masks[:, :, None] >> torch.arange(32, device=masks.device)
-    return ((bits & 1) != 0).flatten(1)[:, :vocab]
+    return ((bits & 1) != 0).flatten(1)

@@ -112,12 +112,15 @@ class Sampler:
         self.output_tokens += len(tokens)
         if self.grammar is not None:
             self.grammar.advance(tokens)
+        # By views: torch takes microseconds for each element.
         if self._counts is not None:
+            counts = self._counts.numpy()
             for token in tokens:
-                self._counts[token] += 1
+                counts[token] += 1
         if self._seen is not None:
+            seen = self._seen.numpy()
             for token in tokens:
-                self._seen[token] = True
+                seen[token] = True
 
     def edit(self, logits: Tensor, ancestors: Sequence[Sequence[int]]) -> Tensor:
         """Apply penalties, bias and masks to logits [rows, vocab]; row r comes after `ancestors[r]` of the draft."""

@@ -32,6 +32,7 @@ def edit(
     offset: int = 0,
     ancestors: Tensor | None = None,
     raw: Tensor | None = None,
+    ids: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Edit rows of logits float32 [rows, vocab] in place, and keep the original ones in `raw`; see `edit_reference`."""
@@ -61,6 +62,8 @@ def edit(
         state.frequency,
         state.stops_from,
         *tables,
+        lanes if ids is None else ids,
+        IDS=ids is not None,
         PLACED=positions is not None,
         TABLE=ancestors is not None,
         RAW=raw is not None,
@@ -123,6 +126,8 @@ def _edit(
     table_stride,
     masks,
     masks_stride,
+    ids,
+    IDS: tl.constexpr,
     PLACED: tl.constexpr,
     TABLE: tl.constexpr,
     RAW: tl.constexpr,
@@ -135,11 +140,12 @@ def _edit(
     lane = tl.load(lanes + row).to(tl.int64)
     wanted = tl.load(edits + lane)
     if wanted != 0:
-        token = tl.program_id(0) * _CHUNK + tl.arange(0, _CHUNK)
-        inside = token < vocab
-        value = tl.load(logits + row * stride + token, mask=inside, other=0.0)
+        column = tl.program_id(0) * _CHUNK + tl.arange(0, _CHUNK)
+        inside = column < vocab
+        token = tl.load(ids + column, mask=inside, other=0) if IDS else column
+        value = tl.load(logits + row * stride + column, mask=inside, other=0.0)
         if RAW:
-            tl.store(raw + row * raw_stride + token, value, mask=inside)
+            tl.store(raw + row * raw_stride + column, value, mask=inside)
         length = tl.load(lengths + lane)
         at = tl.load(positions + row if PLACED else lengths + lane) + offset
         masking = (wanted & _MASKS) != 0
@@ -170,7 +176,7 @@ def _edit(
             value = tl.where(token == sure, value, _LOWEST)
         if (wanted & _BIASES) != 0:
             value = value + tl.load(bias + lane * table_stride + token, mask=inside, other=0.0)
-        tl.store(logits + row * stride + token, value, mask=inside)
+        tl.store(logits + row * stride + column, value, mask=inside)
 
 
 @triton.jit

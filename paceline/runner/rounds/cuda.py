@@ -19,18 +19,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.outcomes import Outcome
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
     Chunk,
@@ -40,20 +41,20 @@ from paceline.runner.rounds.protocol import (
     Times,
     held_by,
     longest_draft,
-    read_landed,
+    read_all,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, judged
-from paceline.runner.rounds.scores import Scorer, SeatScores
+from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import Upload
 from paceline.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of times and drafts
+DECAY = 0.9  # weight of the past in running averages of drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
@@ -64,11 +65,9 @@ class Ticket:
     seats: Sequence[Seat]
     bucket: Bucket | None
     read: ReadChunks  # outcomes of chunks
-    outcomes: Tensor | None  # outcomes of seats, in the host's memory
-    stamps: Tensor | None
+    outcome: Outcome | None  # of the seats, in the host's memory
     began: torch.cuda.Event | None
     done: torch.cuda.Event | None
-    scores: SeatScores | None = None
     states: RoundStates | None = None  # hidden states for the host
     all_read: torch.cuda.Event | None = None  # the chunks are read
     typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
@@ -96,6 +95,7 @@ class CudaRounds:
         self.readers: Collection[str] = readers.keys()
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = target.decoder.device.type == "cuda"
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._target = target
@@ -109,13 +109,14 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits
-        # (draft length, drafter) → number of seats → seconds of a round
-        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
+        # (draft length, drafter) → seconds of its rounds
+        self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
@@ -169,6 +170,7 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
+        self._steady = None
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
         (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
 
@@ -188,15 +190,11 @@ class CudaRounds:
         by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
         read = self._read(chunks, by, held, self._grid.context(context), edits=edits)
         all_read = self._mark() if chunks else None
-        outcomes, stamps = round(seats) if round else (None, None)
-        verified = round.verified if round else None
-        scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
+        outcome = round(seats) if round else None
         states = round.tapped_states() if round else None
         done = self._mark()
         typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
-        return Ticket(
-            chunks, seats, bucket, read, outcomes, stamps, began, done, scores, states, all_read, typical, tree
-        )
+        return Ticket(chunks, seats, bucket, read, outcome, began, done, states, all_read, typical, tree)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         times = Times()
@@ -205,16 +203,17 @@ class CudaRounds:
             times = Times(step=ticket.began.elapsed_time(ticket.done) / 1e3)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
-        if ticket.bucket is not None and ticket.outcomes is not None:
-            rows = ticket.outcomes[: len(ticket.seats)].tolist()
-            landed = [read_landed(row, tree=ticket.tree) for row in rows]
+        bucket, outcome = ticket.bucket, ticket.outcome
+        if bucket is not None and outcome is not None:
+            landed = read_all(outcome.reports[: len(ticket.seats)].tolist(), tree=ticket.tree)
             self._learn(ticket, landed, times)
-            if ticket.scores is not None:
-                ticket.scores.attach(landed)
+            if outcome.scores is not None:
+                lanes = [seat.lane for seat in ticket.seats]
+                self._scorer.read(lanes, outcome.scores, steps=1 + bucket.longest).attach(landed)
             if ticket.states is not None:
                 ticket.states.attach(landed, ticket.seats)
-            if ticket.stamps is not None:
-                times = _parts(times.step, ticket.stamps.tolist())
+            if outcome.stamps is not None:
+                times = _parts(times.step, outcome.stamps.tolist())
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
@@ -222,9 +221,9 @@ class CudaRounds:
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        known = self._seconds[draft, drafter if draft else None]
-        near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
-        return min(near)[1] if near else None
+        by = self.drafters.get(drafter)
+        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
+        return self._seconds[length, drafter if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -253,6 +252,15 @@ class CudaRounds:
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
+        bound = self._grid.context(context)
+        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
+            return self._steady[3]
+        bucket = self._find_bucket(seats, drafter, bound)
+        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
+        return bucket
+
+    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
@@ -269,9 +277,10 @@ class CudaRounds:
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
-            context=self._grid.context(context),
+            context=context,
             filters=edits or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
+            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),
@@ -307,8 +316,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
-            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
+            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
         if not bucket.longest:
             return
         pairs = [*zip(ticket.seats, landed, strict=True)]

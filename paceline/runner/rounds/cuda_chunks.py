@@ -23,7 +23,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed, taps_of
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_all, taps_of
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
 from paceline.runner.rounds.upload import Upload, download
 
@@ -43,7 +43,7 @@ class ReadChunks:
 
     def landed(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Return the outcome of each chunk; None: only keys and values were wanted."""
-        drawn = [] if self.drawn is None else [read_landed(row) for row in self.drawn.tolist()]
+        drawn = [] if self.drawn is None else read_all(self.drawn.tolist())
         if self.scores is not None:
             self.scores.attach(drawn)
         left = iter(drawn)
@@ -119,7 +119,7 @@ class ChunkReader:
         accept(state, seats=lanes, targets=targets, out=out, roots=roots, pdl=pdl)
         if edits:
             count(state, seats=lanes, outcomes=out, pdl=pdl)
-        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, roots, lanes, raw))
+        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, lanes, roots, lanes, raw))
         read.drawn = download(out)
 
     def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, kept: Tensor, read: ReadChunks) -> None:

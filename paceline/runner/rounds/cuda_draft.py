@@ -125,10 +125,10 @@ class CudaDraft:
             assert self._taken is not None, "only a drafter with taps can doubt its drafts"
             thresholds = self._asked[3].view(torch.float32)
             doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
-        if ids is not None and (self._bucket.edits or self._rules is not None):
+        if ids is not None and self._rules is not None:
             logits, ids = spread(logits, ids, vocab=self._target.vocab_size), None
         if self._bucket.edits:
-            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, ids=ids, pdl=self._pdl)
         floors = None if self._floors is None else self._floors[: len(logits)]
         draw(
             logits,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda import score
 from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.offer import offer
@@ -27,6 +28,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
+from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Outcome, Outcomes
 from paceline.runner.rounds.protocol import (
     DeviceDrafter,
     Seat,
@@ -38,10 +40,8 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge
-from paceline.runner.rounds.scores import Verified
+from paceline.runner.rounds.scores import Pairs, Verified, score_new
 from paceline.runner.rounds.upload import download
-
-MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
 
 
 class CudaRound(CudaDraft):
@@ -79,17 +79,15 @@ class CudaRound(CudaDraft):
         shape = (2, rows if self.tree else 0, bucket.longest)
         self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
-        outcome = 4 + (4 if self.tree else 2) * bucket.longest  # numbers: see tree_accept, accept
-        self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
+        self._outcomes = Outcomes(bucket, device, tree=self.tree)
+        _, self._out, self._stamps, self._scores = self._outcomes.device
+        self._pairs = Pairs.empty(seats, 1 + bucket.longest, device)
         self._taps = () if drafter is None else tuple(taps_of(drafter))
         if bucket.tapped:  # for the host, the target's taps come after those of the drafter
             self._taps = (*self._taps, *target.taps)
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
-        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
-        self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
-        self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
+        self._asks = _host_memory(self._sent)
         self._last: Sequence[Seat] | None = None
-        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
         self._judge = judge
 
     @property
@@ -105,22 +103,15 @@ class CudaRound(CudaDraft):
         assert self._recorder is not None, "rounds without graphs are not recorded"
         self._graph = self._recorder(self._run)
 
-    def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
-        """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
-
-        Both are valid once the step is done."""
+    def __call__(self, seats: Sequence[Seat]) -> Outcome:
+        """Launch the round; return its outcome in the host's memory, which is valid once the step is done."""
         if seats != self._last:
             self._ask(seats)
         if self._graph is not None:
             self._graph.replay()
         else:
             self._run()
-        self._outs.rotate()
-        outcomes = self._outs[0].copy_(self._out, non_blocking=True)
-        if self._stamps is None:
-            return outcomes, None
-        self._times.rotate()
-        return outcomes, self._times[0].copy_(self._stamps, non_blocking=True)
+        return self._outcomes.fetch()
 
     def tapped_states(self) -> RoundStates | None:
         """Copy hidden states at the target's taps from the latest launch to the host; None: no seat wants them."""
@@ -166,7 +157,6 @@ class CudaRound(CudaDraft):
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
         raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
-        self.verified = Verified(logits, self._out, self._starts, owners, raw, self.tree)
         if bucket.edits:
             before = self._ancestors[: bucket.rows] if self.tree else None
             edit(logits, state, lanes=owners, positions=rows.positions, offset=1, ancestors=before, raw=raw, pdl=pdl)
@@ -184,6 +174,9 @@ class CudaRound(CudaDraft):
         self._accept(targets, self._verdicts(logits, rows, targets))
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
+        if self._scores is not None:
+            verified = Verified(logits, self._out, self._asked[0], self._starts, owners, raw, self.tree)
+            score_new(score, verified, state, self._pairs, self._scores, pdl=pdl)
         self._hold()
         self._stamp(3)
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
-from paceline.runner.rounds.upload import TableUpload, Upload
+from paceline.runner.rounds.upload import MAX_PATCH, Patches, TableUpload, Upload
 from paceline.sampling.sampler import Sampler
 
 
@@ -42,7 +42,7 @@ class DeviceState:
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 10, count * pages, count * width]
+        sizes = [2 * count, *[count] * 11, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tables = self.memory.split_with_sizes(sizes)
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
@@ -56,9 +56,10 @@ class DeviceState:
         self.presence = tables[7].view(torch.float32)
         self.frequency = tables[8].view(torch.float32)
         self.stops_from = tables[9]  # first position whose token may be a stop token
-        self.lengths = tables[10]
-        self.pages = tables[11].view(count, pages)
-        self.tokens = tables[12].view(count, width)
+        self.scored = tables[10]  # 1: new tokens get log-probabilities
+        self.lengths = tables[11]
+        self.pages = tables[12].view(count, pages)
+        self.tokens = tables[13].view(count, width)
         self.marks, self.masks = (torch.zeros((count, 0), dtype=torch.int32, device=device) for _ in range(2))
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
@@ -93,13 +94,17 @@ class Changes:
         self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]  # first index, width of a lane
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
         self._masks: TableUpload | None = None  # made with the first mask
+        self._patches = Patches(state.device)
 
     def __bool__(self) -> bool:
         return bool(self._pieces or self._rows)
 
     def apply(self, upload: Upload) -> None:
         """Write all changes to the state and forget them."""
-        if self._pieces:
+        if self._pieces and self._are_few():
+            self._patches.apply(self._state.memory, {index[0]: value[0] for index, value in self._pieces})
+            self._pieces = []
+        elif self._pieces:
             places, values = self.take()
             self._state.memory[upload(places)] = upload(values)
         if self._masks is not None:
@@ -115,6 +120,7 @@ class Changes:
         self._add(state.tokens, lane, 0, tokens)
         self._add(state.lengths, lane, 0, [len(tokens)])
         self._add(state.pages, lane, 0, np.full(state.pages.shape[1], state.scratch_page))
+        self._add(state.scored, lane, 0, [params.logprobs is not None])
         self._add(state.top_k, lane, 0, [min(params.top_k, self._vocab_size)])
         inverse_temperature = 0.0 if sampler.greedy else 1.0 / params.temperature
         for tensor, value in (
@@ -166,13 +172,14 @@ class Changes:
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Return and forget all changes: indices int64 [n], each once, and values int32 [n]."""
         pieces, self._pieces = self._pieces, []
-        if all(len(index) == 1 for index, _ in pieces):  # the usual case: one more page for some sequences
-            found = {index[0]: value[0] for index, value in pieces}
-            return np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int32)
         indices = np.concatenate([index for index, _ in pieces])
         values = np.concatenate([value for _, value in pieces]).astype(np.int32)
         unique, last = np.unique(indices[::-1], return_index=True)
         return unique, values[::-1][last]
+
+    def _are_few(self) -> bool:
+        """Return True in the usual case: one more page for some sequences."""
+        return len(self._pieces) <= MAX_PATCH and all(len(index) == 1 for index, _ in self._pieces)
 
     def _set_row(self, table: str, lane: int, row: np.ndarray) -> None:
         self._rows.setdefault(table, {})[lane] = row

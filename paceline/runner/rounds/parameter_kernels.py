@@ -21,12 +21,13 @@ def compile_parameters(state: DeviceState, *, vocab: int, pdl: bool) -> None:
     tables.marks, tables.masks = (lanes.new_zeros((1, size)) for size in (vocab, mask_words(vocab)))
     tables.bias = logits
     edit(logits, tables, lanes=lanes, pdl=pdl)
+    edit(logits, tables, lanes=lanes, ids=lanes, pdl=pdl)
     edit(logits, tables, lanes=lanes, raw=logits, pdl=pdl)
     edit(logits, tables, lanes=lanes, positions=lanes, offset=1, raw=logits, pdl=pdl)
     for draft in (0, 1, 2, 4, 8, 16):
         outcomes, pairs = lanes.new_zeros((1, 4 + 2 * draft)), lanes.new_zeros((1, 1 + draft))
         count(tables, seats=lanes, outcomes=outcomes, pdl=pdl)
-        score_pairs(outcomes, seats=lanes, row_starts=lanes, rows=pairs, tokens=pairs, pdl=pdl)
+        score_pairs(outcomes, lanes=lanes, scored=state.scored, row_starts=lanes, rows=pairs, tokens=pairs, pdl=pdl)
     for top in TOPS:
         out = lanes.new_zeros((1, 2 + 2 * min(top, vocab)))
         score(logits, rows=lanes, tokens=lanes, out=out, pdl=pdl)

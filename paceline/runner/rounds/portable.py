@@ -30,7 +30,7 @@ from paceline.runner.rounds.protocol import (
     Ticket,
     Times,
     drafts_trees,
-    read_landed,
+    read_all,
     taps_of,
     write_offer,
 )
@@ -63,6 +63,7 @@ class PortableRounds:
         self.readers: Collection[str] = [name for name, by in self.drafters.items() if by.reader is not None]
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = False
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._forward = forward
@@ -76,7 +77,7 @@ class PortableRounds:
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
         self._rows = PortableRows(self._state)
-        self._scorer = Scorer(self._state, self._upload, score_reference)
+        self._scorer = Scorer(self._state, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
@@ -269,7 +270,7 @@ class PortableRounds:
         if self._state.marks.shape[1]:
             logits = logits.clone()
             edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
-            edit(positions=options.get("positions"), ancestors=ancestors)
+            edit(positions=options.get("positions"), ancestors=ancestors, ids=options.get("ids"))
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
         return logits
 
@@ -332,10 +333,10 @@ class PortableRounds:
             )
         if self._state.marks.shape[1]:
             edit_reference.count(self._state, seats=seats, outcomes=out)
-        landed = [read_landed(row, tree=tree) for row in out.tolist()]
+        landed = read_all(out.tolist(), tree=tree)
         starts = roots if row_starts is None else row_starts
         assert starts is not None
-        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats, tree=tree))
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, seats, starts, seats, tree=tree))
         if scores is not None:
             scores.attach(landed)
         return landed

@@ -112,6 +112,7 @@ class Rounds(Protocol):
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
     tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
+    timed: bool  # `round_seconds` is known once rounds have run
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
     judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
@@ -289,13 +290,16 @@ def drafts_trees(drafter: DeviceDrafter | None) -> bool:
     return getattr(drafter, "tree", False)
 
 
+def read_all(rows: Sequence[Sequence[int]], *, tree: bool = False) -> list[Landed]:
+    """Read what `accept` or `tree_accept` writes for all seats."""
+    return [read_landed(row, tree=tree) if row[1] else Landed((), (), (row[2],)) for row in rows]
+
+
 def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     """Read what `accept` writes for a seat, or `tree_accept` for a tree.
 
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
-    if not drafted:
-        return Landed((), (), (row[2],))
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
     old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
     new = tuple(row[2 : 3 + accepted])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+MAX_PATCH = 128  # changes that travel in one small copy
 MAX_IN_FLIGHT = 4  # uploads of a table whose memory on the host is not used again yet
 
 
@@ -38,6 +39,32 @@ class TableUpload:
             memory = self._memory[0][rows]
             memory.numpy()[:] = self._rows[rows]
             table[rows].copy_(memory, non_blocking=True)
+
+
+class Patches:
+    """Small sets of changes to a table int32 [n]: each travels in one copy, over memory that is made once."""
+
+    def __init__(self, device: torch.device) -> None:
+        shape = (MAX_IN_FLIGHT, 3 * MAX_PATCH)
+        memory = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = deque((each, *(part.numpy() for part in _divide(each))) for each in memory)
+        self._device = torch.zeros(3 * MAX_PATCH, dtype=torch.int32, device=device)
+        self._places, self._values = _divide(self._device)
+
+    def apply(self, table: Tensor, changes: Mapping[int, int]) -> None:
+        """Write values by index, without waiting; at least one, and at most MAX_PATCH of them."""
+        self._host.rotate()
+        memory, places, values = self._host[0]
+        count = len(changes)
+        places[:count], values[:count] = [*changes], [*changes.values()]
+        places[count:], values[count:] = places[count - 1], values[count - 1]  # the last one again and again
+        self._device.copy_(memory, non_blocking=True)
+        table.scatter_(0, self._places, self._values)
+
+
+def _divide(memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide the memory of changes into their places, int64, and their values, int32."""
+    return memory[: 2 * MAX_PATCH].view(torch.int64), memory[2 * MAX_PATCH :]
 
 
 class Upload:

@@ -179,21 +179,24 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
 def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     """And of a plain round whoever asks."""
     rounds, _ = pair(device, "ngram")
-    seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
-    for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
+    seats = {0: [Seat(0, 0)], 4: [Seat(0, 4)]}
+    for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (4, "ngram", 2.0), (4, "other", 3.0)]):
         bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
         ticket = Ticket([], seats[draft] * (8 + lane), bucket, ReadChunks(), None, None, None, None)
         rounds._learn(ticket, [Landed((), (), (1,))] * (8 + lane), Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
-    assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
-    assert rounds.round_seconds(8, 3, "third") is None
-    assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
-    assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    last = Ticket([], seats[3] * 10, bucket, ReadChunks(), None, None, None, None)
-    rounds._learn(last, [Landed((), (), (1,))] * 10, Times(step=4.0))
-    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
+    assert [rounds.round_seconds(8, 4, name) for name in ("ngram", "other")] == [2.0, 3.0]
+    assert rounds.round_seconds(8, 4, "third") is None
+    assert rounds.round_seconds(20, 4, "ngram") is None  # too far from what was measured
+    assert rounds.round_seconds(10, 4, "ngram") == 2.0
+    assert rounds.round_seconds(10, 1, "ngram") == 2.0, "lookups of fewer tokens run in the same rounds"
+    assert rounds.round_seconds(10, 1, "other") is None
+    last = Ticket([], seats[4] * 10, bucket, ReadChunks(), None, None, None, None)
+    for took in (9.0, 4.0, 4.0):  # of the first three the least counts
+        rounds._learn(last, [Landed((), (), (1,))] * 10, Times(step=took))
+    assert rounds.round_seconds(10, 4, "other") == pytest.approx(3.1)
     rounds._learn(replace(last, typical=False), [Landed((), (), (1,))] * 10, Times(step=90.0))
-    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1), "launches one by one are not what rounds take"
+    assert rounds.round_seconds(10, 4, "other") == pytest.approx(3.1), "launches one by one are not what rounds take"
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs are of a GPU")

@@ -117,6 +117,24 @@ def test_rows_of_a_draft_pass(device: torch.device) -> None:
         assert torch.equal(mine[:, 80:], wide[:, 80:])
 
 
+def test_columns_of_a_head_are_tokens_of_the_target(device: torch.device) -> None:
+    """Edits of some columns are those of the same tokens among all."""
+    state, _, _ = started(device, 97)
+    state.edits[5] |= Edits.MASKS
+    state.masks[5] = 0x55555555
+    state.masks[5, -1] = 1
+    ids = torch.randperm(97, generator=torch.Generator().manual_seed(3))[:40].int().to(device)
+    lanes = torch.arange(state.dummy + 1, dtype=torch.int32, device=device)
+    for turn in (0, 1, 3):
+        few = random_logits(len(lanes), 40, device)
+        mine, other, whole = few.clone(), few.clone(), round_reference.spread(few, ids, vocab=97)
+        edit.edit(mine, state, lanes=lanes, offset=turn, ids=ids, pdl=ON_GPU)
+        edit_reference.edit(other, state, lanes=lanes, offset=turn, ids=ids)
+        edit_reference.edit(whole, state, lanes=lanes, offset=turn)
+        assert torch.equal(mine, other)
+        assert torch.equal(mine, whole[:, ids.long()])
+
+
 @pytest.mark.parametrize("sure", [0, 2])
 def test_a_mask_holds_for_one_token_behind_sure_ones(sure: int, device: torch.device) -> None:
     """And decides about stop tokens, too."""

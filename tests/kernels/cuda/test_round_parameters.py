@@ -80,7 +80,7 @@ def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torc
             len(landed[4].tokens),
         ]
     graphs = made[0]._graphs
-    assert [bucket.edits for bucket in (*graphs._eager, *graphs._recorded)] == [True]
+    assert [(bucket.edits, bucket.scores) for bucket in (*graphs._eager, *graphs._recorded)] == [(True, 1 + 5)]
     assert torch.equal(made[0]._state.marks.cpu(), made[1]._state.marks)
 
 
