@@ -58,6 +58,36 @@ def test_every_variant_and_format(variant, format, monkeypatch):
     compare(CONFIGS["everything"], format)
 
 
+def steepest_weights(config, format):
+    """Inputs of ±127 and weights at both ends of their range, so that the sum of a group is as large as it can be."""
+    bits, group = FORMATS[format]
+    signs = torch.tensor([1.0, -1.0]).repeat(config.hidden_size)
+    weights = random_weights(config, format)
+    for name, weight in weights.items():
+        if isinstance(weight, torch.Tensor):
+            weights[name] = torch.ones_like(weight)
+            continue
+        outputs, inputs = weight.q.shape
+        pattern = (torch.arange(outputs) % 4)[:, None]
+        values = torch.where(pattern < 2, 1.0, signs[:inputs]) * torch.where(pattern % 2 == 0, 1.0, -1.0)
+        values[:, ::32] = 0.0  # a group of 4 bits needs two values
+        weights[name] = quantise(values.expand(outputs, inputs).contiguous(), bits=bits, group=group)
+    kinds = torch.stack([torch.ones(config.hidden_size), signs[: config.hidden_size]])
+    weights["embed"] = quantise(kinds.repeat(config.vocab_size // 2, 1), bits=8)
+    return weights
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_largest_sums_of_a_group_are_exact(variant, format, monkeypatch):
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    oracle = Oracle(PLAIN, steepest_weights(PLAIN, format), num_pages=4)
+    forward = CompiledForward(PLAIN, steepest_weights(PLAIN, format), num_pages=4)
+    batch = rows_of((TOKENS, 0, 13, [2]))
+    got, wanted = forward(batch).logits, oracle.logits(batch)
+    assert (got - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_architecture(config):
     compare(CONFIGS[config], "int4", sizes=(130, 1, 8, 9))

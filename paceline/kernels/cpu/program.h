@@ -22,9 +22,12 @@
 _Static_assert(TILE == LANES, "the outputs of a tile are one vector");
 _Static_assert(BLOCK <= 8 && STRIPE % BLOCK == 0, "ROWS_SWITCH has a case for each number of rows");
 
-/* Call kernel(n) with the constant n = rows, so that the kernel keeps its sums in registers. */
+/* Call kernel(n) with the constant n = rows, so that the kernel keeps its sums in registers. Cases above BLOCK are
+   empty. */
 #define ROWS_CASE(n, kernel)                                                                                           \
-    case n: kernel(n < BLOCK ? n : BLOCK); break;
+    case n:                                                                                                            \
+        if (n <= BLOCK) kernel((n <= BLOCK ? n : 1));                                                                  \
+        break;
 #define ROWS_SWITCH(rows, kernel)                                                                                      \
     switch (rows) {                                                                                                    \
         ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                            \
