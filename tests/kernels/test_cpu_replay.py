@@ -130,6 +130,7 @@ def test_one_changed_bit_is_found(small_models: tuple[Recording, Path], driver: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # seconds; emulated on a busy machine
 @pytest.mark.parametrize(("variant", "machine"), EMULATED, ids=str)
 def test_emulated_cpus_give_the_recorded_bits(
     variant: str, machine: Machine, small_models: tuple[Recording, Path], driver: Driver
@@ -144,6 +145,7 @@ def test_every_variant_gives_the_bits_of_smollm2(variant: str, steps_of_smollm2:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # seconds; emulated on a busy machine
 @pytest.mark.parametrize(("variant", "machine"), [EMULATED[0], EMULATED[2]], ids=str)
 def test_emulated_cpus_give_the_bits_of_smollm2(
     variant: str, machine: Machine, steps_of_smollm2: Path, driver: Driver
