@@ -7,10 +7,14 @@
 #   make test-avx2, make test-portable
 #                   the same tests with every kernel and library held to an older CPU: one with AVX2 and no AVX-512,
 #                   and the oldest that the libraries have code for (TESTS="tests/kernels …" for some of them)
+#   make test-arm   recorded passes on emulated CPUs: ARM with and without sdot, x86 without AVX; needs qemu and a
+#                   cross-compiler
 #   make test-slow  long proofs, before a release: what they prove, `make test` shows by less
 #   make test-gpu   the kernels for GPUs on a GPU, with GPU_PYTHON: a Python that has torch for CUDA, and pytest
 #   make check      lint, format, types, import directions
 #   make fmt        repair what can be repaired automatically
+#   make contention
+#                   a pass beside a busy loop on one core, and alone
 #   make bench      Paceline beside its peers on this machine (see docs/benchmarks.md)
 #   make soak       long inputs and SOAK minutes (30) of mixed load against a server (see docs/soak.md)
 #   make page       docs/benchmarks.md and the README's numbers, from docs/results
@@ -34,7 +38,7 @@ READY_TO_SERVE := .venv/.ready-to-serve
 READY_TO_DEVELOP := .venv/.ready-to-develop
 READY_TO_COMPARE := $(PEERS)/.ready-to-compare
 
-TESTING := test test-avx2 test-portable test-slow
+TESTING := test test-avx2 test-portable test-arm test-slow
 # Small models gain nothing from more threads, and tests must not fight each other for cores.
 $(TESTING): export OMP_NUM_THREADS = 1
 # Bytecode is kept beside the environment even where it is written nowhere else: half of the time to collect the tests,
@@ -42,7 +46,7 @@ $(TESTING): export OMP_NUM_THREADS = 1
 $(TESTING): export PYTHONPYCACHEPREFIX = $(CURDIR)/.venv/bytecode
 $(TESTING): export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo serve $(TESTING) test-gpu check fmt bench soak page clean
+.PHONY: demo serve $(TESTING) test-gpu check fmt contention bench soak page clean
 .NOTPARALLEL:  # two installations into one .venv would meet
 .DELETE_ON_ERROR:
 
@@ -57,6 +61,12 @@ test: check
 
 test-avx2 test-portable: test-%: $(READY_TO_DEVELOP)
 	$(BIN)/python -m tests.held_to $* -n 2 --dist worksteal $(TESTS)
+
+test-arm: $(READY_TO_DEVELOP)
+	@for tool in qemu-aarch64 qemu-x86_64 aarch64-linux-gnu-gcc; do command -v $$tool > /dev/null || { \
+	    echo "$$tool is not installed; on Debian and Ubuntu:" \
+	        "apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 1; }; done
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/kernels/test_cpu_replay.py
 
 test-slow: $(READY_TO_DEVELOP)
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
@@ -74,6 +84,9 @@ check: $(READY_TO_DEVELOP)
 fmt: $(READY_TO_DEVELOP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+contention: $(READY_TO_DEVELOP)
+	$(BIN)/python -m tests.kernels.contention
 
 bench: $(READY_TO_RUN) $(READY_TO_COMPARE)
 	$(BIN)/python -m peers.run --peers-python "$(PEERS)/bin/python" --models "$(PEERS)/models" $(BENCH)

@@ -52,3 +52,14 @@ def test_a_stage_that_fails_ends_it(tmp_path: Path) -> None:
     assert "3/3" not in out
     assert "smollm2" not in asked
     assert not (tmp_path / ".venv" / ".ready-to-serve").exists()
+
+
+def test_a_missing_emulator_is_named_with_its_package(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("make", "sh", "cp", "date", "mkdir", "test", "touch"):
+        (tools / name).symlink_to(shutil.which(name) or "/nowhere")
+    status, out, asked = make(tmp_path, "test-arm", PATH=str(tools))
+    assert status != 0
+    assert "qemu-aarch64 is not installed; on Debian and Ubuntu: apt install qemu-user" in out
+    assert "pytest" not in asked

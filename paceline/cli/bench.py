@@ -95,7 +95,7 @@ def _add_models(parser: ArgumentParser) -> None:
         "--kv-format", choices=("bf16", "fp8"), default="bf16", help="of keys and values on a GPU (default: bf16)"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: cuda, if there)")
-    parser.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: one a core)")
+    parser.add_argument("--threads", type=count, metavar="N", help="on a CPU (default: by a measurement)")
 
 
 def _add_work(parser: ArgumentParser) -> None:

@@ -4,8 +4,8 @@ paceline inspect smollm2
 paceline inspect ./model.gguf --drafter ./small.gguf
 paceline inspect ./model --format int4 --errors
 
-On a CPU only the headers of files are read. On a GPU the model is loaded as the other commands would load it, because
-the memory that is left decides on the rest.
+On a CPU only the headers of files are read, and passes in several formats are timed with constant weights. On a GPU the
+model is loaded as the other commands would load it, because the memory that is left decides on the rest.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def _facts(args: Namespace) -> Facts:
         "model": _model(target, weights),
         "weights": weights,
         "runs": _runs(target, memory, args.threads),
+        "formats": _formats(target),  # milliseconds of a pass over one token
         "memory": _memory(target, memory, weights, drafters),
         "tokenizer": _tokenizer(target),
         "drafters": drafters,
@@ -135,18 +136,30 @@ def _model(ready: ReadyModel, weights: Sequence[Facts]) -> Facts:
 
 def _runs(ready: ReadyModel, memory: Memory, threads: int | None) -> Facts:
     """Collect facts about the forward pass. On a GPU it is built, because only then is known whether it is bitwise."""
-    from paceline.kernels.cpu.pool import default_threads
-
     bitwise = ready.bitwise
     if bitwise is None:
         bitwise = ready.forward(num_pages=memory.num_pages, threads=threads, max_context=memory.max_context).bitwise
+    choice = None if ready.decoder else ready.known_threads(threads)
     return {
         "device": ready.device,
         "compiled": ready.compiled,
         "why": ready.why,
-        "threads": None if ready.decoder else threads or default_threads(),
+        "threads": None if choice is None else choice.threads,
+        "threads_why": None if choice is None else choice.why,
         "bitwise": bitwise,
     }
+
+
+def _formats(ready: ReadyModel) -> Facts | None:
+    """Time a pass over one token in each format, that of the target first. None: a GPU, or no kernels. Empty: the
+    machine is too busy."""
+    from paceline.runner.loading.format_speed import FORMATS, format_times
+
+    if not ready.compiled or ready.stored is None:
+        return None
+    own = ready.stored.format
+    times = format_times(ready, [own, *(format for format in FORMATS if format != own)])
+    return {format: round(seconds * 1e3, 3) for format, seconds in (times or {}).items()}
 
 
 def _memory(ready: ReadyModel, memory: Memory, weights: Sequence[Facts], drafters: Sequence[Facts]) -> Facts:
@@ -203,7 +216,7 @@ def _print(facts: Facts) -> None:
                 for part in facts["weights"]
             ],
         ),
-        ("runs", _runs_lines(runs)),
+        ("runs", [*_runs_lines(runs), *_format_lines(facts["formats"])]),
         ("memory", _memory_lines(memory)),
         ("tokenizer", _tokenizer_lines(tokenizer)),
         (
@@ -235,8 +248,25 @@ def _runs_lines(runs: Facts) -> list[str]:
         if runs["bitwise"]
         else "not bitwise: rounding may differ with the batch and flip a near-tie between two tokens"
     )
-    threads = [] if runs["threads"] is None else [f"{runs['threads']} threads"]
+    threads = [] if runs["threads"] is None else [f"{runs['threads']} threads, {runs['threads_why']}"]
     return [runs["why"], *threads, exact]
+
+
+def _format_lines(formats: Facts | None) -> list[str]:
+    """Say which format would be faster here. The choice is the user's: it changes the text."""
+    from paceline.runner.forwards.measuring import best_of
+
+    if formats is None:
+        return []
+    if not formats:
+        return ["other formats not timed: other processes have the CPUs"]
+    own, best = next(iter(formats)), best_of(formats)
+    speeds = ", ".join(f"{format} {milliseconds:.2f}" for format, milliseconds in formats.items())
+    faster = f"--format {best} would be {formats[own] / formats[best]:.2f} times as fast here, and gives another text"
+    return [
+        f"ms a token by format: {speeds}",
+        faster if best != own else f"no format is clearly faster here than {own}",
+    ]
 
 
 def _memory_lines(memory: Facts) -> list[str]:

@@ -92,7 +92,7 @@ def add_model_options(parser: ArgumentParser, *, default_target: str | None = No
     parser.add_argument(
         "--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda (default: a GPU if there)"
     )
-    parser.add_argument("--threads", type=count, metavar="N", help="(default: one a core)")
+    parser.add_argument("--threads", type=count, metavar="N", help="(default: by a measurement)")
     _add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_HELP, on_gpu=GPU)
 
 

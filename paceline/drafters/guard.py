@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -50,13 +51,12 @@ class Guard:
         self.needs_prediction = drafter.needs_prediction
 
     def start(self, key: int, lane: int, tokens: np.ndarray) -> None:
-        kept = self._kept(tokens)
-        self._post(lambda: self._drafter.start(key, lane, kept))
+        self._post(self._drafter.start, key, lane, self._kept(tokens))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Ask for drafts, and wait for them."""
         before = self._failures
-        drafts = self._call(lambda: self._drafter.propose(asks))
+        drafts = self._call(self._drafter.propose, asks)
         return self._checked(asks, drafts, failed=self._failures > before)
 
     def exchange(self, asks: Sequence[Ask]) -> list[tuple[Ask, Draft]]:
@@ -96,16 +96,17 @@ class Guard:
         return [EMPTY] * len(asks)
 
     def observe(self, key: int, tokens: np.ndarray, accepted: int) -> None:
-        kept = self._kept(tokens)
-        self._post(lambda: self._drafter.observe(key, kept, accepted))
+        self._post(self._drafter.observe, key, self._kept(tokens), accepted)
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool, wait: bool = True) -> dict[int, Off]:
         """Hand over hidden states; return the sequences that the drafter has given up by now, with reasons.
 
         `wait` False: not for a thread, and the memory of the features must be its own from now on."""
-        drafter = cast(FeatureDrafter, self._drafter)
-        make = self._call if wait else self._post
-        make(lambda: self._lost.append(drafter.feed(features, seen, crowded=crowded)))
+        feed = partial(cast(FeatureDrafter, self._drafter).feed, features, seen, crowded=crowded)
+        if self._thread is None:
+            given = self._call(feed)
+            return given if isinstance(given, dict) else {}
+        (self._call if wait else self._post)(lambda: self._lost.append(feed()))
         lost: dict[int, Off] = {}
         while self._lost:
             given = self._lost.popleft()
@@ -119,10 +120,10 @@ class Guard:
         if not wait and self._thread is not None:
             return self.out is not None
         drafter = cast(FeatureDrafter, self._drafter)
-        return self._call(lambda: drafter.knows(page)) is not False
+        return self._call(drafter.knows, page) is not False
 
     def stop(self, key: int) -> None:
-        self._post(lambda: self._drafter.stop(key))
+        self._post(self._drafter.stop, key)
 
     def _problem(self, asks: Sequence[Ask], drafts: Any) -> str | None:
         if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
@@ -148,24 +149,24 @@ class Guard:
         copy.flags.writeable = False
         return copy
 
-    def _post(self, call: Callable[[], Any]) -> None:
+    def _post(self, call: Callable[..., Any], *arguments: Any) -> None:
         """Make a call that returns nothing, without waiting for it."""
         if self._thread is None:
-            self._call(call)
+            self._call(call, *arguments)
         elif self.out is None:
             self._settle_posted()
-            self._posted.append(self._thread.begin(call))
+            self._posted.append(self._thread.begin(partial(call, *arguments)))
 
     def _settle_posted(self) -> None:
         """Count the failures of posted calls that have come to their end."""
         while self.out is None and self._posted and self._posted[0].done():
             self._guarded(self._posted.popleft().result)
 
-    def _call(self, call: Callable[[], Any]) -> Any:
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Make a call and wait for its result; None if it fails."""
         if self._thread is None:
-            return None if self.out is not None else self._guarded(call)
-        result = None if self.out is not None else self._guarded(self._thread.run, call)
+            return None if self.out is not None else self._guarded(call, *arguments)
+        result = None if self.out is not None else self._guarded(self._thread.run, partial(call, *arguments))
         self._settle_posted()
         return result
 

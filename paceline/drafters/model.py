@@ -16,6 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -31,13 +32,16 @@ from paceline.kv.following import Follower, Reader
 from paceline.kv.pages import PagePool
 from paceline.models.weights import Format, Progress
 from paceline.runner.batch import Share, build_batch
+from paceline.runner.forwards.measuring import best_of
 from paceline.runner.lanes import Lanes
+from paceline.runner.loading.format_speed import format_times
 from paceline.runner.loading.models import ReadyModel, read_model, ready_shape
 from paceline.runner.rounds.protocol import DeviceDrafter, DraftingRound
 from paceline.runner.vocabulary import fit_logits, fit_tokens
 from paceline.sampling.sampler import RowGroup, sample
 
 logger = logging.getLogger(__name__)
+FORMATS: tuple[Format, ...] = ("int4-all", "int8")  # formats of a drafter on a CPU, the fewest bytes first
 
 
 @dataclass(slots=True)
@@ -177,7 +181,8 @@ class ModelOnDevice:
 def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recipe:
     name, _, rest = options.partition(",")
     given = parse_options(ModelDrafter.name, rest, {"format": str, "max_draft": int, "min_confidence": float})
-    ready = _read(name, target, given.pop("format", _default_format(target)), progress)
+    format = given.pop("format", None)
+    ready = _read(name, target, format, progress) if format else _read_fastest(name, target, progress)
     _check_vocabulary(ready, target)
     if given.get("min_confidence") and target.decoder is not None:
         logger.warning(
@@ -232,6 +237,11 @@ def _check_vocabulary(drafter: ReadyModel, target: ReadyModel) -> None:
         )
 
 
-def _default_format(target: ReadyModel) -> Format:
-    """Choose four bits where there are kernels for them: a draft need not be exact, and they are the fastest."""
-    return "int4-all" if target.compiled else "auto"
+def _read_fastest(name: str, target: ReadyModel, progress: Progress | None) -> ReadyModel:
+    """Read the model in the fastest of FORMATS where there are kernels for them: a draft need not be exact."""
+    if not target.compiled:
+        return _read(name, target, "auto", progress)
+    ready = _read(name, target, FORMATS[0], progress)
+    times = format_times(ready, FORMATS) if ready.compiled and ready.stored else None
+    best = FORMATS[0] if times is None else cast(Format, best_of(times))
+    return ready if best == FORMATS[0] else _read(name, target, best, progress)

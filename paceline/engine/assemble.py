@@ -20,6 +20,7 @@ from paceline.kernels.base import PAGE_SIZE, Forward
 from paceline.kv.cache import KVCache
 from paceline.models.advice import Advice
 from paceline.models.weights import Format, Progress
+from paceline.runner.forwards.compiled import CompiledForward
 from paceline.runner.lanes import Lanes
 from paceline.runner.loading.memory import memory_for
 from paceline.runner.loading.models import ReadyModel, read_model
@@ -104,7 +105,7 @@ def assemble(
         vocab_size=forward.vocab_size,
         max_context=memory.max_context,
         max_step_tokens=config.max_step_tokens,
-        threads=threads,
+        threads=forward.threads if isinstance(forward, CompiledForward) else threads,
         target=forward,
     )
     built = {name: _built(made, context) for name, made in recipes.items()}

@@ -126,9 +126,9 @@ class HostDrafters:
         for name, parts in seen.items():
             guard = self.guards[name]
             lost = guard.feed(self._columns[name](features), parts, crowded=crowded, wait=self._waits)
-            self._lost |= {key: why for key, why in lost.items() if key in self._readers}  # else it has ended
-            unread = lost if guard.out is None else [each.key for each in parts]
-            for key in unread:
+            if lost:
+                self._lost |= {key: why for key, why in lost.items() if key in self._readers}  # else it has ended
+            for key in lost if guard.out is None else [each.key for each in parts]:
                 self._readers.pop(key, None)
 
     def _view(self, sequence: Sequence) -> np.ndarray:

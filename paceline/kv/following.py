@@ -72,6 +72,6 @@ class Follower:
 
     def skip(self, length: int) -> None:
         """Skip whole pages within the first `length` positions that have been read for another sequence meanwhile."""
-        first = self.known // PAGE_SIZE
-        if skipped := self._marks.leading(self._pages(first, length // PAGE_SIZE)):
+        first, whole = self.known // PAGE_SIZE, length // PAGE_SIZE
+        if whole > first and (skipped := self._marks.leading(self._pages(first, whole))):
             self.known = (first + skipped) * PAGE_SIZE

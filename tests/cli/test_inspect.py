@@ -56,6 +56,22 @@ def test_what_will_run_and_why(cli: Cli, tiny: str) -> None:
     assert integers["model"]["parameters"] == floats["model"]["parameters"]
 
 
+def test_formats_are_timed_and_not_chosen(cli: Cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = {"int8": 0.002, "int4": 0.0019, "int4-all": 0.001}
+    monkeypatch.setattr("paceline.runner.loading.format_speed.format_times", lambda ready, formats: timed)
+    found = facts(cli, tiny, "--format", "int8", "--threads", "1")
+    if not found["runs"]["compiled"]:
+        pytest.skip("no compiler")
+    assert found["formats"] == {"int8": 2.0, "int4": 1.9, "int4-all": 1.0}
+    assert found["weights"][0]["format"].startswith("8-bit"), "the format that was asked for runs"
+    text = cli("inspect", tiny, "--format", "int8")[1]
+    assert "  ms a token by format: int8 2.00, int4 1.90, int4-all 1.00\n" in text
+    assert "  --format int4-all would be 2.00 times as fast here, and gives another text\n" in text
+    assert "no format is clearly faster here than int8" in inspect._format_lines({"int8": 2.0, "int4": 1.9})
+    assert "not timed" in inspect._format_lines({})[0]
+    assert inspect._format_lines(None) == []
+
+
 def test_memory_adds_up(cli: Cli, tiny: str) -> None:
     memory = facts(cli, tiny, "--format", "fp32", "--kv-memory", "1M", "--max-context", "100")["memory"]
     per_token = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
@@ -151,7 +167,9 @@ def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: 
     matrices, vectors = found["weights"]
     assert (matrices["format"], vectors["format"]) == ("bfloat16", "float32")
     assert matrices["bytes"] == 2 * matrices["parameters"]
-    assert found["runs"] == {"device": "cpu", "compiled": False, "why": "a GPU", "threads": None, "bitwise": False}
+    runs = {"device": "cpu", "compiled": False, "why": "a GPU", "threads": None, "threads_why": None, "bitwise": False}
+    assert found["runs"] == runs
+    assert found["formats"] is None
     assert found["errors"] == ["cuda"]
     (copy,) = found["drafters"]
     assert copy["why"] == "the target in fp8, on its KV memory"
@@ -162,7 +180,8 @@ def test_the_device_is_the_one_that_would_run(cli: Cli, tiny: str, monkeypatch: 
 
 def test_a_gpu_has_no_threads() -> None:
     assert not any("threads" in line for line in inspect._runs_lines({"why": "", "threads": None, "bitwise": True}))
-    assert "8 threads" in inspect._runs_lines({"why": "a CPU", "threads": 8, "bitwise": True})
+    lines = inspect._runs_lines({"why": "a CPU", "threads": 8, "threads_why": "as asked for", "bitwise": True})
+    assert "8 threads, as asked for" in lines
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_an_unknown_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(same_vocabulary=lambda other: "token 3 is b'a' in one and b'b' in the other")
-    monkeypatch.setattr(model, "read_model", lambda name, **_: SimpleNamespace(name=name, tokenizer=tokenizer))
+    monkeypatch.setattr(model, "read_model", lambda name, **_: a_model(name=name, tokenizer=tokenizer))
     target = a_target(tokenizer)
     with pytest.raises(VocabularyMismatch, match=r"small cannot draft for target: token 3 .*; take a drafter of"):
         registry.recipe("model:small", target)
@@ -79,10 +79,9 @@ def test_kinds_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.register("my:kind", ngram.recipe)
 
 
-def a_model() -> Any:
-    return SimpleNamespace(
-        tokenizer=tiny_tokenizer(), page_bytes=77, pass_bytes=99, why="as it can", profile=None, name="small"
-    )
+def a_model(**fields: Any) -> Any:
+    given = {"page_bytes": 77, "pass_bytes": 99, "why": "as it can", "profile": None, "name": "small"}
+    return SimpleNamespace(**given | {"tokenizer": tiny_tokenizer(), "compiled": True, "stored": None} | fields)
 
 
 def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +94,26 @@ def test_a_model_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (recipe.pass_bytes, recipe.how) == (99, "as it can")
     registry.recipe("small", a_target(tiny_tokenizer(), compiled=False))
     assert read == [("small", "int4-all"), ("small", "int4-all"), ("small", "native"), ("small", "auto")]
+
+
+@pytest.mark.parametrize(
+    ("times", "formats"),
+    [
+        ({"int4-all": 1.0, "int8": 2.0}, ["int4-all"]),
+        ({"int4-all": 1.0, "int8": 0.9}, ["int4-all"]),  # not by more than noise
+        ({"int4-all": 2.0, "int8": 1.0}, ["int4-all", "int8"]),
+        (None, ["int4-all"]),  # too busy a machine to measure
+    ],
+)
+def test_a_model_in_the_fastest_format(
+    monkeypatch: pytest.MonkeyPatch, times: dict[str, float] | None, formats: list[str]
+) -> None:
+    read = []
+    ready = a_model(stored="in files")
+    monkeypatch.setattr(model, "read_model", lambda name, format, **_: read.append(format) or ready)
+    monkeypatch.setattr(model, "format_times", lambda ready, formats: times)
+    registry.recipe("small", TARGET)
+    assert read == formats
 
 
 def test_the_target_itself_needs_a_gpu() -> None:

@@ -3,27 +3,77 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from paceline.errors import UnknownOption
+from paceline.errors import InvalidRequest, UnknownOption
 from paceline.kernels.cpu import build
 from paceline.kernels.cpu.pool import default_threads
 
+X86 = build.NEEDS["avx512bf16"] | {"sse2", "avx_vnni"}
+CPUS = {
+    "avx512bf16": X86,
+    "avx512": X86 - {"avx512_bf16"},
+    "avxvnni": X86 - {"avx512f"},
+    "avx2": X86 - {"avx512_vnni", "avx_vnni"},
+    "neon-dotprod": {"fp", "asimd", "asimddp", "i8mm"},
+    "neon": {"fp", "asimd", "crc32"},
+    "portable": set[str](),
+}
 
-def test_the_widest_variant_is_chosen_unless_another_is_named(monkeypatch):
+
+def have(monkeypatch: pytest.MonkeyPatch, features: Collection[str]) -> None:
+    monkeypatch.setattr(build, "cpu_features", lambda: frozenset(features))
+
+
+@pytest.mark.parametrize("wanted", CPUS)
+def test_the_widest_variant_is_chosen_unless_another_is_named(wanted, monkeypatch):
+    have(monkeypatch, CPUS[wanted])
     monkeypatch.delenv("PACELINE_CPU_VARIANT", raising=False)
-    every = build.NEEDS["avx512bf16"] | {"sse2"}
-    found = {"avx512bf16": every, "avx512": every - {"avx512_bf16"}, "avx2": every - {"avx512_vnni"}, "portable": set()}
-    for wanted, features in found.items():
-        monkeypatch.setattr(build, "cpu_features", lambda features=features: frozenset(features))
-        assert build.choose_variant() == wanted
+    assert build.choose_variant() == wanted
     monkeypatch.setenv("PACELINE_CPU_VARIANT", "portable")
     assert build.choose_variant() == "portable"
     monkeypatch.setenv("PACELINE_CPU_VARIANT", "avx51")
     with pytest.raises(UnknownOption, match="avx512"):
         build.choose_variant()
+
+
+def test_every_variant_is_some_cpus_widest_and_documented():
+    page = (Path(__file__).parents[2] / "docs" / "cpu.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)
+    assert [*CPUS] == [*build.VARIANTS] == [*build.NEEDS] == documented
+
+
+@pytest.mark.parametrize(("named", "lacking"), [("avx512", "avx512_vnni"), ("neon", "asimd")])
+def test_a_variant_with_instructions_that_the_cpu_lacks_is_refused(named, lacking, monkeypatch):
+    have(monkeypatch, CPUS["avx2"])
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", named)
+    with pytest.raises(InvalidRequest, match=f"lacks {lacking}; unset it, or set it to one of avx2, portable"):
+        build.choose_variant()
+
+
+def test_features_are_those_that_all_cpus_have():
+    """Some chips have cores of two kinds."""
+    x86 = "processor\t: 0\nflags\t\t: sse2 avx2 fma\nvmx flags\t: ept\n\nprocessor\t: 1\nflags\t\t: sse2 avx2\n"
+    arm = "processor\t: 0\nFeatures\t: fp asimd\n\nprocessor\t: 1\nFeatures\t: fp asimd asimddp i8mm\n"
+    assert build.features_in(x86) == {"sse2", "avx2"}
+    assert build.features_in(arm) == {"fp", "asimd"}
+    assert build.features_in("processor\t: 0\nhart\t: 0\n") == frozenset()
+
+
+@pytest.mark.parametrize(("machine", "wanted"), [("arm64", "neon-dotprod"), ("x86_64", "portable")])
+def test_macs_do_not_tell_but_apples_cpus_are_known(machine, wanted, monkeypatch):
+    monkeypatch.setattr(build.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build.Path, "read_text", Mock(side_effect=FileNotFoundError))
+    have(monkeypatch, build.cpu_features.__wrapped__())
+    monkeypatch.delenv("PACELINE_CPU_VARIANT", raising=False)
+    assert build.choose_variant() == wanted
 
 
 def test_no_flag_binds_the_library_to_this_machine():
@@ -76,17 +126,18 @@ def test_a_source_that_does_not_compile_says_why_and_leaves_nothing(quick):
     assert list(build.cache_home().iterdir()) == []
 
 
-@pytest.mark.parametrize(("variant", "refused"), [("avx512bf16", {"avx512bf16"}), ("avx2", {"avx2"})])
-def test_a_compiler_may_be_older_than_the_cpu(monkeypatch, variant, refused):
-    def load(variant):
-        if variant in refused:
-            raise build.NoCompiler(f"no {variant}")
-        return variant
+@pytest.mark.parametrize("variant", ["avx512bf16", "avxvnni", "avx2"])
+def test_a_compiler_may_be_older_than_the_cpu(monkeypatch, variant):
+    def load(wanted):
+        if wanted == variant:
+            raise build.NoCompiler(f"no {wanted}")
+        return wanted
 
+    have(monkeypatch, X86)
     monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
     monkeypatch.setattr(build, "_load", load)
-    if variant == "avx512bf16":
-        assert build.load_library() == "avx512"
+    if variant in build.OLDER:
+        assert build.load_library() == {"avx512bf16": "avx512", "avxvnni": "avx2"}[variant]
     else:
         with pytest.raises(build.NoCompiler, match="no avx2"):
             build.load_library()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.base import PAGE_SIZE, Batch
-from paceline.kernels.cpu.build import NEEDS, VARIANTS, cpu_features
+from paceline.kernels.cpu.build import runnable_variants
 from paceline.kernels.quant import GROUP, Quantised, dequantise, quantise, quantised_linear
 from paceline.kernels.reference import ReferenceBackend, ReferenceKV
 from paceline.models.config import ModelConfig, RopeScaling
@@ -21,7 +21,7 @@ from paceline.models.tensor_names import expected_shapes
 from paceline.runner.forwards.compiled import CompiledForward
 
 CHUNK = 128  # keys whose softmax the kernels compute at once
-RUNNABLE = [name for name in VARIANTS if NEEDS.get(name, set()) <= cpu_features()]  # widest first
+RUNNABLE = runnable_variants()  # widest first
 if held_to := os.environ.get("PACELINE_CPU_VARIANT"):  # as tests.held_to sets it: nothing wider runs
     RUNNABLE = RUNNABLE[RUNNABLE.index(held_to) :]
 PLAIN = ModelConfig(

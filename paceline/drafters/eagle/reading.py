@@ -99,17 +99,18 @@ class HeadReading:
 
     def feed(self, features: Tensor, seen: Sequence[Seen], *, crowded: bool) -> dict[int, Off]:
         """Hold the hidden states of a step; see FeatureDrafter."""
-        if not crowded and not self._store.has_room(sum(2 + len(each.rows) // PAGE_SIZE for each in seen)):
+        if not crowded and not self._store.has_room(sum([2 + len(each.rows) // PAGE_SIZE for each in seen])):
             self._read_all([self._states[each.key] for each in seen])
         rows: list[int] = []
         places: list[int] = []
         lost: dict[int, Off] = {}
         for each in seen:
-            state = self._states[each.key]
-            if state.end == each.start and len(each.rows) == 1 and 0 < state.end % PAGE_SIZE < PAGE_SIZE - 1:
-                rows += each.rows  # the usual case: one token, inside of a page
-                places.append(state.place + state.end % PAGE_SIZE)
-                state.end += 1
+            state, count = self._states[each.key], len(each.rows)
+            offset = state.end % PAGE_SIZE
+            if state.end == each.start and 0 < offset < PAGE_SIZE - count:
+                rows += each.rows  # the usual case: a few tokens, inside of a page
+                places += range(state.place + offset, state.place + offset + count)
+                state.end += count
             elif (reason := self._find_places(state, each, rows, places)) is not None:
                 lost[each.key] = reason
                 self._drop(state)

@@ -14,7 +14,7 @@
 #define PAGE 16          /* KV slots of a page: PAGE_SIZE of paceline.kernels.base */
 #define GROUP 32         /* inputs that share a scale: GROUP of paceline.kernels.quant */
 #define TILE 16          /* outputs of a weight tile, and numbers of a vector */
-#define QUERY_BLOCK 32   /* queries (rows × heads of a KV head) that share one walk over the keys */
+#define QUERY_BLOCK 48   /* queries (rows × heads of a KV head) that share one walk over the keys */
 #define HEAD_DIM_MAX 512 /* numbers of an attention head */
 #define MAX_PARTS 3      /* matrices of a linear operation */
 #define BEAM 4           /* nodes of a draft tree that one pass reads for a sequence */
@@ -166,8 +166,9 @@ typedef struct program program;
 
 EXPORT const abi_entry *paceline_abi(void);
 
-/* Make a pool of `threads` threads, the caller among them; NULL: out of memory. It exists until the process ends. */
-EXPORT pool *paceline_pool_new(int threads);
+/* Make a pool of `threads` threads, the caller among them; NULL: out of memory. It exists until the process ends. Thread
+   i is held to cpus[starts[i] … starts[i + 1] - 1] during runs; starts NULL: all run anywhere. */
+EXPORT pool *paceline_pool_new(int threads, const int32_t *starts, const int32_t *cpus);
 
 /* Bytes of one tile of a matrix. */
 EXPORT int64_t paceline_tile_bytes(int format, int inputs);
@@ -223,5 +224,6 @@ EXPORT int paceline_pick(pool *, const float *const *logits, const float *invers
 
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out);
 EXPORT int64_t paceline_prefetched(const program *head);
+EXPORT int paceline_lent(const pool *p);
 
 #endif

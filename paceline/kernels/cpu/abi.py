@@ -13,7 +13,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.quant import GROUP
 
 TILE = 16  # outputs of a weight tile, and numbers of a vector
-QUERY_BLOCK = 32  # queries that share one walk over the keys: at most as many heads may share a KV head
+QUERY_BLOCK = 48  # queries that share one walk over the keys: at most as many heads may share a KV head
 HEAD_DIM_MAX = 512  # numbers of an attention head
 MAX_PARTS = 3  # matrices of a linear operation
 BEAM = 4  # nodes of a draft tree that one pass reads for a sequence
@@ -177,7 +177,7 @@ class AbiEntry(Structure):
 ADDRESS = c_void_p
 FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, arguments
     "paceline_abi": (POINTER(AbiEntry), ()),
-    "paceline_pool_new": (ADDRESS, (c_int,)),
+    "paceline_pool_new": (ADDRESS, (c_int, ADDRESS, ADDRESS)),
     "paceline_tile_bytes": (c_int64, (c_int, c_int)),
     "paceline_pack": (None, (ADDRESS, c_int64, c_int, c_int, c_int, ADDRESS, ADDRESS, ADDRESS)),
     "paceline_pack_stored": (c_int, (ADDRESS, ADDRESS, c_int64, c_int, c_int, ADDRESS)),
@@ -195,4 +195,5 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     # For tests only: see testing.c.
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, ADDRESS)),
     "paceline_prefetched": (c_int64, (ADDRESS,)),
+    "paceline_lent": (c_int, (ADDRESS,)),
 }

@@ -33,6 +33,17 @@ typedef struct {
     int from, to, tail;
 } reach;
 
+/* Results of the queries of a block: values weighted by exp(score - top), and the sum of the weights. */
+typedef struct {
+    float *values; /* [QUERY_BLOCK][head_dim] */
+    float *tops;   /* [QUERY_BLOCK] highest score, -∞ without any key */
+    float *sums;   /* [QUERY_BLOCK] */
+} results;
+
+static results results_in(float *memory, int dim) {
+    return (results){memory, memory + QUERY_BLOCK * dim, memory + QUERY_BLOCK * (dim + 1)};
+}
+
 static int first_key(int position, int window) { return window && position >= window ? position - window + 1 : 0; }
 
 static int even_below(int key) { return key & ~1; }
@@ -148,7 +159,7 @@ static void weigh_shared(const walk *w, int c, int from, int to, float *out) {
     }
     for (int q = 0, n; q < queries; q += n) {
         n = some_of(queries - q, VALUE_QUERIES);
-        weigh_values(w->s->weights + q * CHUNK, n, runs, count, dim, out + q * (dim + 2));
+        weigh_values(w->s->weights + q * CHUNK, n, runs, count, dim, out + q * dim);
     }
 }
 
@@ -176,7 +187,7 @@ static void weigh_tail(const walk *w, int r, int c, int from, int to, float *out
     const value_run all = {w->s->gathered, from, (even_above(to) - from) / 2};
     for (int q = r * w->group, n; from < to && q < (r + 1) * w->group; q += n) {
         n = smaller((r + 1) * w->group - q, VALUE_QUERIES);
-        weigh_values(w->s->weights + q * CHUNK, n, &all, 1, dim, out + q * (dim + 2));
+        weigh_values(w->s->weights + q * CHUNK, n, &all, 1, dim, out + q * dim);
     }
 }
 
@@ -191,73 +202,96 @@ static void weigh_all(const walk *w, int c, reach all, float *out) {
     }
 }
 
-/* Compute chunk c for the block: out [queries of the block][head_dim weighted values, maximum, sum]. */
-static void block_chunk(const walk *w, int c, float *out) {
-    const int dim = w->p->shape.head_dim, width = dim + 2, queries = w->block.rows * w->group;
-    const reach all = reach_of_all(w, c);
-    const int trees = all.tail < all.to;
-    score_shared(w, c, all);
-    if (trees) score_tails(w, c, all);
-    memset(out, 0, sizeof(float) * (size_t)(queries * width));
+/* Make weights of the scores of chunk c, and fill in the tops and sums of `out`. All tops come first: the next query
+   need not wait until the lanes of a top are compared. */
+static void softmax(const walk *w, int c, reach all, results out) {
+    const int low = all.from / LANES * LANES, high = (all.to + LANES - 1) / LANES * LANES;
+    const int queries = w->block.rows * w->group;
     for (int q = 0; q < queries; q++) {
         const reach own = reach_of(w, row_of_query(w, q), c);
-        if (trees) place_tail(w, q, c, own);
-        float *scores = w->s->scores + q * CHUNK, *maximum = out + q * width + dim;
-        softmax(scores, w->s->weights + q * CHUNK, all.from, all.to, own.from, own.to, maximum, maximum + 1);
+        if (all.tail < all.to) place_tail(w, q, c, own);
+        hide_scores(w->s->scores + q * CHUNK, low, high, own.from, own.to);
+        out.tops[q] = highest_score(w->s->scores + q * CHUNK, low, high);
     }
-    weigh_all(w, c, all, out);
+    for (int q = 0; q < queries; q++)
+        out.sums[q] = weigh_scores(w->s->scores + q * CHUNK, w->s->weights + q * CHUNK, low, high, out.tops[q]);
+}
+
+/* Compute chunk c for the block. */
+static void block_chunk(const walk *w, int c, results out) {
+    const reach all = reach_of_all(w, c);
+    score_shared(w, c, all);
+    if (all.tail < all.to) score_tails(w, c, all);
+    softmax(w, c, all, out);
+    memset(out.values, 0, sizeof(float) * (size_t)(w->block.rows * w->group * w->p->shape.head_dim));
+    weigh_all(w, c, all, out.values);
 }
 
 /* ---- over chunks ---- */
 
-/* Fold a chunk into the state of each query; both [queries][head_dim weighted values, maximum, sum]. */
-static void fold(float *state, const float *chunk, int queries, int dim) {
-    for (int q = 0; q < queries; q++, state += dim + 2, chunk += dim + 2) {
-        if (chunk[dim + 1] == 0.0f) continue;
-        if (state[dim + 1] == 0.0f) {
-            memcpy(state, chunk, sizeof(float) * (size_t)(dim + 2));
-            continue;
-        }
-        const float top = state[dim] > chunk[dim] ? state[dim] : chunk[dim];
-        const vf old = vf_exp(vf_set1(state[dim] - top)), new = vf_exp(vf_set1(chunk[dim] - top));
-        float factors[2 * LANES];
-        vf_store(factors, old);
-        vf_store(factors + LANES, new);
-        for (int d = 0; d < dim; d += LANES)
-            vf_store(state + d, vf_fma(vf_load(chunk + d), new, vf_mul(vf_load(state + d), old)));
-        state[dim] = top;
-        state[dim + 1] = state[dim + 1] * factors[0] + chunk[dim + 1] * factors[LANES];
+/* state ← state * old + chunk * new. An empty chunk changes no bit, and an empty state becomes the chunk. */
+static void fold_values(results state, results chunk, int q, int dim, float old, float new) {
+    float *values = state.values + q * dim;
+    const float *others = chunk.values + q * dim;
+    const vf olds = vf_set1(old), news = vf_set1(new);
+    if (chunk.sums[q] == 0.0f) return;
+    if (state.sums[q] == 0.0f) {
+        memcpy(values, others, sizeof(float) * (size_t)dim);
+        return;
+    }
+    for (int d = 0; d < dim; d += LANES)
+        vf_store(values + d, vf_fma(vf_load(others + d), news, vf_mul(vf_load(values + d), olds)));
+}
+
+/* Fold a chunk into the state. */
+static void fold(results state, results chunk, int queries, int dim) {
+    for (int first = 0; first < queries; first += LANES) {
+        float factors[2][LANES];
+        const vf top = vf_max(vf_load(state.tops + first), vf_load(chunk.tops + first));
+        const vf old = vf_exp_negative(vf_sub(vf_load(state.tops + first), top));
+        const vf new = vf_exp_negative(vf_sub(vf_load(chunk.tops + first), top));
+        vf_store(factors[0], old);
+        vf_store(factors[1], new);
+        for (int i = 0; i < LANES && first + i < queries; i++)
+            fold_values(state, chunk, first + i, dim, factors[0][i], factors[1][i]);
+        const vf kept = vf_mul(vf_load(state.sums + first), old), added = vf_mul(vf_load(chunk.sums + first), new);
+        vf_store(state.tops + first, top);
+        vf_store(state.sums + first, vf_add(kept, added));
     }
 }
 
-static void clear_state(const walk *w) {
-    const int dim = w->p->shape.head_dim;
-    for (int q = 0; q < w->block.rows * w->group; q++) w->s->state[q * (dim + 2) + dim + 1] = 0.0f;
+/* Make the state empty. */
+static results clear_state(const walk *w) {
+    const results state = results_in(w->s->state, w->p->shape.head_dim);
+    for (int q = 0; q < QUERY_BLOCK; q++) state.tops[q] = -INFINITY, state.sums[q] = 0.0f;
+    return state;
 }
 
-static void emit_state(const walk *w) {
+static void emit_state(const walk *w, results state) {
     const int dim = w->p->shape.head_dim;
     for (int q = 0; q < w->block.rows * w->group; q++) {
-        const float *state = w->s->state + q * (dim + 2);
+        const float *values = state.values + q * dim;
         float *out = row_of(w->p, ATTENDED, row_of_query(w, q)) + (w->head * w->group + q % w->group) * dim;
-        const vf sum = vf_set1(state[dim + 1]);
-        for (int d = 0; d < dim; d += LANES) vf_store(out + d, vf_div(vf_load(state + d), sum));
+        const vf sum = vf_set1(state.sums[q]);
+        for (int d = 0; d < dim; d += LANES) vf_store(out + d, vf_div(vf_load(values + d), sum));
     }
 }
 
-static float *partial(const walk *w, int chunk) {
+static results partial(const walk *w, int chunk) {
     const program *p = w->p;
+    const int dim = p->shape.head_dim;
     const int64_t unit = (int64_t)w->index * p->shape.kv_heads + w->head;
-    return p->plan.partials + (unit * p->plan.chunks + chunk - w->low) * QUERY_BLOCK * (p->shape.head_dim + 2);
+    return results_in(p->plan.partials + (unit * p->plan.chunks + chunk - w->low) * QUERY_BLOCK * (dim + 2), dim);
 }
 
 static void whole_walk(const walk *w) {
-    clear_state(w);
+    const int dim = w->p->shape.head_dim;
+    const results state = clear_state(w), chunk = results_in(w->s->sums, dim);
     for (int c = w->low; c < w->high; c++) {
-        block_chunk(w, c, w->s->sums);
-        fold(w->s->state, w->s->sums, w->block.rows * w->group, w->p->shape.head_dim);
+        block_chunk(w, c, chunk);
+        fold(state, chunk, w->block.rows * w->group, dim);
     }
-    emit_state(w);
+    emit_state(w, state);
 }
 
 /* Walk over the chunks of one split. The split that finishes last folds the chunks of all splits. */
@@ -268,10 +302,10 @@ static void split_walk(const walk *w, int split) {
     atomic_int *finished = &p->plan.finished[w->index * p->shape.kv_heads + w->head];
     if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < p->plan.splits) return;
     atomic_store_explicit(finished, 0, memory_order_relaxed);
-    clear_state(w);
+    const results state = clear_state(w);
     for (int c = w->low; c < w->high; c++)
-        fold(w->s->state, partial(w, c), w->block.rows * w->group, p->shape.head_dim);
-    emit_state(w);
+        fold(state, partial(w, c), w->block.rows * w->group, p->shape.head_dim);
+    emit_state(w, state);
 }
 
 static void load_queries(const walk *w) {

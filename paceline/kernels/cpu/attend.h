@@ -24,36 +24,47 @@ typedef struct {
     int pairs;
 } value_run;
 
+/* Add one step to a tile of sums, [queries][vectors]: the products of the pair at left + i * stride with the pairs at
+   right[j]. */
+INLINE void add_products(vf *sum, const narrow *left, int stride, const uint16_t *const *right, const int queries,
+                         const int vectors) {
+    UNROLL for (int part = 0; part < PAIR_PARTS; part++) {
+        vp pairs[VALUE_VECTORS > SCORE_PAGES ? VALUE_VECTORS : SCORE_PAGES];
+        UNROLL for (int j = 0; j < vectors; j++) pairs[j] = vp_load(right[j], part);
+        UNROLL for (int i = 0; i < queries; i++) {
+            const vp one = vp_set1(left + i * stride, part);
+            vf *row = sum + i * vectors;
+            UNROLL for (int j = 0; j < vectors; j++) row[j] = vf_dot(pairs[j], one, row[j]);
+        }
+    }
+}
+
 /* Score the keys of one or two pages with queries [count][dim]: out [count][stride]. `fetching`: also prefetch the
    values of these pages and the keys of the next; pages are scattered, so the hardware cannot predict them. */
 INLINE void score_pages(const narrow *queries, const int count, const int pages, const score_job *job, int dim,
                         const int fetching, float *out, int stride) {
-    const narrow *q[(SCORE_QUERIES + 2) / 3]; /* every third query, so that all pointers fit the registers */
-    vf sum[SCORE_PAGES][SCORE_QUERIES];
-    for (int i = 0; i < count; i++) {
-        q[i / 3] = queries + i / 3 * 3 * dim;
-        for (int page = 0; page < pages; page++) sum[page][i] = vf_set1(0.0f);
-    }
+    vf sum[SCORE_QUERIES * SCORE_PAGES];
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int page = 0; page < pages; page++) sum[i * pages + page] = vf_set1(0.0f);
     for (int d = 0; d < dim; d += 2) {
-        vp keys[SCORE_PAGES];
-        for (int page = 0; page < pages; page++) {
+        const uint16_t *keys[SCORE_PAGES];
+        UNROLL for (int page = 0; page < pages; page++) {
+            keys[page] = job->keys[page] + d * PAGE;
             if (fetching) {
-                prefetch_l2(job->keys[page] + (dim + d) * PAGE);
+                prefetch_l2(keys[page] + dim * PAGE);
                 prefetch_l2(job->next[page] + d * PAGE);
             }
-            keys[page] = vp_load(job->keys[page] + d * PAGE);
         }
-        for (int i = 0; i < count; i++) {
-            const vp two = vp_set1(q[i / 3] + i % 3 * dim + d);
-            for (int page = 0; page < pages; page++) sum[page][i] = vf_dot2(keys[page], two, sum[page][i]);
-        }
+        add_products(sum, queries + d, dim, keys, count, pages);
     }
-    for (int page = 0; page < pages; page++)
-        for (int i = 0; i < count; i++) vf_store(out + i * stride + page * PAGE, sum[page][i]);
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int page = 0; page < pages; page++) vf_store(out + i * stride + page * PAGE, sum[i * pages + page]);
 }
 
 #define SCORE_CASE(n)                                                                                                  \
-    case n: score_pages(queries, n < SCORE_QUERIES ? n : SCORE_QUERIES, pages, job, dim, fetching, out, stride); break;
+    case n:                                                                                                            \
+        if (n <= SCORE_QUERIES) score_pages(queries, n, pages, job, dim, fetching, out, stride);                       \
+        break;
 INLINE void score_some(const narrow *queries, int count, const int pages, const score_job *job, int dim,
                        const int fetching, float *out, int stride) {
     switch (count) {
@@ -64,59 +75,62 @@ INLINE void score_some(const narrow *queries, int count, const int pages, const 
 
 static void score(const narrow *queries, int count, const score_job *job, int dim, int fetching, float *out,
                   int stride) {
-    if (job->pages == 1) score_some(queries, count, 1, job, dim, 1, out, stride);
+    if (job->pages < SCORE_PAGES) score_some(queries, count, 1, job, dim, 1, out, stride);
     else if (fetching) score_some(queries, count, SCORE_PAGES, job, dim, 1, out, stride);
     else score_some(queries, count, SCORE_PAGES, job, dim, 0, out, stride);
 }
 
-/* Bits of the lanes [from, to); none where from >= to. */
-static unsigned lanes_between(int from, int to) {
-    from = from < 0 ? 0 : from > LANES ? LANES : from;
-    to = to < 0 ? 0 : to > LANES ? LANES : to;
-    return ((1u << to) - 1) & ~((1u << from) - 1);
+/* ---- softmax ---- */
+
+/* Hide the scores of [low, high) that are outside of [from, to). `low` and `high` are multiples of LANES. */
+static void hide_scores(float *scores, int low, int high, int from, int to) {
+    for (int key = low; key < from && key < high; key++) scores[key] = -INFINITY;
+    for (int key = to > low ? to : low; key < high; key++) scores[key] = -INFINITY;
 }
 
-/* weights[low, high) ← exp(score - maximum), zero outside of [from, to); sum ← sum of the rounded weights */
-static void softmax(float *scores, narrow *weights, int low, int high, int from, int to, float *maximum, float *sum) {
-    const vf nothing = vf_set1(-INFINITY);
-    vf top = nothing, total = vf_set1(0.0f);
-    for (int i = low / LANES * LANES; i < high; i += LANES) {
-        const vf x = vf_select(lanes_between(from - i, to - i), vf_load(scores + i), nothing);
-        vf_store(scores + i, x);
-        top = vf_max(top, x);
-    }
-    *maximum = vf_top(top);
-    for (int i = low / LANES * LANES; i < high; i += LANES) {
-        const vf e = vf_exp(vf_sub(vf_load(scores + i), vf_set1(*maximum))); /* without any key: exp(NaN) = 0 */
-        total = vf_add(total, vf_narrow(weights + i, e));
-    }
-    *sum = vf_sum(total);
+static float highest_score(const float *scores, int low, int high) {
+    vf top = vf_load(scores + low);
+    for (int key = low + LANES; key < high; key += LANES) top = vf_max(top, vf_load(scores + key));
+    return vf_top(top);
 }
 
-/* out ← out + Σ weight * value over the pairs of some runs, in order, for `vectors` × 16 dimensions */
+/* weights ← exp(scores - maximum), rounded; return their sum. Without any key the maximum is -∞: exp(NaN) = 0. */
+static float weigh_scores(const float *scores, narrow *weights, int low, int high, float maximum) {
+    const vf top = vf_set1(maximum);
+    vf total = vf_set1(0.0f);
+    for (int key = low; key < high; key += LANES) {
+        const vf weight = vf_exp_negative(vf_sub(vf_load(scores + key), top));
+        total = vf_add(total, vf_narrow(weights + key, weight));
+    }
+    return vf_sum(total);
+}
+
+/* ---- values ---- */
+
+/* out ← out + Σ weight * value over the pairs of some runs, in order, for `vectors` × 16 dimensions from d on */
 INLINE void weigh(const narrow *weights, const int queries, const int vectors, const value_run *runs, int count,
                   int dim, int d, float *out) {
-    vf sum[VALUE_QUERIES][4];
-    for (int i = 0; i < queries; i++)
-        for (int j = 0; j < vectors; j++) sum[i][j] = vf_load(out + i * (dim + 2) + d + j * LANES);
+    vf sum[VALUE_QUERIES * VALUE_VECTORS];
+    UNROLL for (int i = 0; i < queries; i++)
+        UNROLL for (int j = 0; j < vectors; j++) sum[i * vectors + j] = vf_load(out + i * dim + d + j * LANES);
     for (const value_run *r = runs; r < runs + count; r++) {
         const uint16_t *value = r->values + 2 * d;
         const narrow *weight = weights + r->key, *end = weight + 2 * r->pairs;
         for (; weight < end; weight += 2, value += 2 * dim) {
-            for (int j = 0; j < vectors; j++) {
-                const vp v = vp_load(value + 2 * j * LANES);
-                for (int i = 0; i < queries; i++) sum[i][j] = vf_dot2(v, vp_set1(weight + i * CHUNK), sum[i][j]);
-            }
+            const uint16_t *values[VALUE_VECTORS];
+            UNROLL for (int j = 0; j < vectors; j++) values[j] = value + 2 * j * LANES;
+            add_products(sum, weight, CHUNK, values, queries, vectors);
         }
     }
-    for (int i = 0; i < queries; i++)
-        for (int j = 0; j < vectors; j++) vf_store(out + i * (dim + 2) + d + j * LANES, sum[i][j]);
+    UNROLL for (int i = 0; i < queries; i++)
+        UNROLL for (int j = 0; j < vectors; j++) vf_store(out + i * dim + d + j * LANES, sum[i * vectors + j]);
 }
 
 #define WEIGH_CASE(n)                                                                                                  \
     case n:                                                                                                            \
-        for (; d + 64 <= dim; d += 64) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 4, runs, count, dim, d, out);   \
-        for (; d < dim; d += LANES) weigh(w, n < VALUE_QUERIES ? n : VALUE_QUERIES, 1, runs, count, dim, d, out);      \
+        for (; n <= VALUE_QUERIES && d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES)                     \
+            weigh(w, n, VALUE_VECTORS, runs, count, dim, d, out);                                                      \
+        for (; n <= VALUE_QUERIES && d < dim; d += LANES) weigh(w, n, 1, runs, count, dim, d, out);                    \
         break;
 static void weigh_values(const narrow *w, int queries, const value_run *runs, int count, int dim, float *out) {
     int d = 0;

@@ -28,7 +28,7 @@ typedef struct {
     int32_t block_count;
     int32_t splits;        /* threads that share the chunks of a query block; 1: one thread walks over all */
     int32_t chunks;        /* chunks of the row with the longest context */
-    float *partials;       /* [blocks][kv_heads][chunks][QUERY_BLOCK][head_dim + 2]; used if splits > 1 */
+    float *partials;       /* [blocks][kv_heads][chunks][QUERY_BLOCK * (head_dim + 2)]; used if splits > 1 */
     int64_t partial_floats; /* floats that `partials` has room for */
     atomic_int *finished;  /* [blocks][kv_heads] splits that are done */
     tail_plan tails;

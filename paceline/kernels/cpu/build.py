@@ -2,7 +2,7 @@
 
 The file name has a hash of sources, flags and compiler: a new version never loads an old library. Processes that
 compile at the same time each write a temporary file and rename it into place. `-march=native` is never used: a library
-is one of four variants, whose flags are written here.
+is one of the variants whose flags are written here, and runs only where the CPU has all that the variant needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from paceline.cache_home import cache_home
-from paceline.errors import NoCompiler, UnknownOption
+from paceline.errors import InvalidRequest, NoCompiler, UnknownOption
 from paceline.kernels.cpu import abi
 from paceline.kernels.cpu.abi_check import check_abi
 
@@ -31,39 +31,67 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-c
 LIBRARIES = ("-lm", "-lpthread")
 AVX512 = ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma")
 NEEDS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"}
+AVX2 = ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c")
+NEEDS_AVX2 = {"avx2", "fma", "f16c"}
+# Otherwise gcc loads the weights of a whole group before it multiplies them, and spills a third of its registers.
+NEON = ("-DPACELINE_NEON", "-fno-schedule-insns")
 VARIANTS = {
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "avx512": AVX512,
-    "avx2": ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c"),
+    "avxvnni": (*AVX2, "-DPACELINE_AVXVNNI", "-mavxvnni"),
+    "avx2": AVX2,
+    "neon-dotprod": (*NEON, "-march=armv8.2-a+dotprod"),
+    "neon": NEON,
     "portable": (),
 }
 NEEDS = {
     "avx512bf16": NEEDS_AVX512 | {"avx512_bf16"},
     "avx512": NEEDS_AVX512,
-    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": NEEDS_AVX2 | {"avx_vnni"},
+    "avx2": NEEDS_AVX2,
+    "neon-dotprod": {"asimd", "asimddp"},
+    "neon": {"asimd"},
+    "portable": set[str](),
 }
-OLDER = {"avx512bf16": "avx512"}  # variant to use where the compiler does not know the newest instructions
+APPLE_SILICON = frozenset({"asimd", "asimddp"})  # features of its first CPU, the M1
+OLDER = {"avx512bf16": "avx512", "avxvnni": "avx2", "neon-dotprod": "neon"}  # where the compiler is too old for one
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Instruction sets of this CPU, as Linux spells them; empty on other systems."""
+    """Instruction sets of this CPU, as Linux spells them; empty on systems that do not tell."""
+    if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
+        return APPLE_SILICON
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return features_in(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     except OSError:
         return frozenset()
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.partition(":")[2].split())
+
+
+def features_in(cpuinfo: str) -> frozenset[str]:
+    """Find the instruction sets that all CPUs of /proc/cpuinfo have; x86 calls the line "flags", ARM "Features"."""
+    lines = [line.partition(":") for line in cpuinfo.splitlines()]
+    found = [frozenset(values.split()) for name, _, values in lines if name.strip() in ("flags", "Features")]
+    return frozenset.intersection(*found) if found else frozenset()
+
+
+def runnable_variants() -> list[str]:
+    """Return the variants whose instructions this CPU has, the widest first."""
+    return [name for name in VARIANTS if NEEDS[name] <= cpu_features()]
 
 
 def choose_variant() -> str:
     """Return the widest variant that this CPU runs, or the one that PACELINE_CPU_VARIANT names."""
-    forced = os.environ.get("PACELINE_CPU_VARIANT")
-    if forced is not None and forced not in VARIANTS:
+    runnable = runnable_variants()
+    forced = os.environ.get("PACELINE_CPU_VARIANT", runnable[0])
+    if forced not in VARIANTS:
         raise UnknownOption("PACELINE_CPU_VARIANT", forced, VARIANTS)
-    if forced is not None:
-        return forced
-    return next((name for name, needs in NEEDS.items() if needs <= cpu_features()), "portable")
+    if forced not in runnable:  # it would end in an illegal instruction
+        lacking, usable = ", ".join(sorted(NEEDS[forced] - cpu_features())), ", ".join(runnable)
+        raise InvalidRequest(
+            f"PACELINE_CPU_VARIANT is {forced!r}, but this CPU lacks {lacking}; unset it, or set it to one of {usable}"
+        )
+    return forced
 
 
 def compiler() -> list[str]:

@@ -18,8 +18,10 @@ from torch import Tensor
 from paceline.errors import OutOfMemory, UnsupportedModel
 from paceline.kernels.cpu.abi import TILE, Format, Status, Stored, StoredRows
 from paceline.kernels.cpu.build import Library, load_library
+from paceline.kernels.cpu.first_touch import touch_by_node
 from paceline.kernels.cpu.memory import CACHE_LINE_BYTES, Region
 from paceline.kernels.cpu.pool import default_threads, thread_pool
+from paceline.kernels.cpu.topology import read_machine
 from paceline.kernels.quant import GROUP, Quantised, Weight, quantise
 
 VECTOR = -1  # format of numbers without tiles, 4 bytes each
@@ -92,6 +94,15 @@ class Layout:
         padded = -(-count // TILE) * TILE
         self._add(name, Item(VECTOR, padded, count, self._take(4 * padded), 4))
 
+    @property
+    def formats(self) -> set[int]:
+        return {item.format for item in self.items.values()}
+
+    def matrices(self) -> list[tuple[int, int, int]]:
+        """List the place of each matrix: offset, and number and distance of its tiles, or of its rows."""
+        found = [item for item in self.items.values() if item.format != VECTOR]
+        return [(i.offset, i.outputs if i.stride == i.inputs else -(-i.outputs // TILE), i.stride) for i in found]
+
     def _take(self, size: int) -> int:
         offset = self.size
         self.size += -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
@@ -109,14 +120,12 @@ class Pack:
         self.library = load_library()
         self.layout = layout
         self.memory = Region(layout.size, what="the model's weights")
-        self._pool = thread_pool(self.library, threads or default_threads())
+        count = threads or default_threads()
+        self._pool = thread_pool(self.library, count)
+        touch_by_node(self.memory, layout.matrices(), read_machine(), count)
 
     def __contains__(self, name: str) -> bool:
         return name in self.layout.items
-
-    @property
-    def formats(self) -> set[int]:
-        return {item.format for item in self.layout.items.values()}
 
     def matrix(self, name: str) -> Packed:
         item = self.layout.items[name]

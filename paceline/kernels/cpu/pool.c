@@ -8,13 +8,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "lend.h"
 #include "simd.h"
 
 #define COUNTER_SETS 4            /* sets of counters; successive works use them in turn */
 #define TAKEN_DIVISOR 4           /* a member takes 1/4 of the units left in a share at once */
 #define UNITS_TAKEN_MAX 16        /* most units that a member takes at once */
 #define WORKS_PER_RUN_MAX (1u << 20) /* more works than any run has */
-#define SPINS_BEFORE_YIELD 2048
+#define SPINS_BETWEEN_LOOKS 1024  /* pauses of a thread that waits, before and after it looks at the others */
 #define YIELDS_BEFORE_NAP 64
 #define NAP_NANOSECONDS 20000
 #define SPIN_NANOSECONDS 150000   /* time that a helper spins after a run before it sleeps */
@@ -38,6 +39,7 @@ struct pool {
     pid_t owner; /* process of the threads: a forked child has only the memory */
     pool_function *function;
     void *argument;
+    seating seating;
     counter *counters; /* [COUNTER_SETS][threads + 1]: units taken from each member's share, then units finished */
     pthread_t *helpers;
     pthread_mutex_t lock;    /* guards the sleep of helpers */
@@ -59,13 +61,20 @@ static int64_t nanoseconds(void) {
 
 int pool_threads(const pool *p) { return p->threads; }
 
-static void wait_a_little(int *spins) {
+int pool_lent(const pool *p) { return atomic_load(&p->seating.lent); }
+
+/* Wait for members in `state` or beyond: on this thread's CPU, then by leaving it to those that need it. */
+static void wait_a_little(pool *p, seat *self, int state, int *spins) {
     const struct timespec nap = {0, NAP_NANOSECONDS};
-    const int n = (*spins)++;
-    if (n < SPINS_BEFORE_YIELD) pause_cpu();
-    else if (n < SPINS_BEFORE_YIELD + YIELDS_BEFORE_NAP) sched_yield();
-    else nanosleep(&nap, NULL); /* the thread that has the unit is suspended: leave it this core */
+    const int n = (*spins)++, looks = n - 2 * SPINS_BETWEEN_LOOKS;
+    if (n == SPINS_BETWEEN_LOOKS) look_at_members(&p->seating);
+    else if (looks < 0) pause_cpu();
+    else if (lend_to_members(&p->seating, self, state)) return;
+    else if (looks < YIELDS_BEFORE_NAP) sched_yield();
+    else nanosleep(&nap, NULL);
 }
+
+static seat *seat_of(const member *self) { return &self->pool->seating.seats[self->index]; }
 
 static counter *counter_of(const member *self, int share) {
     return &self->pool->counters[self->work % COUNTER_SETS * (unsigned)(self->count + 1) + (unsigned)share];
@@ -99,6 +108,7 @@ static int take(member *self, int share) {
         if (taken < 0 || first + taken >= last) return 0;
         int64_t some = (last - first - taken) / TAKEN_DIVISOR;
         some = some < 1 ? 1 : some > UNITS_TAKEN_MAX ? UNITS_TAKEN_MAX : some;
+        hold(seat_of(self));
         if (!atomic_compare_exchange_weak_explicit(&c->value, &value, counted(self, taken + some), memory_order_relaxed,
                                                    memory_order_relaxed))
             continue;
@@ -131,11 +141,13 @@ void work_end(member *self) {
                              &c->value, &value, counted(self, count_in(self, value) + self->done),
                              memory_order_acq_rel, memory_order_relaxed)) {
     }
-    for (int spins = 0; !work_over(self);) wait_a_little(&spins);
+    let_go(&self->pool->seating, seat_of(self), INSIDE);
+    for (int spins = 0; !work_over(self);) wait_a_little(self->pool, seat_of(self), HOLDING, &spins);
 }
 
 static unsigned take_part(pool *p, int index) {
     member self = {.pool = p, .index = index, .count = p->threads, .work = p->works};
+    sit(&p->seating, seat_of(&self));
     p->function(&self, p->argument);
     return self.work;
 }
@@ -145,6 +157,7 @@ static void join_run(pool *p, int index) {
     atomic_fetch_add(&p->inside, 1);
     if (atomic_load(&p->open)) take_part(p, index);
     atomic_fetch_sub(&p->inside, 1);
+    let_go(&p->seating, &p->seating.seats[index], OUTSIDE); /* last, since it may suspend this thread */
 }
 
 /* Spin, then sleep, until there is a run after `seen`, and return the number of the latest. */
@@ -165,6 +178,7 @@ static unsigned await_run(pool *p, unsigned seen) {
 static void *helper(void *argument) {
     const helper_start b = *(helper_start *)argument;
     free(argument);
+    hold_to(&b.pool->seating.seats[b.index]);
     for (unsigned seen = await_run(b.pool, 0); !atomic_load(&b.pool->stopping); seen = await_run(b.pool, seen))
         join_run(b.pool, b.index);
     return NULL;
@@ -190,9 +204,12 @@ static void open_run(pool *p, pool_function *function, void *argument) {
 
 /* Take part in the run, and wait for the helpers. */
 static void close_run(pool *p) {
+    const cpu_mask before = p->threads > 1 ? hold_to(p->seating.seats) : (cpu_mask){.known = 0};
     const unsigned works = take_part(p, 0);
+    let_go(&p->seating, p->seating.seats, OUTSIDE);
     atomic_store(&p->open, 0);
-    for (int spins = 0; p->threads > 1 && atomic_load(&p->inside);) wait_a_little(&spins);
+    for (int spins = 0; p->threads > 1 && atomic_load(&p->inside);) wait_a_little(p, p->seating.seats, INSIDE, &spins);
+    release_to(&p->seating, p->seating.seats, &before);
     p->works = works; /* no helper reads it any more */
 }
 
@@ -202,6 +219,7 @@ static void enter(pool *p) {
     if (p->owner != getpid()) {
         p->owner = getpid();
         p->threads = 1;
+        reset_seats(&p->seating);
         p->started = p->finished;
         p->works += WORKS_PER_RUN_MAX; /* no later work has a number that lost helpers have counted under */
     }
@@ -252,25 +270,31 @@ static void free_pool(pool *p) {
     }
     free(p->helpers);
     free(p->counters);
+    free_seats(&p->seating);
     free(p);
 }
 
-EXPORT pool *paceline_pool_new(int threads) {
-    pool *p = aligned_alloc(CACHE_LINE, (sizeof *p + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+/* Allocate zeroed memory on cache lines of its own, as structures of whole cache lines need it. */
+static void *lines(size_t bytes) {
+    const size_t whole = (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    void *memory = aligned_alloc(CACHE_LINE, whole);
+    return memory ? memset(memory, 0, whole) : NULL;
+}
+
+EXPORT pool *paceline_pool_new(int threads, const int32_t *starts, const int32_t *cpus) {
+    pool *p = lines(sizeof *p);
     if (!p) return NULL;
-    memset(p, 0, sizeof *p);
     p->owner = getpid();
-    const size_t counters = sizeof(counter) * COUNTER_SETS * (size_t)(threads + 1);
-    p->counters = aligned_alloc(CACHE_LINE, counters);
-    if (p->counters) memset(p->counters, 0, counters);
-    p->helpers = calloc((size_t)threads, sizeof *p->helpers);
+    p->counters = lines(sizeof(counter) * COUNTER_SETS * (size_t)(threads + 1));
+    p->helpers = lines(sizeof *p->helpers * (size_t)threads);
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->running, NULL);
     pthread_cond_init(&p->wake, NULL);
     p->threads = 1;
+    const int fine = p->counters && p->helpers && make_seats(&p->seating, threads, starts, cpus);
     /* If a helper cannot be started, the pool is smaller; nothing runs yet. */
-    while (p->counters && p->helpers && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
-    if (p->counters && p->helpers) return p;
+    while (fine && p->threads < threads && start_helper(p, p->threads) == 0) p->threads++;
+    if (fine) return p;
     free_pool(p);
     return NULL;
 }

@@ -2,8 +2,9 @@
 
    The calling thread is member 0, the others are helpers. After a run helpers spin for a moment, because the next pass
    usually follows at once, then they sleep. The system may suspend a thread at any time, so members never wait for a
-   thread, only for the units of work that it has taken. Which member computes which unit is decided while running, and
-   no result may depend on it. A suspended helper catches up when it runs again: works that are over cost it nothing. */
+   thread, only for the units of work that it has taken, and lend it a CPU meanwhile (lend.h). Which member computes
+   which unit is decided while running, and no result may depend on it. A suspended helper catches up when it runs
+   again: works that are over cost it nothing. */
 #ifndef PACELINE_POOL_H
 #define PACELINE_POOL_H
 
@@ -40,6 +41,9 @@ unsigned pool_start(pool *, pool_function *, void *argument);
 int pool_finish(pool *, unsigned number);
 
 int pool_threads(const pool *);
+
+/* Count the times that a suspended thread was lent a CPU. */
+int pool_lent(const pool *);
 
 /* ---- works ----
 

@@ -5,14 +5,11 @@
 typedef __m512 vf;
 typedef __m512i vi;
 
-#define MAX_KERNEL_ROWS 8 /* rows that one pass over a weight tile serves from registers */
-#define SCORE_QUERIES 12  /* queries that one pass over keys serves */
-#define SCORE_PAGES 2     /* pages of keys in one pass */
-#ifdef __AVX512BF16__
-#define VALUE_QUERIES 6 /* queries that one pass over values serves */
-#else
-#define VALUE_QUERIES 4 /* a vector of pairs takes two registers */
-#endif
+#define BLOCK 8          /* rows that one pass over a weight tile serves from registers */
+#define SCORE_QUERIES 12 /* queries that one pass over keys serves */
+#define SCORE_PAGES 2    /* pages of keys in one pass */
+#define VALUE_QUERIES 6  /* queries that one pass over values serves */
+#define VALUE_VECTORS 4  /* vectors of dimensions in one pass over values */
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -31,6 +28,9 @@ static inline vf vf_load_bytes(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 static inline unsigned vf_ge(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+static inline vf vf_where_ge(vf yes, vf a, vf b) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), yes);
+}
 static inline vf vf_select(unsigned mask, vf yes, vf no) { return _mm512_mask_blend_ps((__mmask16)mask, no, yes); }
 static inline float vf_top(vf a) { return _mm512_reduce_max_ps(a); }
 static inline float vf_sum(vf a) {
@@ -51,6 +51,7 @@ static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_mul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+static inline vi vi_load_upper_words(const int32_t *p) { return vi_and(vi_load(p), vi_set1(~0xffff)); }
 static inline vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 #define vi_shl(a, n) _mm512_slli_epi32(a, n)
 #define vi_shr(a, n) _mm512_srli_epi32(a, n)
@@ -61,7 +62,7 @@ static inline void vi_store_words(uint16_t *p, vi a) { _mm256_storeu_si256((__m2
 static inline void vi_store(int32_t *p, vi a) { _mm512_storeu_si512(p, a); }
 
 #ifdef __AVX512BF16__
-#define PAIRS_IN_HARDWARE
+#define PAIR_PARTS 1
 typedef uint16_t narrow;
 typedef __m512bh vp;
 static inline vf vf_narrow(narrow *p, vf x) {
@@ -69,25 +70,29 @@ static inline vf vf_narrow(narrow *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, rounded);
     return vi_as_float(vi_shl(_mm512_cvtepu16_epi32(rounded), 16));
 }
-static inline vp vp_load(const uint16_t *p) {
+static inline vp vp_load(const uint16_t *p, const int part) {
     __m512i pairs = _mm512_loadu_si512(p);
+    (void)part;
     __asm__("" : "+v"(pairs)); /* otherwise gcc loads them again for every product */
     return (vp)pairs;
 }
-static inline vp vp_set1(const narrow *two) {
+static inline vp vp_set1(const narrow *two, const int part) {
     int32_t both;
+    (void)part;
     memcpy(&both, two, 4);
     return (vp)_mm512_set1_epi32(both);
 }
-static inline vf vf_dot2(vp a, vp b, vf sum) { return _mm512_dpbf16_ps(sum, a, b); }
+static inline vf vf_dot(vp a, vp b, vf sum) { return _mm512_dpbf16_ps(sum, a, b); }
 #endif
 
 /* Weights of 16 outputs × 4 inputs, in the order of a tile. */
-typedef __m512i vw;
+typedef __m512i vw8;
+typedef __m512i vw4;
+typedef int8_t input8;
 typedef __m512i dot8;
 typedef __m512i dot4;
-static inline vw weights8(const uint8_t *p) { return _mm512_loadu_si512(p); }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+static inline vw8 weights8(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
     const __m512i nibbles = _mm512_loadu_si512(p), low = _mm512_set1_epi8(15);
     *even = _mm512_and_si512(nibbles, low);
     *odd = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
@@ -98,10 +103,10 @@ static inline __m512i broadcast4(const int8_t *x) {
     return _mm512_set1_epi32(four);
 }
 static inline dot8 dot8_begin(const int32_t *offset) { return _mm512_set1_epi32(*offset); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */

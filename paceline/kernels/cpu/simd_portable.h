@@ -6,10 +6,11 @@ typedef struct { float v[16]; } vf;
 typedef struct { int32_t v[16]; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
-#define MAX_KERNEL_ROWS 1
+#define BLOCK 1
 #define SCORE_QUERIES 1
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 1
+#define VALUE_VECTORS 4
 #define EACH_LANE for (int i = 0; i < 16; i++)
 #define MAP(type, expression) { type r; EACH_LANE r.v[i] = (expression); return r; }
 
@@ -28,6 +29,25 @@ static inline float half_to_float(uint16_t h) {
     return x;
 }
 
+#ifdef __FP_FAST_FMAF
+static inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+/* a * b + c, rounded once. The product is exact in double. If the sum is not, its last bit is made odd, so that no
+   tie arises that the second rounding, to float, would break the wrong way. */
+static inline float fused(float a, float b, float c) {
+    const double product = (double)a * b, sum = product + c, added = sum - product;
+    const double error = (product - (sum - added)) + (c - added); /* exact; NaN for infinite sums */
+    uint64_t bits, error_bits;
+    double odd;
+    memcpy(&bits, &sum, 8);
+    memcpy(&error_bits, &error, 8);
+    const uint64_t even = fabs(error) > 0.0 ? ~bits & 1 : 0, away = (bits ^ error_bits) >> 63;
+    bits += even - 2 * (even & away);
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+}
+#endif
+
 static inline vf vf_set1(float x) MAP(vf, x)
 static inline vf vf_load(const float *p) MAP(vf, p[i])
 static inline vf vf_load_bytes(const int8_t *p) MAP(vf, (float)p[i])
@@ -36,7 +56,7 @@ static inline vf vf_add(vf a, vf b) MAP(vf, a.v[i] + b.v[i])
 static inline vf vf_sub(vf a, vf b) MAP(vf, a.v[i] - b.v[i])
 static inline vf vf_mul(vf a, vf b) MAP(vf, a.v[i] * b.v[i])
 static inline vf vf_div(vf a, vf b) MAP(vf, a.v[i] / b.v[i])
-static inline vf vf_fma(vf a, vf b, vf c) MAP(vf, a.v[i] * b.v[i] + c.v[i])
+static inline vf vf_fma(vf a, vf b, vf c) MAP(vf, fused(a.v[i], b.v[i], c.v[i]))
 static inline vf vf_max(vf a, vf b) MAP(vf, a.v[i] > b.v[i] ? a.v[i] : b.v[i])
 static inline vf vf_min(vf a, vf b) MAP(vf, a.v[i] < b.v[i] ? a.v[i] : b.v[i])
 static inline vf vf_abs(vf a) MAP(vf, fabsf(a.v[i]))
@@ -47,6 +67,7 @@ static inline unsigned vf_ge(vf a, vf b) {
     EACH_LANE mask |= (unsigned)(a.v[i] >= b.v[i]) << i;
     return mask;
 }
+static inline vf vf_where_ge(vf yes, vf a, vf b) MAP(vf, a.v[i] >= b.v[i] ? yes.v[i] : 0.0f)
 static inline vf vf_select(unsigned mask, vf yes, vf no) MAP(vf, mask >> i & 1 ? yes.v[i] : no.v[i])
 static inline float vf_top(vf a) {
     float top = a.v[0];
@@ -67,6 +88,7 @@ static inline vf vi_as_float(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
 static inline vi vi_zero(void) MAP(vi, 0)
 static inline vi vi_set1(int32_t x) MAP(vi, x)
 static inline vi vi_load(const int32_t *p) { vi r; memcpy(&r, p, sizeof r); return r; }
+static inline vi vi_load_upper_words(const int32_t *p) MAP(vi, p[i] & ~0xffff)
 static inline vi vi_add(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i]))
 static inline vi vi_sub(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i]))
 static inline vi vi_mul(vi a, vi b) MAP(vi, (int32_t)((uint32_t)a.v[i] * (uint32_t)b.v[i]))
@@ -86,18 +108,20 @@ static inline void vi_store_bytes(int8_t *p, vi a) {
 static inline void vi_store_words(uint16_t *p, vi a) { EACH_LANE p[i] = (uint16_t)a.v[i]; }
 static inline void vi_store(int32_t *p, vi a) { EACH_LANE p[i] = a.v[i]; }
 
-typedef struct { uint8_t v[64]; } vw;
+typedef struct { uint8_t v[64]; } vw8;
+typedef vw8 vw4;
+typedef int8_t input8;
 typedef vi dot8;
 typedef vi dot4;
-static inline vw weights8(const uint8_t *p) { vw r; memcpy(&r, p, 64); return r; }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+static inline vw8 weights8(const uint8_t *p) { vw8 r; memcpy(&r, p, 64); return r; }
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
     for (int i = 0; i < 64; i++) {
         even->v[i] = p[i] & 15;
         odd->v[i] = p[i] >> 4;
     }
 }
 static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) {
     EACH_LANE {
         const uint8_t *q = w.v + 4 * i;
         sum.v[i] += q[0] * x[0] + q[1] * x[1] + q[2] * x[2] + q[3] * x[3];
@@ -106,7 +130,7 @@ static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
 }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return vi_zero(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return dot8_add(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) __builtin_prefetch(p)

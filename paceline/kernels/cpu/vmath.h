@@ -6,12 +6,10 @@
 
 #include "simd.h"
 
-/* e^x to about one unit in the last place: 0 below -87, finite above 88 */
-static inline vf vf_exp(vf x) {
-    const vf low = vf_set1(-87.0f);
-    const unsigned alive = vf_ge(x, low);
-    x = vf_min(vf_max(x, low), vf_set1(88.0f));
-    const vf n = vf_round(vf_mul(x, vf_set1(1.44269504f)));
+/* e^x to about one unit in the last place, for x in [-87, 88]; anything for other x */
+static inline vf exp_within(vf x) {
+    const vf big = vf_set1(0x1.8p23f); /* a float of this size has no fraction: to add it is to round */
+    const vf shifted = vf_add(vf_mul(x, vf_set1(1.44269504f)), big), n = vf_sub(shifted, big);
     vf r = vf_sub(x, vf_mul(n, vf_set1(0.693359375f))); /* ln 2 in two parts, the first exact times n */
     r = vf_sub(r, vf_mul(n, vf_set1(-2.12194440e-4f)));
     vf p = vf_set1(0.0013933733571320772f);
@@ -20,9 +18,17 @@ static inline vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set1(0.16666576266288757f));
     p = vf_fma(p, r, vf_set1(0.5f));
     p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set1(1.0f));
-    const vf power = vi_as_float(vi_shl(vi_add(vf_to_int(n), vi_set1(127)), 23));
-    return vf_select(alive, vf_mul(p, power), vf_set1(0.0f));
+    return vi_as_float(vi_add(vf_bits(p), vi_shl(vf_bits(shifted), 23))); /* p * 2^n, which is a normal number */
 }
+
+/* e^x: 0 below -87 and for NaN, finite above 88 */
+static inline vf vf_exp(vf x) {
+    const vf low = vf_set1(-87.0f);
+    return vf_where_ge(exp_within(vf_min(vf_max(x, low), vf_set1(88.0f))), x, low);
+}
+
+/* e^x for x <= 0: 0 below -87 and for NaN */
+static inline vf vf_exp_negative(vf x) { return vf_where_ge(exp_within(x), x, vf_set1(-87.0f)); }
 
 /* ln x for normal x > 0, without fma: paceline/kernels/noise.py computes the same bits with torch */
 static inline vf vf_log(vf x) {

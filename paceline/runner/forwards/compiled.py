@@ -17,9 +17,9 @@ from torch import Tensor
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
 from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Format, Pass, Shape
-from paceline.kernels.cpu.build import load_library
+from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
-from paceline.kernels.cpu.pack import Pack, Packed
+from paceline.kernels.cpu.pack import Layout, Pack
 from paceline.kernels.cpu.pick import pick
 from paceline.kernels.cpu.pool import default_threads
 from paceline.kernels.cpu.program import Program
@@ -28,8 +28,12 @@ from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
 from paceline.runner.forwards.decoder_pack import pack_decoder
 from paceline.runner.forwards.known_batches import KnownBatches
+from paceline.runner.forwards.measuring import RunPass
+from paceline.runner.forwards.thread_choice import choose_threads
 
 Weights = MutableMapping[str, Weight]
+Ropes = dict[object, tuple[Tensor, Tensor]]  # tables of rotations, by their parameters
+TRIAL_ROWS = 4  # rows of a pass that chooses the number of threads: a token and a draft of three
 
 # Rows up to which a pass costs little more than reading the weights; beyond, arithmetic sets the pace. Measured on two
 # cores: docs/experiments.md, "Trees of a head".
@@ -64,18 +68,18 @@ class CompiledForward:
         check_supported(config)
         self.vocab_size = config.vocab_size
         self.taps = taps
-        self.threads = threads or default_threads()
-        pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=self.threads)
-        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.formats else CHEAP_ROWS_8_BIT
+        pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
+        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.layout.formats else CHEAP_ROWS_8_BIT
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)
         shape.features = len(taps) * config.hidden_size
         self.kv: KVMemory = CpuKV(self._library, shape)
-        self.program = Program(self._library, shape, pack=pack, kv=self.kv, threads=self.threads)
-        assembly = Assembly(config, pack, self.program, positions=positions)
-        self.embedding = assembly.assemble(taps)
-        self.program.finish()
+        programs = Programs(config, pack, shape, self.kv, taps, library=self._library)
+        self.thread_choice = choose_threads(threads, thread_question(config, pack.layout), programs.trial)
+        self.threads = self.thread_choice.threads
+        self.program = programs.build(self.threads)
+        self.embedding = pack.matrix("embed")
         self._features_width: int = shape.features
         self._hidden = config.hidden_size
         self._logits, self._features = torch.empty((0, self.vocab_size)), torch.empty(0)
@@ -119,6 +123,49 @@ class CompiledForward:
             features = self._features[: rows * width].view(rows, -1) if width else None
             self._views[rows, outs, width] = Output(logits=self._logits[:outs], argmax=argmax, features=features)
         return self._views[rows, outs, width]
+
+
+def thread_question(config: ModelConfig, layout: Layout) -> object:
+    """Return everything about a model that the best number of threads depends on."""
+    return config, sorted(layout.formats), load_library().variant
+
+
+class Programs:
+    """Programs of one model over the same weights and KV memory, by number of threads."""
+
+    def __init__(
+        self, config: ModelConfig, pack: Pack, shape: Shape, kv: object, taps: Sequence[int], *, library: Library
+    ) -> None:
+        self.config, self.pack, self.shape, self.kv, self.taps = config, pack, shape, kv, taps
+        self.library = library
+        self.built: dict[int, Program] = {}
+        self.ropes: Ropes = {}
+
+    def build(self, threads: int) -> Program:
+        if threads not in self.built:
+            program = Program(self.library, self.shape, pack=self.pack, kv=self.kv, threads=threads)
+            Assembly(self.config, self.pack, program, positions=self.shape.positions, ropes=self.ropes).assemble(
+                self.taps
+            )
+            program.finish()
+            self.built[threads] = program
+        return self.built[threads]
+
+    def trial(self, threads: int, rows: int = TRIAL_ROWS) -> RunPass:
+        """Return a function that runs a pass over a few rows. It writes to KV memory that no sequence uses yet."""
+        program, rows = self.build(threads), min(rows, self.shape.positions)
+        counts, zeros = torch.arange(rows, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+        ends = torch.tensor([0, rows], dtype=torch.int32)
+        table = torch.zeros((1, 1), dtype=torch.int32)
+        batch = Batch(zeros, counts, counts, ends, ends[1:], table, logit_rows=counts)
+        output = Output(torch.empty((rows, self.config.vocab_size)), torch.empty(rows, dtype=torch.int32))
+        pass_ = Pass()
+        point(pass_, batch, output)
+
+        def run(kept: object = (batch, output)) -> None:
+            program.run(pass_)
+
+        return run
 
 
 def point(to: Pass, batch: Batch, output: Output) -> None:
@@ -181,15 +228,15 @@ def shape_of(config: ModelConfig, *, pages: int, positions: int) -> Shape:
 class Assembly:
     """Turns packed weights into the operations of a decoder."""
 
-    def __init__(self, config: ModelConfig, pack: Pack, program: Program, *, positions: int) -> None:
+    def __init__(self, config: ModelConfig, pack: Pack, program: Program, *, positions: int, ropes: Ropes) -> None:
         self.config = config
         self.pack = pack
         self.program = program
         self.positions = positions
-        self.ropes: dict[object, tuple[Tensor, Tensor]] = {}
+        self.ropes = ropes
 
-    def assemble(self, taps: Sequence[int]) -> Packed:
-        """Add the operations of the whole decoder, and return its embedding."""
+    def assemble(self, taps: Sequence[int]) -> None:
+        """Add the operations of the whole decoder."""
         config = self.config
         embed = self.pack.matrix("embed")
         self.program.embed(embed, scale=config.embedding_scale)
@@ -206,7 +253,6 @@ class Assembly:
         self.program.linear(
             [head], source=Buffer.RESIDUAL, epilogue=Epilogue.LOGITS, norm=norm, epsilon=config.norm_eps
         )
-        return embed
 
     def _attention(self, layer: int, prefix: str) -> None:
         config, program = self.config, self.program

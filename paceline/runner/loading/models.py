@@ -34,8 +34,9 @@ from paceline.models.weights import (
     load_weights,
     resolve_format,
 )
-from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page
+from paceline.runner.forwards.compiled import CompiledForward, check_supported, kv_bytes_per_page, thread_question
 from paceline.runner.forwards.decoder_pack import decoder_layout, read_decoder
+from paceline.runner.forwards.thread_choice import ThreadChoice, known_choice
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.loading.memory import WeightPart, memory_for, pass_bytes, weight_parts
 from paceline.runner.loading.pack_cache import Origin, cached
@@ -138,6 +139,12 @@ class ReadyModel:
                 f"no memory for {self.name} with a KV cache of {size:.0f} MiB: lower kv_memory or max_context, or "
                 "choose a smaller format such as int4"
             ) from error
+
+    def known_threads(self, threads: int | None) -> ThreadChoice:
+        """Return the number of threads of a Forward on a CPU, as far as it is known before one is built."""
+        if not self.compiled:
+            return ThreadChoice(threads or torch.get_num_threads(), "of torch" if threads is None else "as asked for")
+        return known_choice(threads, thread_question(self.model.config, decoder_layout(self.model.weights)))
 
     def _packed(self, threads: int | None) -> Pack:
         """Return the weights as the kernels read them, from the cache if they are there."""

@@ -13,6 +13,7 @@ from paceline.cache_home import cache_home
 from paceline.errors import InvalidRequest
 from paceline.kernels.cpu.pack_header import DamagedPack, read_facts, sweep
 from paceline.models.digest import digest_folder
+from paceline.runner.forwards.measuring import forget_measurements
 from paceline.sizes import parse_size
 
 logger = logging.getLogger(__name__)
@@ -73,10 +74,11 @@ def make_room(size: int) -> None:
 
 
 def clear() -> int:
-    """Remove all packs and digests, and return the bytes of the packs."""
+    """Remove all packs, digests and measurements, and return the bytes of the packs."""
     there = entries()
     for entry in there:
         entry.path.unlink(missing_ok=True)
     sweep(pack_folder())
     shutil.rmtree(digest_folder(), ignore_errors=True)
+    forget_measurements()
     return sum(entry.bytes for entry in there)
