@@ -30,7 +30,6 @@ from paceline.engine.hearing import Hearing
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.masks import Masks
 from paceline.engine.offers import Offers
-from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing
@@ -48,6 +47,7 @@ class Part(NamedTuple):
     work: Work
     rows: int  # committed tokens that a chunk reads; 0 for a seat
     draws: bool
+    void: bool = False  # True: a seat that draws nothing, because its mask is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,7 @@ class DeviceStepper:
         self._clock = clock
         self._launched: deque[Launched] = deque()
         self._masks = Masks(rounds)
-        self._overlap = Overlap()
-        self._places = 0  # decoding sequences with grammars that the next plan may still take
+        self._undrawn: Launched | None = None  # the latest step, if it lacks masks
         self._kept_seats: dict[
             int, tuple[tuple[object, ...], Seat]
         ] = {}  # sequence → what its latest seat is for, seat
@@ -103,11 +102,9 @@ class DeviceStepper:
     def in_flight(self) -> int:
         return len(self._launched)
 
-    def depth(self, running: Seq[Sequence]) -> int:
-        waiting = len(self._masks)
-        overlaps = self._overlap.pays(waiting, len(running))
-        self._places = (waiting + 1) // 2 if overlaps else waiting
-        return DEPTH if overlaps else 0
+    @property
+    def depth(self) -> int:
+        return DEPTH
 
     def start(self, sequence: Sequence) -> None:
         self._drafters.start(sequence)
@@ -129,18 +126,13 @@ class DeviceStepper:
         return self._drafters.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
-        """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
-        sequences with grammars."""
-        if sequence.sampler.grammar is None:
-            return True
-        ready = not sequence.in_flight.least and self._masks.has(sequence) and self._places > 0
-        self._places -= ready and sequence.todo == 1
-        return ready
+        """True unless a slow grammar must see a token in flight first, or a worker computes its mask."""
+        return self._masks.ready(sequence)
 
     def launch(self, plan: StepPlan) -> None:
         if plan.works:
             self._launch(plan.works, crowded=plan.crowded)
-            self._overlap.launched(self._clock(), len(plan.works))
+            self._draw()
         elif not self._launched:
             self._masks.wait()
 
@@ -150,18 +142,19 @@ class DeviceStepper:
         ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
         self._landed_at = ended_at
         waited = ended_at - began
-        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
-        for (work, rows, draws), landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
+        for (work, rows, draws, void), landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
             state = work.sequence.in_flight
-            state.land(rows, draws, work.max_draft)
-            if not state.left:
+            if void:
+                state.steps -= 1
+            else:
+                state.land(rows, draws, work.max_draft)
+            if not state.left and not void:
                 if landed is not None:  # else only keys and values were wanted
                     self._settle(work, landed)
                 works.append(work)
-            elif not state.steps:
+            elif state.left and not state.steps:
                 ended.append(work.sequence)
-        self._masks.look(works)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -171,11 +164,10 @@ class DeviceStepper:
         )
 
     def observe(self, landing: Landing) -> None:
+        self._masks.ask(work.sequence for work in landing.works)
+        self._draw()
         self._drafters.observe(landing.works)
         self._drafters.hand_over(landing.works, crowded=landing.crowded)
-        self._masks.ask(work.sequence for work in landing.works)
-        if all(work.sequence.finish is not None for work in landing.works):
-            self._overlap.idle()
         self._observe_host(landing)
 
     def _observe_host(self, landing: Landing) -> None:
@@ -196,6 +188,7 @@ class DeviceStepper:
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._launched.clear()
+        self._undrawn = None
         for sequence in sequences:
             sequence.in_flight.steps = 0
 
@@ -206,7 +199,7 @@ class DeviceStepper:
                 self._write(work.sequence)
         seats = [work for work in works if _decodes(work)]
         reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
-        forced = self._masks.write(works)
+        forced = self._masks.offers(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
@@ -214,7 +207,7 @@ class DeviceStepper:
         chunks = [self._chunk(work, drafter) for work in reading]
         parts = [Part(work, work.count, work.samples) for work in reading]
         parts += [Part(work, 0, True) for work in seats]
-        for work, rows, draws in parts:
+        for work, rows, draws, _ in parts:
             offered = work.forced or work.drafted_from >= 0
             work.sequence.in_flight.launch(rows, draws, work.max_draft, offered=offered)
         ticket = self._rounds.launch(
@@ -224,9 +217,23 @@ class DeviceStepper:
             context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
         )
         planned = None if self._observed_at is None else self._clock() - self._observed_at
-        self._launched.append(
-            Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
-        )
+        launched = Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
+        self._launched.append(launched)
+        if self._masks and any(work.sequence.sampler.grammar is not None for work in seats):
+            self._undrawn = launched
+
+    def _draw(self) -> None:
+        """Send the masks of the step that lacks them, once all steps before it have landed."""
+        launched = self._undrawn
+        if launched is None or launched is not self._launched[0]:
+            return
+        first = len(launched.parts) - launched.seats
+        void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
+        for index, part in enumerate(launched.parts):
+            if any(part.work is work for work in void):
+                launched.parts[index] = part._replace(void=True)
+                part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)
+        self._undrawn = None
 
     def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], drafter: str | None) -> list[Seat]:
         """Make the seats of works; if nothing has changed, a seat is that of the sequence's step before."""
@@ -315,6 +322,7 @@ class DeviceStepper:
             top=sequence.request.sampling.prompt_logprobs or 0,
             states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
             tapped=self._drafters.reads(sequence),
+            mask=sequence.sampler.mask() if work.samples and sequence.sampler.grammar is not None else None,
         )
 
     def _settle(self, work: Work, landed: Landed) -> None:
@@ -323,8 +331,6 @@ class DeviceStepper:
         if not tokens:
             return
         verdict, sequence = Verdict(path, tokens[-1]), work.sequence
-        if sequence.sampler.grammar is not None:
-            verdict = self._masks.check(work, verdict, tokens)
         length = len(sequence.tokens)
         if work.max_draft and not work.forced and work.drafter is not None:
             follower = sequence.in_flight.follower
@@ -351,13 +357,14 @@ class DeviceStepper:
 def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
-    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
-    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions either.
+    # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
+    # rule leaves the distribution unchanged, too. Trees have no distributions either.
     one_way = sampler.greedy or sampler.grammar is not None
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)
+    masked = sampler.grammar is not None
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)
 
 
 def _decodes(work: Work) -> bool:

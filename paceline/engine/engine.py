@@ -201,15 +201,12 @@ class Engine:
             self._stepper.start(sequence)
 
     def _plan(self) -> StepPlan:
-        """Plan a step. Before, land the steps that may not be in flight during planning."""
-        depth = self._stepper.depth(self._scheduler.running)
-        self._land(depth)
+        """Plan a step. If pages are short, land all steps in flight first."""
         plan = self._scheduler.plan()
         if plan.falls_short:
             self._land(0)
-            depth = self._stepper.depth(self._scheduler.running)  # a sequence may have changed its drafter
             plan = self._scheduler.plan()
-        plan.depth = depth if plan.works else 0
+        plan.depth = self._stepper.depth if plan.works else 0
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self._stepper.stop(sequence)

@@ -162,26 +162,20 @@ class Governor:
         return Terms(off, self._longest(drafter), self._ends_drafts(drafter), weighed)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
-        """Count the next tokens that the grammar forces: they need no drafter, and always pay."""
+        """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
+        always pay."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
         if grammar is None or grammar.slow or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
-        forced = grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful))
-        return grammar.sure(forced) if self._needs_all_masks(sequence) else len(forced)
+        limit, ahead = min(useful, self._config.max_draft, speculation.max_draft or useful), sequence.in_flight.most
+        return max(0, len(grammar.forced(ahead + limit)) - ahead)
 
     def _grammars_reason(self, sequence: Sequence) -> Off | None:
-        """Return why only the tokens that the grammar forces are drafted; None: others may be drafted, too."""
+        """Return why nothing is drafted; None: the grammar is quick enough."""
         grammar = sequence.sampler.grammar
         if grammar is not None and grammar.slow:
             return Off(OffKind.GRAMMAR, "the grammar's masks take long: the tokens of a draft would wait for them")
-        if self._needs_all_masks(sequence):
-            return Off(OffKind.GRAMMAR, "a grammar with top-k, top-p or min-p: only what it forces is drafted")
         return None
-
-    def _needs_all_masks(self, sequence: Sequence) -> bool:
-        """Return True if the tokens behind drafted ones cannot be checked afterwards: a device draws them without the
-        grammar's masks, and filters need these (`Sampler.count_masked`)."""
-        return self._rounds is not None and sequence.sampler.grammar is not None and sequence.sampler.filters
 
     def _longest(self, drafter: str) -> int:
         """Return the tokens of a drafter's longest draft: limits that never change."""

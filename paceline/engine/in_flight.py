@@ -44,6 +44,12 @@ class InFlight:
         self.least -= draws
         self.most -= draws + max_draft
 
+    def void(self, *, draws: bool, max_draft: int) -> None:
+        """Note that a step in flight adds nothing to the sequence, whose lane stays as it was."""
+        self.least -= draws
+        self.most -= draws + max_draft
+        self.drafts = False
+
     def unread(self, length: int) -> range | None:
         """Return the positions that the drafter must read before the next launch can draft. The host knows `length`
         tokens of the sequence. None: unknown, because an earlier draft in flight, not of this drafter, may add more or

@@ -46,7 +46,6 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
-    sure: int = 0  # first tokens of the draft that are the only ones to come: a device accepts them unseen
     drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass

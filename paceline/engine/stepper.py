@@ -41,8 +41,9 @@ class Stepper(Protocol):
     def in_flight(self) -> int:
         """Steps that were launched and have not landed."""
 
-    def depth(self, running: Seq[Sequence]) -> int:
-        """Return how many steps may be in flight while the next one is planned for these sequences."""
+    @property
+    def depth(self) -> int:
+        """Steps that may be in flight while the next one is planned."""
 
     def start(self, sequence: Sequence) -> None:
         """Begin a sequence that has got a lane."""

@@ -42,11 +42,12 @@ class Bucket:
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
-    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+    edits: bool = False  # True: a lane edits logits by more than a mask; then `filters` is True as well
     scores: int = 0  # 1 + alternatives of scored tokens; 0: no lane asks for log-probabilities
     rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
     judged: int = 0  # padded number of seats with such rules
     tapped: bool = False  # True: hidden states at the target's taps go to the host
+    masks: bool = False  # True: tokens are drawn once the host has sent masks; then `filters` is True as well
 
     @property
     def longest(self) -> int:
@@ -69,7 +70,8 @@ class Bucket:
         """Return True unless a step would pay for drafts of a kind that it does not want."""
         drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
         judging = self.rules == wanted.rules and self.judged >= wanted.judged
-        return self.drafter == wanted.drafter and self.tapped == wanted.tapped and drafts and judging
+        sent = self.tapped == wanted.tapped and self.masks == wanted.masks
+        return self.drafter == wanted.drafter and sent and drafts and judging
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -48,8 +48,9 @@ class CudaDraft:
         asked[2] = bucket.draft
         self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
-        self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
-        self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
+        self._laid = torch.zeros(seats + 1 + 4 * rows, dtype=torch.int32, device=device)
+        self._starts, *columns = self._laid.split_with_sizes([seats + 1, *[rows] * 4])
+        self._rows = columns  # tokens, positions, slots and owners of rows
         self._growth: CudaGrowth | None = None  # None: no tree has been planted
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass

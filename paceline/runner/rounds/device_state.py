@@ -13,7 +13,6 @@ Tables that the host writes are in one piece of memory, so that any set of chang
 
     marks    [lanes + 1, vocab]   tokens of the sequence, and its stop tokens: see kernels/edit_reference.py
     bias     [lanes + 1, vocab]   logit_bias and allowed_tokens
-    masks    [lanes + 1, words]   tokens that a grammar allows next, one bit each; then the number of sure tokens before
 
 exist only once a sequence edits logits. The host writes them by whole rows.
 """
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
-from paceline.runner.rounds.upload import MAX_PATCH, Patches, TableUpload, Upload
+from paceline.runner.rounds.upload import MAX_PATCH, Patches, Upload
 from paceline.sampling.sampler import Sampler
 
 
@@ -60,7 +59,7 @@ class DeviceState:
         self.lengths = tables[11]
         self.pages = tables[12].view(count, pages)
         self.tokens = tables[13].view(count, width)
-        self.marks, self.masks = (torch.zeros((count, 0), dtype=torch.int32, device=device) for _ in range(2))
+        self.marks = torch.zeros((count, 0), dtype=torch.int32, device=device)
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
         self.repetition.fill_(1.0)
@@ -74,12 +73,6 @@ class DeviceState:
             count = len(self.lengths)
             self.marks = torch.zeros((count, vocab_size), dtype=torch.int32, device=self.device)
             self.bias = torch.zeros((count, vocab_size), device=self.device)
-            self.masks = torch.zeros((count, mask_words(vocab_size)), dtype=torch.int32, device=self.device)
-
-
-def mask_words(vocab_size: int) -> int:
-    """Return the width of a lane's mask: a bit for each token, and a word for the number of sure tokens."""
-    return -(-vocab_size // 32) + 1
 
 
 class Changes:
@@ -93,7 +86,6 @@ class Changes:
         self._pieces: list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]] = []  # indices and values
         self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]  # first index, width of a lane
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
-        self._masks: TableUpload | None = None  # made with the first mask
         self._patches = Patches(state.device)
 
     def __bool__(self) -> bool:
@@ -107,8 +99,6 @@ class Changes:
         elif self._pieces:
             places, values = self.take()
             self._state.memory[upload(places)] = upload(values)
-        if self._masks is not None:
-            self._masks.apply(self._state.masks)
         for name, rows in self._rows.items():
             table: Tensor = getattr(self._state, name)
             table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))
@@ -151,16 +141,6 @@ class Changes:
             self._set_row("marks", lane, marks)
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
-
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
-        t // 32."""
-        self._state.make_tables(self._vocab_size)
-        if self._masks is None:
-            lanes, width = self._state.masks.shape
-            self._masks = TableUpload(lanes, width, self._state.device)
-        row = self._masks.row(lane)
-        row[:-1], row[-1] = bits.view(np.int32), sure
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""

@@ -8,8 +8,14 @@ returns the outcome.
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-Three things always hold. Steps take effect in the order of their launches; `write`, `set_pages` and `set_mask` before
-the launches that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's
+A step with *masked* seats is launched in two parts, because their masks depend on the step before. The device drafts
+and verifies at once. It draws when `draw` brings the masks, which the host computes meanwhile.
+
+    host      launch 2 │ collect 1 │ paths 2, masks │ draw 2 │ launch 3 │ collect 2 │ …
+    device    step 1 ··│ draft and verify 2 ···············  │ draw 2 │ draft and verify 3 ···
+
+Three things always hold. Steps take effect in the order of their launches; `write` and `set_pages` before the launches
+that follow them. Nothing but `collect` and `paths` waits for the device. A device writes only to pages in the lane's
 part of the page table, or to the scratch page.
 """
 
@@ -33,6 +39,8 @@ from paceline.types import Logprob
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
+Path = tuple[int, ...]
+"""Drafted tokens that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Seat(NamedTuple):
     threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     tapped: bool = False  # the host wants the hidden states of the committed positions
+    masked: bool = False  # its tokens are drawn with masks, which `draw` brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,13 @@ class Chunk:
     top: int = 0  # alternatives to report for each scored token
     states: int = 0  # last rows whose hidden states after the last norm are wanted
     tapped: bool = False  # the host wants the hidden states of all rows at the target's taps
+    mask: np.ndarray | None = None  # tokens that may be drawn, as for `Rounds.draw`; None: all
 
 
 class Landed(NamedTuple):
     """The outcome of a seat, or of a chunk of which more than keys and values is wanted.
 
-    A chunk that does not draw has no tokens."""
+    A chunk that does not draw has no tokens, and so has a seat without masks."""
 
     path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
@@ -106,7 +116,7 @@ class Times:
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread calls in order; only `collect` waits for the device."""
+    """Steps on a device. One thread calls in order; only `collect` and `paths` wait for the device."""
 
     drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
@@ -124,13 +134,6 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
-
-        It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
-        It decides alone whether that token may be a stop token, whatever `min_tokens` says. The first `sure` tokens of
-        the seat's offer are drawn whatever their logits are, and the mask is for the token behind them."""
-
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
@@ -140,6 +143,17 @@ class Rounds(Protocol):
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""
+
+    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+        """Wait for the drafts of a step with masked seats. Return, by index of each masked seat, the drafted tokens
+        before each row of its verification, parents before children. The first row has none."""
+
+    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        """Draw and accept in a step with masked seats; no step may be launched between its launch and this.
+
+        `masks`: by index of a seat, the tokens that each of its rows may draw: uint32 [words], bit t % 32 of word
+        t // 32. They decide alone which stop tokens may be drawn, whatever `min_tokens` says. None: any token; the
+        row's draft is never accepted. A masked seat that is missing draws nothing, and its lane stays as it is."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step. Each step is collected once, in the order of launches.
