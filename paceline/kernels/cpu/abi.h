@@ -224,5 +224,6 @@ EXPORT int paceline_pick(pool *, const float *const *logits, const float *invers
 
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out);
 EXPORT int64_t paceline_prefetched(const program *head);
+EXPORT int paceline_lent(const pool *);
 
 #endif
