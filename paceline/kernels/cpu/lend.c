@@ -36,8 +36,11 @@ void reset_seats(seating *all) {
 
 #ifdef __linux__
 
-#include <linux/futex.h>
 #include <sys/syscall.h>
+
+/* Linux's own numbers: its headers are not installed with every C library. */
+#define FUTEX_WAIT_IN_PROCESS 128
+#define FUTEX_WAKE_IN_PROCESS 129
 
 _Static_assert(sizeof(cpu_set_t) == sizeof((cpu_mask){0}.bits), "a mask has the size of the system's");
 
@@ -99,7 +102,7 @@ void sit(seating *all, seat *s) {
 static void give_back(seating *all, seat *s) {
     if (!ends_loan(all, s)) return;
     atomic_fetch_add(&s->turns, 1);
-    syscall(SYS_futex, &s->turns, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    syscall(SYS_futex, &s->turns, FUTEX_WAKE_IN_PROCESS, 1, NULL, NULL, 0);
     set_cpus(0, &s->own);
 }
 
@@ -166,7 +169,7 @@ void look_at_members(seating *all) {
 /* Sleep until the borrower has gone back. */
 static void await_turn(seat *s, unsigned turns) {
     const struct timespec time = {0, LENT_NANOSECONDS};
-    syscall(SYS_futex, &s->turns, FUTEX_WAIT_PRIVATE, turns, &time, NULL, 0);
+    syscall(SYS_futex, &s->turns, FUTEX_WAIT_IN_PROCESS, turns, &time, NULL, 0);
 }
 
 int lend_to_members(seating *all, seat *self, int state) {
