@@ -19,6 +19,7 @@ DRAFTERS = {
     "eagle-shape": "an EAGLE-3-shaped head",
     "eagle:smollm2": "its shipped head",
 }
+USUAL_PROMPT = 128  # tokens
 
 
 def engine(paths: Paths) -> str:
@@ -34,16 +35,25 @@ def engine(paths: Paths) -> str:
 def _work(record: Record) -> str:
     setup = record["setup"]
     target = SHAPES[setup["target"]]
+    if _has_own_prompts(record):
+        target += f", {setup['prompt_tokens']} tokens in"
     if setup["drafter"] is None:
         return target
     with_drafter = f"{target} + {DRAFTERS.get(setup['drafter'], setup['drafter'])}"
     return f"{with_drafter}, {setup['draft']} drafted, {setup['acceptance']:g}" if setup["acceptance"] else with_drafter
 
 
+def _has_own_prompts(record: Record) -> bool:
+    """Tell whether the random prompts are of another length than those of most records."""
+    setup = record["setup"]
+    return not setup.get("prompts") and setup.get("prompt_tokens", USUAL_PROMPT) != USUAL_PROMPT
+
+
 def _engine_row(record: Record, batch: Record, theirs: Record) -> list[str]:
     other, size = theirs[record["setup"]["target"]], str(batch["batch"])
     plain, drafting = batch["plain"], batch.get("synthetic_speculative")
-    row = [_work(record), size, f"{other['plain'].get(size, '')}", f"{plain['tok_s']:.1f}"]
+    theirs_plain = "" if _has_own_prompts(record) else other["plain"].get(size, "")
+    row = [_work(record), size, f"{theirs_plain}", f"{plain['tok_s']:.1f}"]
     same = record["setup"]["drafter"] == other.get("drafter")
     row += [f"{plain['bandwidth_fraction']:.0%}", f"{other['speculative'].get(size, '') if same else ''}"]
     if drafting is None:
