@@ -3,41 +3,14 @@ commit, machine) under every table."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from paceline.bench.offline_record import tokens_per_step
 from peers import agree_report, reading
+from peers.page_gpu import GPU_PARTS
+from peers.page_source import Paths, Record, load, machine_text, source, with_sources
 from peers.results import read_results
 from peers.tables import best_ratios, best_table, disturbed, failed, markdown, whole_table
-
-Record = dict[str, Any]
-Paths = Sequence[Path]
-SHAPES = {"llama-3.1-8b": "Llama-3.1-8B", "qwen3-32b": "Qwen3-32B", "llama-3.2-1b": "Llama-3.2-1B"}
-DRAFTERS = {"llama-3.2-1b": "3.2-1B", "qwen3-1.7b": "1.7B"}
-
-
-def load(path: Path) -> Record:
-    record: Record = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def source(path: Path, record: Mapping[str, Any]) -> str:
-    machine = record.get("machine") or record.get("client_machine") or {}
-    command = record["command"]
-    said = command if isinstance(command, str) else ", ".join(f"{k} {v}" for k, v in command.items() if v is not None)
-    return f"- `{path.name}`: `{said}`; commit {machine['commit']}; {machine_text(machine)}"
-
-
-def machine_text(machine: Mapping[str, Any]) -> str:
-    where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
-    return f"{where}, Python {machine['python']}, torch {machine['torch']}"
-
-
-def with_sources(table: str, paths: Paths) -> str:
-    return "\n".join([table, "", *(source(path, load(path)) for path in paths)])
 
 
 def peers(paths: Paths) -> str:
@@ -138,71 +111,6 @@ def _pair(found: Record) -> list[str]:
     ]
 
 
-def engine(paths: Paths) -> str:
-    """Speeds of the engine beside another system's, which the last file has."""
-    *mine, other = paths
-    theirs = load(other)
-    header = ["work", "batch", "vLLM plain", "Paceline plain", "of the bandwidth limit", "vLLM speculative"]
-    header += ["Paceline speculative (synthetic)", "× own plain"]
-    rows = [_engine_row(load(path), batch, theirs) for path in mine for batch in load(path)["batches"]]
-    return with_sources(markdown(header, rows), mine) + f"\n- `{other.name}`: {theirs['source']}"
-
-
-def _work(record: Record) -> str:
-    setup = record["setup"]
-    if setup["drafter"] is None:
-        return SHAPES[setup["target"]]
-    return (
-        f"{SHAPES[setup['target']]} + {DRAFTERS[setup['drafter']]}, {setup['draft']} drafted, {setup['acceptance']:g}"
-    )
-
-
-def _engine_row(record: Record, batch: Record, theirs: Record) -> list[str]:
-    other, size = theirs[record["setup"]["target"]], str(batch["batch"])
-    plain, drafting = batch["plain"], batch.get("synthetic_speculative")
-    row = [_work(record), size, f"{other['plain'].get(size, '')}", f"{plain['tok_s']:.1f}"]
-    row += [f"{plain['bandwidth_fraction']:.0%}", f"{other['speculative'].get(size, '')}"]
-    if drafting is None:
-        return [*row, "", ""]
-    return [*row, f"{drafting['tok_s']:.1f} ({drafting['to_the_end_tok_s']:.1f})", f"{batch['synthetic_ratio']:.2f}"]
-
-
-def rounds(paths: Paths) -> str:
-    header = [
-        "work",
-        "batch",
-        "draft",
-        "verify",
-        "accept",
-        "round",
-        "host",
-        "device idle",
-        "configured but off, × plain",
-    ]
-    rows = [_round_row(load(path), batch) for path in paths for batch in load(path)["batches"]]
-    return with_sources(markdown(header, rows), paths)
-
-
-def _round_row(record: Record, batch: Record) -> list[str]:
-    mode = batch["synthetic_speculative"]
-    parts = mode["parts_ms"]
-    times = [f"{parts['draft']:.2f}", f"{parts['verify']:.2f}", f"{parts['accept']:.3f}", f"{mode['step_ms']:.2f}"]
-    off = f"{batch['off_ratio']:.3f}" if "off_ratio" in batch else ""
-    return [_work(record), str(batch["batch"]), *times, f"{parts['host']:.2f}", f"{mode['gpu_idle']:.1%}", off]
-
-
-def gpu_line(paths: Paths) -> str:
-    """A sentence about GPU speeds, for the README."""
-    mine, other = map(load, paths)
-    batch, theirs = mine["batches"][0], other[mine["setup"]["target"]]
-    return (
-        f"One {mine['machine']['gpu']}, the shape of {SHAPES[mine['setup']['target']]} in bf16, one sequence: plain "
-        f"{batch['plain']['tok_s']:.0f} tokens/s (vLLM 0.24: {theirs['plain']['1']}). With a drafter of the shape of "
-        f"{SHAPES[mine['setup']['drafter']]} and a synthetic acceptance of {mine['setup']['acceptance']:g}: "
-        f"{batch['synthetic_speculative']['tok_s']:.0f} (vLLM: {theirs['speculative']['1']})."
-    )
-
-
 def identical_line(paths: Paths) -> str:
     found = [load(path) for path in paths]
     same, asked = sum(record["identical"] for record in found), sum(record["prompts"] for record in found)
@@ -259,11 +167,9 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "steps": steps,
     "speculation": speculation,
     "speedups": speedups,
-    "engine": engine,
-    "rounds": rounds,
-    "gpu-line": gpu_line,
     "identical-line": identical_line,
     "load": load_table,
     "agree": agree,
     "reading": reading_table,
+    **GPU_PARTS,
 }

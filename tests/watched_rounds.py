@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.kv.cache import KVCache
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, Landed, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Path, Seat, Ticket, Times
 from paceline.sampling.sampler import Sampler
+
+
+@dataclass
+class Late:
+    """The ticket of a step that is perhaps not done yet."""
+
+    step: Any = None  # ticket of the step, once it is launched
+    todo: int = 0  # orders of the step that were not done
 
 
 class WatchedRounds(PortableRounds):
@@ -42,9 +51,6 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] |= {page: self.cache.pool.epochs[page] for page in pages}
         self._orders.append(functools.partial(super().set_pages, lane, first, pages))
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        self._orders.append(functools.partial(super().set_mask, lane, bits, sure=sure))
-
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         lanes = {part.lane for part in (*chunks, *seats)}
         self._in_flight.append((lanes, {page: epoch for lane in lanes for page, epoch in self._pages[lane].items()}))
@@ -52,8 +58,9 @@ class WatchedRounds(PortableRounds):
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.seats.append(seats)
         self.chunks.append(chunks)
-        self._orders.append(functools.partial(self._launch, chunks, seats, drafter, context))
-        return self._orders[-1]
+        ticket = Late()
+        self._order(ticket, lambda: setattr(ticket, "step", self._launch(chunks, seats, drafter, context)))
+        return ticket
 
     def _launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], drafter: str | None, context: int) -> Ticket:
         self._changes.apply(self._upload)
@@ -66,6 +73,21 @@ class WatchedRounds(PortableRounds):
         _, pages = self._in_flight.pop(0)
         taken = [page for page, epoch in pages.items() if self.cache.pool.epochs[page] != epoch]
         assert not taken, f"pages {taken} changed hands while a step in flight could write to them"
-        while (order := self._orders.popleft()) is not ticket:
-            order()
-        return super().collect(ticket())
+        return super().collect(self._step(ticket))
+
+    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+        return super().paths(self._step(ticket))
+
+    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        assert len(self._in_flight) == 1, "a step is drawn before the steps before it have landed"
+        self._order(ticket, lambda: PortableRounds.draw(self, ticket.step, masks))
+
+    def _order(self, ticket: Late, order: Callable[[], Any]) -> None:
+        ticket.todo += 1
+        self._orders.append(lambda: (order(), setattr(ticket, "todo", ticket.todo - 1)))
+
+    def _step(self, ticket: Late) -> Any:
+        """Do what was asked for, in order, until all of a step is done."""
+        while ticket.todo:
+            self._orders.popleft()()
+        return ticket.step

@@ -32,6 +32,7 @@ from paceline.bench.machine import copy_bandwidth, describe, release
 from paceline.bench.mix import Mix
 from paceline.config import EngineConfig
 from paceline.drafters.eagle.drafter import SHAPE, EagleDrafter
+from paceline.drafters.prediction import PREDICTION
 from paceline.drafters.registry import find
 from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
@@ -290,7 +291,8 @@ def _which(round: int) -> str:
 
 def requests(setup: Setup, batch: int, *, mode: Mode, round: int, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     """Make the requests of a run. Every mode and round has the same prompts; seeds, which decide a synthetic
-    acceptance, differ by round."""
+    acceptance, differ by round. With the drafter `prediction` each request predicts its own prompt."""
+    predicts = setup.drafter == PREDICTION and mode == "speculative"
     speculation = Speculation() if mode == "speculative" else OFF
     sampling = SamplingParams(temperature=0, max_tokens=setup.output_tokens, ignore_eos=True)
     return [
@@ -299,6 +301,7 @@ def requests(setup: Setup, batch: int, *, mode: Mode, round: int, prompts: Seque
             prompt=prompts[i % len(prompts)],
             sampling=replace(sampling, seed=(1 + round) * batch + i),
             speculation=speculation,
+            prediction=prompts[i % len(prompts)] if predicts else (),
         )
         for i in range(batch)
     ]

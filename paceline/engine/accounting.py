@@ -34,12 +34,13 @@ class Accounting:
 
     def charge(self, landing: Landing) -> None:
         """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
-        counts = [work.rows for work in landing.works]
+        counts = [work.count + len(work.draft.tokens) for work in landing.works]
         rows = sum(counts)
+        draft, verify = (seconds / max(rows, 1) for seconds in (landing.times.draft, landing.times.verify))  # of a row
         for work, count in zip(landing.works, counts, strict=True):
-            share, counters = count / rows, work.sequence.counters
-            counters.time_draft += landing.times.draft * share
-            counters.time_verify += landing.times.verify * share
+            counters = work.sequence.counters
+            counters.time_draft += draft * count
+            counters.time_verify += verify * count
         self._rows = rows
         self._stats.rows += rows
 

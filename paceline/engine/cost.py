@@ -60,6 +60,7 @@ class CostModel:
         self._drafting: defaultdict[str, Line] = defaultdict(Line)  # drafter → seconds over the depth of a draft
         self._breadth: dict[str, float] = {}  # drafter → tokens per level of a draft
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
+        self._entries: dict[str, float] = {}  # `entry` by drafter, since the last observation
 
     def observe(
         self,
@@ -72,6 +73,7 @@ class CostModel:
         draft_seconds: float = 0.0,
     ) -> None:
         """Learn from a step in which every sequence was decoding."""
+        self._entries.clear()
         self._passes.add(rows, pass_seconds)
         self._rows = DECAY * self._rows + rows
         self._tokens = DECAY * self._tokens + tokens
@@ -81,6 +83,7 @@ class CostModel:
 
     def observe_draft(self, drafter: str, *, tokens: int, depth: int, seconds: float) -> None:
         """Learn from the drafts of a step: `depth` levels with `tokens` tokens, summed over its sequences."""
+        self._entries.clear()
         self._drafting[drafter].add(max(depth, 1), seconds)
         if depth:
             self._breadth[drafter] = DECAY * self._breadth.get(drafter, 1.0) + (1 - DECAY) * tokens / depth
@@ -105,6 +108,11 @@ class CostModel:
 
     def entry(self, drafter: str) -> float:
         """Lowest probability of being right at which drafting is faster than plain decoding."""
+        if drafter not in self._entries:
+            self._entries[drafter] = self._compute_entry(drafter)
+        return self._entries[drafter]
+
+    def _compute_entry(self, drafter: str) -> float:
         row, drafting = self._passes.slope, self._drafting.get(drafter)
         if row is None:
             return 0.0

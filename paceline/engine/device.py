@@ -16,7 +16,7 @@ gap; the drafter then reads the missing positions as chunks that the target does
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,7 +30,6 @@ from paceline.engine.hearing import Hearing
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.masks import Masks
 from paceline.engine.offers import Offers
-from paceline.engine.overlap import Overlap
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing
@@ -48,15 +47,7 @@ class Part(NamedTuple):
     work: Work
     rows: int  # committed tokens that a chunk reads; 0 for a seat
     draws: bool
-
-    def launch(self) -> None:
-        work = self.work
-        work.sequence.in_flight.launch(
-            rows=self.rows, draws=self.draws, max_draft=work.max_draft, offered=work.forced or work.drafted_from >= 0
-        )
-
-    def land(self) -> None:
-        self.work.sequence.in_flight.land(rows=self.rows, draws=self.draws, max_draft=self.work.max_draft)
+    void: bool = False  # True: a seat that draws nothing, because its mask is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +60,7 @@ class Launched:
     seats: int
     extra: int  # chunks that only the drafter reads: first in the launch, and in no part
     crowded: bool  # too many sequences run for any to draft
+    planned: float | None  # seconds in which the host planned and launched it; None: not known
 
 
 class DeviceStepper:
@@ -96,20 +88,23 @@ class DeviceStepper:
         self._clock = clock
         self._launched: deque[Launched] = deque()
         self._masks = Masks(rounds)
-        self._overlap = Overlap()
-        self._places = 0  # decoding sequences with grammars that the next plan may still take
+        self._undrawn: Launched | None = None  # the latest step, if it lacks masks
+        self._kept_seats: dict[
+            int, tuple[tuple[object, ...], Seat]
+        ] = {}  # sequence → what its latest seat is for, seat
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
+        self._landed: Launched | None = None  # the step that landed last
+        self._landed_at = 0.0
+        self._observed_at: float | None = None  # time from which the host plans the next step; None: it was idle
 
     @property
     def in_flight(self) -> int:
         return len(self._launched)
 
-    def depth(self, running: Seq[Sequence]) -> int:
-        waiting = len(self._masks)
-        overlaps = self._overlap.pays(waiting, len(running))
-        self._places = (waiting + 1) // 2 if overlaps else waiting
-        return DEPTH if overlaps else 0
+    @property
+    def depth(self) -> int:
+        return DEPTH
 
     def start(self, sequence: Sequence) -> None:
         self._drafters.start(sequence)
@@ -124,43 +119,42 @@ class DeviceStepper:
         self._drafters.stop(sequence)
         self._masks.stop(sequence)
         self._offers.forget(sequence)
+        self._kept_seats.pop(sequence.key, None)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
         heads = [name for name in sequence.drafters if name in self._hearing]
         return self._drafters.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
-        """True unless a grammar must see a token in flight first, its mask is not there yet, or it is the turn of other
-        sequences with grammars."""
-        if sequence.sampler.grammar is None:
-            return True
-        ready = not sequence.in_flight.least and self._masks.has(sequence) and self._places > 0
-        self._places -= ready and sequence.todo == 1
-        return ready
+        """True unless a slow grammar must see a token in flight first, or a worker computes its mask."""
+        return self._masks.ready(sequence)
 
     def launch(self, plan: StepPlan) -> None:
         if plan.works:
             self._launch(plan.works, crowded=plan.crowded)
-            self._overlap.launched(self._clock(), len(plan.works))
+            self._draw()
         elif not self._launched:
             self._masks.wait()
 
     def land(self) -> Landing:
         launched, began = self._launched.popleft(), self._clock()
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        ended_at, self._step_seconds = self._clock(), times.step
+        ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
+        self._landed_at = ended_at
         waited = ended_at - began
-        self._overlap.landed(ended_at, times.step)
         works, ended = [], []
-        for part, landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
-            part.land()
-            sequence = part.work.sequence
-            if not sequence.in_flight.left:
-                self._settle(part.work, landed)
-                works.append(part.work)
-            elif not sequence.in_flight.steps:
-                ended.append(sequence)
-        self._masks.look(works)
+        for (work, rows, draws, void), landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
+            state = work.sequence.in_flight
+            if void:
+                state.steps -= 1
+            else:
+                state.land(rows, draws, work.max_draft)
+            if not state.left and not void:
+                if landed is not None:  # else only keys and values were wanted
+                    self._settle(work, landed)
+                works.append(work)
+            elif state.left and not state.steps:
+                ended.append(work.sequence)
         decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
@@ -170,48 +164,90 @@ class DeviceStepper:
         )
 
     def observe(self, landing: Landing) -> None:
+        self._masks.ask(work.sequence for work in landing.works)
+        self._draw()
         self._drafters.observe(landing.works)
         self._drafters.hand_over(landing.works, crowded=landing.crowded)
-        self._masks.ask(work.sequence for work in landing.works)
-        if all(work.sequence.finish is not None for work in landing.works):
-            self._overlap.idle()
+        self._observe_host(landing)
+
+    def _observe_host(self, landing: Landing) -> None:
+        """Tell the governor how long the host was busy with a step: planning and launching it, and with its outcome.
+
+        Only while another step is in flight: otherwise the host may have nothing to do."""
+        now, step = self._clock(), self._landed
+        self._observed_at = now if self._launched else None
+        if step is None or step.planned is None or not landing.decodes:
+            return
+        drafters = {work.drafter for work in landing.works if work.max_draft}
+        if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart
+            seconds = step.planned + now - self._landed_at
+            self._governor.learn_host(seconds, drafter=step.drafter if drafters else None, batch=step.seats)
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()
 
     def abandon(self, sequences: Seq[Sequence]) -> None:
         self._launched.clear()
+        self._undrawn = None
         for sequence in sequences:
             sequence.in_flight.steps = 0
 
     def _launch(self, works: Seq[Work], *, crowded: bool) -> None:
         for work in works:
-            self._write(work.sequence)
+            state, span = work.sequence.in_flight, work.sequence.span
+            if not state.on_device or span is None or state.pages < len(span.pages):
+                self._write(work.sequence)
         seats = [work for work in works if _decodes(work)]
         reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
-        forced = self._masks.write(works)
+        forced = self._masks.offers(works)
         drafter = self._choose_drafter(seats, reading)
         offers = forced | self._make_offers(seats)
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
         extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
-        parts = [Part(work, rows=work.count, draws=work.samples) for work in reading]
-        parts += [Part(work, rows=0, draws=True) for work in seats]
-        for part in parts:
-            part.launch()
-        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
-        tree = drafts_trees(self._rounds.drafters.get(drafter or ""))
-        reads = self._drafters.reads
+        parts = [Part(work, work.count, work.samples) for work in reading]
+        parts += [Part(work, 0, True) for work in seats]
+        for work, rows, draws, _ in parts:
+            offered = work.forced or work.drafted_from >= 0
+            work.sequence.in_flight.launch(rows, draws, work.max_draft, offered=offered)
         ticket = self._rounds.launch(
             [*extra, *chunks],
-            [
-                _seat(work, offers.get(work.sequence.key), price, tree=tree, tapped=reads(work.sequence))
-                for work in seats
-            ],
+            self._seats(seats, offers, drafter),
             drafter=drafter,
-            context=max([work.sequence.longest for work in works]),
+            context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
         )
-        self._launched.append(Launched(ticket, drafter, parts, seats=len(seats), extra=len(extra), crowded=crowded))
+        planned = None if self._observed_at is None else self._clock() - self._observed_at
+        launched = Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
+        self._launched.append(launched)
+        if self._masks and any(work.sequence.sampler.grammar is not None for work in seats):
+            self._undrawn = launched
+
+    def _draw(self) -> None:
+        """Send the masks of the step that lacks them, once all steps before it have landed."""
+        launched = self._undrawn
+        if launched is None or launched is not self._launched[0]:
+            return
+        first = len(launched.parts) - launched.seats
+        void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
+        for index, part in enumerate(launched.parts):
+            if any(part.work is work for work in void):
+                launched.parts[index] = part._replace(void=True)
+                part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)
+        self._undrawn = None
+
+    def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], drafter: str | None) -> list[Seat]:
+        """Make the seats of works; if nothing has changed, a seat is that of the sequence's step before."""
+        price = self._governor.seat_price(drafter) if drafter is not None else 0.0
+        tree, reads = drafts_trees(self._rounds.drafters.get(drafter or "")), self._drafters.reads
+        kept, seats = self._kept_seats, []
+        for work in works:
+            key = work.sequence.key
+            offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
+            same = work.max_draft, price, tree, tapped, offer
+            if seat is None or seat[0] != same:
+                kept[key] = seat = same, _seat(work, offer, price, tree=tree, tapped=tapped)
+            seats.append(seat[1])
+        return seats
 
     def _write(self, sequence: Sequence) -> None:
         """Write to the device what it lacks: the whole sequence, or its new pages."""
@@ -286,30 +322,27 @@ class DeviceStepper:
             top=sequence.request.sampling.prompt_logprobs or 0,
             states=0 if sequence.pool is None else sequence.pool.wanted(work.start, work.count),
             tapped=self._drafters.reads(sequence),
+            mask=sequence.sampler.mask() if work.samples and sequence.sampler.grammar is not None else None,
         )
 
-    def _settle(self, work: Work, landed: Landed | None) -> None:
-        """Set draft, verdict, scores and states of a work from its outcome; None: only keys and values were wanted."""
-        if landed is None:
+    def _settle(self, work: Work, landed: Landed) -> None:
+        """Set draft, verdict, scores and states of a work from its outcome."""
+        path, drafted, tokens, parents, work.scores, work.prompt_scores, work.states, work.features = landed
+        if not tokens:
             return
-        work.scores, work.prompt_scores, work.states = landed.scores, landed.prompt_scores, landed.states
-        work.features = landed.features
-        if not landed.tokens:
-            return
-        verdict = Verdict(landed.path, landed.tokens[-1])
-        if work.sequence.sampler.grammar is not None:
-            verdict = self._masks.check(work, verdict, landed.tokens)
-        follower = work.sequence.in_flight.follower
-        inside = work.drafter if work.max_draft and not work.forced else None
-        if inside in self._rounds.readers and follower is not None:
-            # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-            follower.reach(len(work.sequence.tokens) + min(len(verdict.path), work.max_draft - 1))
-        elif landed.drafted and inside is not None and inside in self._hearing:
-            self._hearing.reach(work.sequence, len(work.sequence.tokens) - 1, inside)
-        work.start = len(work.sequence.tokens) - work.count  # where it was planned, no draft was known yet
-        if landed.drafted:
-            work.draft = Draft(tokens=landed.drafted, parents=landed.parents)
-        work.verdict = verdict
+        verdict, sequence = Verdict(path, tokens[-1]), work.sequence
+        length = len(sequence.tokens)
+        if work.max_draft and not work.forced and work.drafter is not None:
+            follower = sequence.in_flight.follower
+            if work.drafter in self._rounds.readers and follower is not None:
+                # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
+                follower.reach(length + min(len(verdict.path), work.max_draft - 1))
+            elif drafted and work.drafter in self._hearing:
+                self._hearing.reach(sequence, length - 1, work.drafter)
+        if drafted:
+            work.draft = Draft(tokens=drafted, parents=parents)
+        work.start = length - work.count  # where it was planned, no draft was known yet
+        work.verdict, work.tokens = verdict, tokens[: 1 + len(verdict.path)]
         work.in_place = True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
@@ -324,13 +357,14 @@ class DeviceStepper:
 def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: bool) -> Seat:
     speculation, sampler = work.sequence.request.speculation, work.sequence.sampler
     rule = in_use(speculation.rule)
-    # A greedy drafter has no distributions. Behind the first row a grammar has no mask, without which only the coupled
-    # rule is exact; it leaves the distribution unchanged, too. Trees have no distributions either.
+    # A greedy drafter has no distributions, and one that knows no grammar has others than the masked ones. The coupled
+    # rule leaves the distribution unchanged, too. Trees have no distributions either.
     one_way = sampler.greedy or sampler.grammar is not None
     if (rule.wants_probs and (tree or one_way)) or (rule.lossless and one_way):
         rule = Rule.COUPLED
     threshold = speculation.threshold or rule.threshold or 0.0
-    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped)
+    masked = sampler.grammar is not None
+    return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)
 
 
 def _decodes(work: Work) -> bool:

@@ -10,6 +10,7 @@ from paceline.sampling.grammar import DEAD_END
 from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow
+ALL_PLAIN = (PLAIN,)  # origins of a round without a draft
 
 
 def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
@@ -37,26 +38,25 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
     return kept, text
 
 
-def origins(work: Work, verdict: Verdict, count: int) -> tuple[Origin, ...]:
-    """Return the origins of the first `count` new tokens. The last token of a verdict is always the target's own."""
-    own = BONUS if work.draft.tokens else PLAIN
-    return (*(ACCEPTED,) * len(verdict.path), own)[:count] if verdict.path else (own,)[:count]
+def origins(verdict: Verdict, count: int) -> tuple[Origin, ...]:
+    """Return the origins of the first `count` new tokens after a draft. The last one of all is the target's own."""
+    return (*(ACCEPTED,) * len(verdict.path), BONUS)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
     """Make the event of a work, with the tokens `kept`."""
     sequence, drafted = work.sequence, len(work.draft.tokens)
     return TokenEvent(
-        request_id=sequence.request.id,
-        sample=sequence.sample,
-        tokens=tuple(kept),
-        origins=origins(work, verdict, len(kept)),
-        drafter=work.drafter if drafted and not work.forced else None,
-        drafted=drafted,
-        accepted=len(verdict.path),
-        text=text,
-        logprobs=tuple(work.scores[: len(kept)]) if work.scores else (),
-        prompt_logprobs=prompt_scores(sequence) if sequence.counters.steps == 1 else None,
+        sequence.request.id,
+        sequence.sample,
+        tuple(kept),
+        origins(verdict, len(kept)) if drafted else ALL_PLAIN[: len(kept)],
+        work.drafter if drafted and not work.forced else None,
+        drafted,
+        len(verdict.path),
+        text,
+        tuple(work.scores[: len(kept)]) if work.scores else (),
+        prompt_scores(sequence) if sequence.counters.steps == 1 else None,
     )
 
 

@@ -201,15 +201,12 @@ class Engine:
             self._stepper.start(sequence)
 
     def _plan(self) -> StepPlan:
-        """Plan a step. Before, land the steps that may not be in flight during planning."""
-        depth = self._stepper.depth(self._scheduler.running)
-        self._land(depth)
+        """Plan a step. If pages are short, land all steps in flight first."""
         plan = self._scheduler.plan()
         if plan.falls_short:
             self._land(0)
-            depth = self._stepper.depth(self._scheduler.running)  # a sequence may have changed its drafter
             plan = self._scheduler.plan()
-        plan.depth = depth if plan.works else 0
+        plan.depth = self._stepper.depth if plan.works else 0
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self._stepper.stop(sequence)
@@ -244,10 +241,13 @@ class Engine:
             sequence, verdict, lane = work.sequence, work.verdict, work.sequence.lane
             assert sequence.span is not None
             if verdict is not None:
-                accepted = [work.draft.tokens[node] for node in verdict.path] if verdict.path else ()
-                work.tokens = [*accepted, verdict.token]
+                if not work.in_place:
+                    work.tokens = [*(work.draft.tokens[node] for node in verdict.path), verdict.token]
                 self._lanes.commit(lane, len(sequence.tokens), work.tokens)
-            self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
+            if work.in_place and verdict is not None:
+                self._cache.extend(sequence.span, self._lanes.texts[lane], work.count + len(verdict.path))
+            else:
+                self._cache.commit(sequence.span, self._lanes.texts[lane], work.final_rows())
 
     def _emit(self, landing: Landing) -> None:
         """Hand out the new tokens, and end the sequences that are complete."""

@@ -3,28 +3,42 @@
 Three things limit a draft: the user's settings, the sequence's own pace, and the cost of a drafted token on this
 machine (`engine.cost`) compared with its probability of being right. If a device has measured its rounds, these times
 replace the cost model: the draft length is the one with which the batch makes the most tokens per second, and may be 0.
+A round takes as long as the device or the host needs for it, whichever is longer: they work beside each other.
 The scheduler asks for `draft_lengths`; the engine reports acceptance to `learn` and times to `cost`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from statistics import linear_regression
+from typing import NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
-from paceline.engine.pace import Pace
-from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, speeds
+from paceline.engine.pace import Others, Pace
+from paceline.engine.rests import AFTER_TRIAL, MAX_REST, PLAIN, Chance, Rests, Trials, speeds
 from paceline.engine.sequence import Sequence
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
 
 # Prices (probabilities) that `Ask` carries until some are measured: about those of SmolLM2 on two cores. Without them
 # drafters with `ends_drafts` would make all first drafts equally long, and the cost of a row could not be fitted.
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
+LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
+
+
+class Terms(NamedTuple):
+    """Terms on which a drafter drafts in one step, for all its sequences."""
+
+    off: Off | None  # why none of them drafts
+    longest: int  # tokens
+    ends_drafts: bool  # the drafter itself ends drafts
+    weighed: bool  # the cost model limits drafts: the times of rounds are not known
 
 
 class Governor:
@@ -34,20 +48,37 @@ class Governor:
         self.cost = CostModel()
         self._config = config
         self._drafters = drafters
-        self._max_context = max_context
+        self._lane_length = max_context + config.max_draft
         self._rounds = rounds
         self._rests = Rests()
+        self._trials = Trials()
+        self._best: dict[
+            str, tuple[int, int, int]
+        ] = {}  # drafter → best draft length, its batch, rounds to keep it for
+        self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
+        self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
+        # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
+        self._host: defaultdict[str | None, BatchTimes] = defaultdict(BatchTimes)
         self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
+        self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
 
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
+        for judged in self._judged:
+            self._rests.tell(judged)
+            self._trials.tell(judged)
+        self._judged.clear()
         resting = self._resting(sequences)
         seconds = self._round_seconds(sequences, resting)
+        resting |= self._on_trial(sequences, resting, seconds)
+        drafters = dict.fromkeys([sequence.drafter for sequence in sequences])
+        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters if name is not None}
         wishes = [
-            self._rest(sequence)
-            if sequence.drafter in resting and sequence.sampler.grammar is None
-            else self._wish(sequence, running, by_cost=sequence.drafter not in seconds)
+            self._wish(sequence, running, terms.get(sequence.drafter or ""))
+            if sequence.sampler.grammar is not None
+            or (sequence.drafter is not None and sequence.drafter not in resting)
+            else self._rest(sequence)
             for sequence in sequences
         ]
         for drafter, known in seconds.items():
@@ -88,65 +119,63 @@ class Governor:
         if not self._config.fixed_draft:
             output = len(sequence.tokens) - sequence.prompt_length
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
-            self._rests.tell(drafter)
+            self._others[drafter].learn(drafted, accepted)
+            self._judged.add(drafter)
 
-    def _wish(self, sequence: Sequence, running: int, *, by_cost: bool) -> int:
-        drafter, grammar = sequence.drafter, sequence.sampler.grammar
-        if drafter is None and grammar is None:
-            return 0
-        useful = self._useful(sequence)
+    def learn_host(self, seconds: float, *, drafter: str | None, batch: int) -> None:
+        """Learn how long the host was busy with a round that only decodes; `drafter`: the one that drafted in it."""
+        self._host[drafter].learn(batch, seconds)
+
+    def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
+        """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
+        length, state, grammar = len(sequence.tokens), sequence.in_flight, sequence.sampler.grammar
+        # A round adds one token more than it accepts, so the last token of a sequence is never drafted. Steps in flight
+        # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
+        # and one draft) if they add the most.
+        useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - length
         if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
-        if drafter is None or useful <= 0:
+        if terms is None or useful <= 0:
             return 0
-        sequence.off = self._reason_against(sequence, running)
+        pace = sequence.pace
+        sequence.off = terms.off or self._reason_against(length, pace, length - sequence.prompt_length)
         if grammar is not None and sequence.off is None:
             sequence.off = self._grammars_reason(sequence)
         if sequence.off is not None:
             return 0
-        limit = min(useful, self._longest(drafter))
-        own = sequence.request.speculation.max_draft
+        limit, own = min(useful, terms.longest), sequence.request.speculation.max_draft
         if own is not None:
             limit = min(limit, own)
-        return limit if self._config.fixed_draft else self._sensible(sequence, limit, by_cost=by_cost)
-
-    def _sensible(self, sequence: Sequence, limit: int, *, by_cost: bool) -> int:
-        """Cut `limit` to what the sequence's pace allows and to what pays, unless the drafter itself ends drafts."""
-        pace, ends_drafts = sequence.pace, self._ends_drafts(sequence.drafter or "")
-        if not ends_drafts:
+        if not terms.ends_drafts and not self._config.fixed_draft:
             limit = min(limit, pace.length)
-        affordable = self._affordable(sequence, pace) if by_cost and self._config.measure_cost else None
-        return limit if affordable is None or (affordable and ends_drafts) else min(limit, affordable)
+        affordable = self._affordable(sequence, pace) if terms.weighed else None
+        return limit if affordable is None or (affordable and terms.ends_drafts) else min(limit, affordable)
+
+    def _terms(self, drafter: str, running: int, *, by_cost: bool) -> Terms:
+        guard, config = self._drafters.get(drafter), self._config
+        off = None
+        if guard is not None and guard.out is not None:
+            off = Off(OffKind.DRAFTER_OUT, guard.out)
+        elif running > config.max_draft_batch:
+            off = Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
+        weighed = by_cost and self._weighs_cost
+        return Terms(off, self._longest(drafter), self._ends_drafts(drafter), weighed)
 
     def _forced(self, sequence: Sequence, running: int, useful: int) -> int:
-        """Count the next tokens that the grammar forces: they need no drafter, and always pay."""
+        """Count the next tokens, behind all that may be in flight, that the grammar forces: they need no drafter, and
+        always pay."""
         grammar, speculation = sequence.sampler.grammar, sequence.request.speculation
         if grammar is None or grammar.slow or not speculation.enabled or running > self._config.max_draft_batch:
             return 0
-        forced = grammar.forced(min(useful, self._config.max_draft, speculation.max_draft or useful))
-        return grammar.sure(forced) if self._needs_all_masks(sequence) else len(forced)
+        limit, ahead = min(useful, self._config.max_draft, speculation.max_draft or useful), sequence.in_flight.most
+        return max(0, len(grammar.forced(ahead + limit)) - ahead)
 
     def _grammars_reason(self, sequence: Sequence) -> Off | None:
-        """Return why only the tokens that the grammar forces are drafted; None: others may be drafted, too."""
+        """Return why nothing is drafted; None: the grammar is quick enough."""
         grammar = sequence.sampler.grammar
         if grammar is not None and grammar.slow:
             return Off(OffKind.GRAMMAR, "the grammar's masks take long: the tokens of a draft would wait for them")
-        if self._needs_all_masks(sequence):
-            return Off(OffKind.GRAMMAR, "a grammar with top-k, top-p or min-p: only what it forces is drafted")
         return None
-
-    def _needs_all_masks(self, sequence: Sequence) -> bool:
-        """Return True if the tokens behind drafted ones cannot be checked afterwards: a device draws them without the
-        grammar's masks, and filters need these (`Sampler.count_masked`)."""
-        return self._rounds is not None and sequence.sampler.grammar is not None and sequence.sampler.filters
-
-    def _useful(self, sequence: Sequence) -> int:
-        """Return the longest draft that can be used. A round adds one token more than it accepts, so the last token
-        of a sequence is never drafted. Steps in flight count twice: the draft must still be needed if they add the
-        fewest tokens, and must fit into the lane (context and one draft) if they add the most."""
-        length, state = len(sequence.tokens), sequence.in_flight
-        needed = max(0, sequence.max_length - length - state.least - 1)
-        return min(needed, self._max_context + self._config.max_draft - length - state.most)
 
     def _longest(self, drafter: str) -> int:
         """Return the tokens of a drafter's longest draft: limits that never change."""
@@ -161,10 +190,11 @@ class Governor:
         return self._limits[drafter]
 
     def _ends_drafts(self, drafter: str) -> bool:
-        guard, rounds = self._drafters.get(drafter), self._rounds
-        if rounds is not None and drafter in rounds.drafters:
-            return bool(getattr(rounds.drafters[drafter], "ends_drafts", False))
-        return guard is not None and guard.ends_drafts
+        if drafter not in self._enders:
+            guard, rounds = self._drafters.get(drafter), self._rounds
+            by = guard if rounds is None else rounds.drafters.get(drafter, guard)
+            self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
+        return self._enders[drafter]
 
     def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
         """Return the drafters that rest in this round."""
@@ -172,21 +202,47 @@ class Governor:
         return {drafter for drafter in drafters if self._rests.count_down(drafter, batch=len(sequences))}
 
     def _rest(self, sequence: Sequence) -> int:
-        sequence.off = PLAIN_FASTER
+        if sequence.drafter is not None:
+            sequence.off = PLAIN_FASTER
         return 0
 
     def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
-        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
-            return {}
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
-        inside = [drafter for drafter in drafters if drafter in self._rounds.drafters and drafter not in resting]
-        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in inside if drafter is not None}
+        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in self._weighed(sequences, resting)}
         return {drafter: table for drafter, table in tables.items() if table}
 
+    def _weighed(self, sequences: Seq[Sequence], resting: set[str | None]) -> list[str]:
+        """List the device's drafters of the sequences that are weighed by the times of rounds."""
+        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
+            return []
+        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
+        return [name for name in drafters if name is not None and name in self._rounds.drafters and name not in resting]
+
+    def _on_trial(
+        self, sequences: Seq[Sequence], resting: set[str | None], known: Mapping[str, Seq[float]]
+    ) -> set[str | None]:
+        """Return the drafters that are on trial and do not draft in this round."""
+        if self._rounds is None or not self._rounds.timed:
+            return set()
+        batch = len(sequences)
+        return {
+            drafter
+            for drafter in self._weighed(sequences, resting)
+            if drafter not in known
+            and self._trials.goes_plain(
+                drafter, batch=batch, knows_plain=self._rounds.round_seconds(batch, 0, drafter) is not None
+            )
+        }
+
     def _table(self, drafter: str, *, batch: int) -> list[float]:
-        """Return seconds of rounds with drafts of 0, 1, … tokens: measured, or from a line through the measured ones.
+        """Return seconds of rounds with drafts of 0, 1, … tokens, as the device or the host needs: whichever is longer.
         Empty if fewer than two lengths were measured."""
+        device = self._device_table(drafter, batch=batch)
+        plain, drafting = (self._host[by].near(batch) or 0.0 for by in (None, drafter))
+        return [max(seconds, drafting if length else plain) for length, seconds in enumerate(device)]
+
+    def _device_table(self, drafter: str, *, batch: int) -> list[float]:
+        """Return seconds that the device needs: measured, or from a line through the measured ones."""
         assert self._rounds is not None
         lengths = range(min(self._config.max_draft, self._rounds.max_draft) + 1)
         measured = [self._rounds.round_seconds(batch, length, drafter) for length in lengths]
@@ -208,28 +264,41 @@ class Governor:
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
         if not any(own):
             return wishes
-        pairs = [*zip(sequences, own, strict=True)]
-        speed = speeds([_chance(s.pace, wish) if wish else PLAIN for s, wish in pairs], seconds)
-        length = speed.index(max(speed))
-        if length:
-            self._rests.end(drafter)
-        else:
-            begins, length = drafter not in self._rests, self._probe(drafter, own, speed, seconds)
-            for sequence in (sequence for sequence, wish in pairs if wish):
-                sequence.off = PLAIN_FASTER
-                sequence.pace.pauses += begins
+        length = self._kept_length(drafter, len(sequences)) or self._best_length(sequences, own, drafter, seconds)
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
-    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float]) -> int:
+    def _kept_length(self, drafter: str, batch: int) -> int:
+        """Return the length that was best some rounds ago; 0: it is time to look again.
+
+        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
+        length, size, rounds = self._best.get(drafter, (0, 0, 0))
+        self._best[drafter] = length, size, rounds - 1
+        return length if size == batch and rounds > 0 else 0
+
+    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: Seq[float]) -> int:
+        others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
+        speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
+        length, batch, tried = speed.index(max(speed)), len(sequences), self._trials.end(drafter)
+        self._best[drafter] = length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT)
+        if length:
+            self._rests.end(drafter)
+            return length
+        begins, length = drafter not in self._rests, self._probe(drafter, wishes, speed, seconds, tried=tried)
+        for sequence in (sequence for sequence, wish in pairs if wish):
+            sequence.off = PLAIN_FASTER
+            sequence.pace.pauses += begins
+        return length
+
+    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: bool) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
-        already, or if even perfect drafts would not pay."""
+        already, has just been `tried`, or if even perfect drafts would not pay."""
         if drafter in self._rests:
             return 0
         perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
         dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
-        self._rests.begin(drafter, batch=len(wishes), dearer=dearer)
-        return length
+        self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=AFTER_TRIAL if tried else MAX_REST)
+        return 0 if tried else length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:
         """Return the longest draft that pays; None: no limit. If none pays, pause the sequence and set its `off`."""
@@ -246,23 +315,12 @@ class Governor:
         sequence.pace.pause(reason, output_tokens=output_tokens, tokens=self._config.pause_tokens // 4 + 1)
         sequence.off = reason
 
-    def _reason_against(self, sequence: Sequence, running: int) -> Off | None:
-        config, drafter = self._config, self._drafters.get(sequence.drafter or "")
-        if drafter is not None and drafter.out is not None:
-            return Off(OffKind.DRAFTER_OUT, drafter.out)
-        if running > config.max_draft_batch:
-            return Off(OffKind.BATCH, f"{running} sequences run, more than max_draft_batch {config.max_draft_batch}")
-        length, longest = len(sequence.tokens), config.max_draft_context
+    def _reason_against(self, length: int, pace: Pace, output_tokens: int) -> Off | None:
+        """Return why a sequence of this length may not draft, whatever its drafter's terms are."""
+        longest = self._config.max_draft_context
         if length > longest:
             return Off(OffKind.CONTEXT, f"{length} tokens of context, more than max_draft_context {longest}")
-        if config.fixed_draft:
-            return None
-        pace = sequence.pace
-        return pace.reason if pace.paused(length - sequence.prompt_length) else None
-
-
-def _chance(pace: Pace, longest: int) -> Chance:
-    return Chance(pace.found, pace.recent_rate, longest)
+        return pace.reason if not self._config.fixed_draft and pace.paused(output_tokens) else None
 
 
 def fair_split(wishes: Seq[int], total: int) -> list[int]:

@@ -50,7 +50,8 @@ class HostStepper:
     def in_flight(self) -> int:
         return self._landing is not None
 
-    def depth(self, running: Seq[Sequence]) -> int:
+    @property
+    def depth(self) -> int:
         return 0
 
     def ready(self, sequence: Sequence) -> bool:

@@ -29,7 +29,7 @@ class InFlight:
     heard: int = 0  # positions before this one whose hidden states the device's head has read
     follower: Follower | None = None  # positions that the device's drafter will have read when the next launch runs
 
-    def launch(self, *, rows: int, draws: bool, max_draft: int, offered: bool) -> None:
+    def launch(self, rows: int, draws: bool, max_draft: int, *, offered: bool) -> None:
         """Count a step that was launched. `offered`: the host drafts for it, not the device's drafter."""
         self.steps += 1
         self.rows += rows
@@ -37,12 +37,18 @@ class InFlight:
         self.most += draws + max_draft
         self.drafts = max_draft > 0 and not offered
 
-    def land(self, *, rows: int, draws: bool, max_draft: int) -> None:
+    def land(self, rows: int, draws: bool, max_draft: int) -> None:
         """Subtract a step that has landed from the counts."""
         self.steps -= 1
         self.rows -= rows
         self.least -= draws
         self.most -= draws + max_draft
+
+    def void(self, *, draws: bool, max_draft: int) -> None:
+        """Note that a step in flight adds nothing to the sequence, whose lane stays as it was."""
+        self.least -= draws
+        self.most -= draws + max_draft
+        self.drafts = False
 
     def unread(self, length: int) -> range | None:
         """Return the positions that the drafter must read before the next launch can draft. The host knows `length`

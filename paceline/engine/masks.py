@@ -1,11 +1,14 @@
-"""Grammars of sequences on a device: their masks are computed on the host, and sent with the launch.
+"""Grammars of sequences on a device: their masks are computed on the host, while the device verifies.
 
-A sequence with a grammar takes part in a step only once its last token has landed and the mask for the next one is
-there. A usual mask takes a hundredth of a step and is computed at once, while the outcome is emitted. A slow one is
-left to a worker, which needs no Python while it computes: only its sequence waits, and the others fly on.
+The pass of a step needs the tokens of the step before, which the device has; only drawing needs the masks. So a step
+with grammars flies like any other, and `draw` brings the masks of all its rows, those behind drafted tokens included.
 
-    draft         │ sure tokens, which the grammar alone allows │ other tokens
-    draw after    │ can only be the next sure one               │ masked once │ not masked: checked when it has landed
+    host      collect 1, emit │ masks of 2 │ draw 2 │ plan and launch 3 │ collect 2, emit │ masks of 3 │ …
+    device    draft and verify 2 ··················│ draw 2 │ draft and verify 3 ················· │ draw 3
+
+A usual mask takes a hundredth of a step; those of a step are computed one after the other. A grammar with slow masks
+takes part in a step only once its last token has landed and a worker has computed the mask. If a mask is missing when
+the others are there, its sequence draws nothing in this step; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import numpy as np
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Offer, Rounds
-from paceline.sampling.grammar import DEAD_END, WORKERS, look_together
-from paceline.types import Finish, Verdict
+from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
+from paceline.sampling.grammar import DEAD_END, WORKERS, GrammarState
+from paceline.types import Finish
 
 MAX_WAIT_SECONDS = 0.02  # longest wait for a mask with nothing else to do; aborts and deadlines are served in between
 
@@ -50,14 +53,23 @@ class Masks:
         self._pending.pop(sequence.key, None)
 
     def ask(self, sequences: Iterable[Sequence]) -> None:
-        """Have the masks computed that the next step of these sequences needs."""
+        """Leave the next masks of sequences whose grammars are slow to workers."""
         for sequence in sequences if self._running else ():
-            if sequence.sampler.grammar is not None and sequence.finish is None:
+            grammar = sequence.sampler.grammar
+            if grammar is not None and grammar.slow and sequence.finish is None:
                 self._ask(sequence)
 
+    def ready(self, sequence: Sequence) -> bool:
+        """Return True if the sequence can take part in the next step. With a token in flight, its mask must be quick.
+        A mask from a worker may also say that the sequence has ended: then its `finish` is set."""
+        grammar = sequence.sampler.grammar
+        if grammar is None:
+            return True
+        return not grammar.slow if sequence.in_flight.least else self.has(sequence)
+
     def has(self, sequence: Sequence) -> bool:
-        """Return True if the mask for the sequence's next token is there. A mask from a worker may also say that the
-        sequence has ended: then its `finish` is set, and it never has a mask again."""
+        """Return True if no worker computes the mask for the sequence's next token. One that has done so may find that
+        the sequence has ended: then its `finish` is set, and it never has a mask again."""
         pending = self._pending.get(sequence.key)
         if pending is None:
             return sequence.finish is None
@@ -73,60 +85,63 @@ class Masks:
         if self._pending:
             wait(self._pending.values(), timeout=MAX_WAIT_SECONDS, return_when=FIRST_COMPLETED)
 
-    def write(self, works: Iterable[Work]) -> dict[int, Offer]:
-        """Write the masks that a step needs to the device. Returns offers by sequence key: tokens that a grammar forces
-        are the draft of its sequence. As far as they are sure, the mask is for the token behind them."""
+    def offers(self, works: Iterable[Work]) -> dict[int, Offer]:
+        """Return, by sequence key, the tokens that grammars force as offers. They begin behind the last known token, so
+        that some are left behind those in flight."""
         offers = {}
         for work in works if self._running else ():
             sequence, grammar = work.sequence, work.sequence.sampler.grammar
-            if grammar is None or not work.samples:
+            if grammar is None or not work.samples or not work.max_draft:
                 continue
-            forced = grammar.forced(work.max_draft) if work.max_draft else ()
-            work.forced, work.sure = bool(forced), grammar.sure(forced)
-            mask = sequence.sampler.mask(forced[: work.sure])
-            if mask is None:  # a dead end, which the text has not reached yet
-                work.sure, mask = 0, sequence.sampler.mask()
-            assert mask is not None, "a sequence without a mask is not ready"
-            self._rounds.set_mask(sequence.lane, mask, sure=work.sure)
-            if forced:
+            forced = grammar.forced(sequence.in_flight.most + work.max_draft)
+            if len(forced) > sequence.in_flight.most:
+                work.forced = True
                 offers[sequence.key] = Offer(len(sequence.tokens), forced)
         return offers
 
-    def check(self, work: Work, verdict: Verdict, tokens: Seq[int]) -> Verdict:
-        """Cut a verdict before the first of its new `tokens` that the grammar's mask would have changed. The device has
-        gone on from there, so that its lane has to be written anew."""
-        sequence = work.sequence
-        if len(verdict.path) <= work.sure:
-            return verdict
-        count = sequence.sampler.count_masked(tokens, known=1 + work.sure)
-        if count == len(tokens):
-            return verdict
-        sequence.in_flight.on_device = False
-        return Verdict(path=verdict.path[: count - 1], token=tokens[count - 1])
+    def draw(self, ticket: Ticket, seats: Seq[Work]) -> list[Work]:
+        """Compute the masks of a step, and have its tokens drawn. Every step before has landed. Returns the works that
+        draw nothing: they have ended, or a worker must compute their masks."""
+        drafts = {
+            index: paths
+            for index, paths in self._rounds.paths(ticket).items()
+            if not seats[index].sequence.in_flight.left and self.has(seats[index].sequence)
+        }
+        masks = {}
+        for index, paths in drafts.items():
+            sequence = seats[index].sequence
+            grammar, narrow = _grammar(sequence), sequence.sampler.narrow
+            grammar.look(paths)
+            if self._goes_on(sequence):
+                masks[index] = [narrow(grammar.known(path), len(path)) for path in paths]
+        self._rounds.draw(ticket, masks)
+        return [work for i, work in enumerate(seats) if i not in masks and work.sequence.sampler.grammar is not None]
 
-    def look(self, works: Iterable[Work]) -> None:
-        """Compute the masks behind the new tokens of all works at once, in parallel."""
-        together = []
-        for work in works if self._running else ():
-            grammar = work.sequence.sampler.grammar
-            if grammar is not None and work.verdict is not None:
-                path = (*map(work.draft.tokens.__getitem__, work.verdict.path), work.verdict.token)
-                together.append((grammar, path))
-        if len(together) > 1:
-            look_together(together)
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Return True if the mask for the next token is there, and allows one. Otherwise the sequence ends, or a worker
+        finds out."""
+        if not _grammar(sequence).looked:
+            self._ask(sequence)
+            return False
+        sequence.finish, sequence.error = _end(sequence)
+        return sequence.finish is None
 
     def _ask(self, sequence: Sequence) -> None:
-        grammar = sequence.sampler.grammar
-        assert grammar is not None, "a mask without a grammar"
+        grammar = _grammar(sequence)
         if not grammar.looked:
             self._pending[sequence.key] = self._pool.submit(grammar.mask)
 
 
-def _end(sequence: Sequence) -> tuple[Finish | None, str | None]:
-    """Return why a sequence ends where it is, by the mask for its next token, and the error if there is one."""
+def _grammar(sequence: Sequence) -> GrammarState:
     grammar = sequence.sampler.grammar
     assert grammar is not None, "a mask without a grammar"
-    mask = grammar.mask()
+    return grammar
+
+
+def _end(sequence: Sequence) -> tuple[Finish | None, str | None]:
+    """Return why a sequence ends where it is, by the mask for its next token, and the error if there is one."""
+    grammar = _grammar(sequence)
+    mask = grammar.known(())
     if mask is None:
         return Finish.ERROR, DEAD_END
     return (None if grammar.goes_on(mask) else Finish.STOP), None

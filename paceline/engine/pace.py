@@ -14,7 +14,28 @@ from paceline.types import Off, OffKind
 
 FIRST_DRAFT = 4  # tokens of a sequence's first draft
 DECAY = 0.8  # weight of the past at each round, for `rate`
+OTHERS_DECAY = 0.95  # weight of the past at each draft of any sequence
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 3.0  # acceptance assumed before any round, and the judged tokens it weighs as much as
+
+
+@dataclass(slots=True)
+class Others:
+    """Recent drafts of one drafter for all sequences: what a new sequence may expect of it."""
+
+    found: float = 1.0  # share of drafts that had any token
+    _right: float = PRIOR_RATE * PRIOR_WEIGHT  # judged tokens that were right, decayed
+    _judged: float = PRIOR_WEIGHT  # all judged tokens, decayed
+
+    @property
+    def rate(self) -> float:
+        """Probability that a drafted token is right, given that all drafted tokens before it are."""
+        return self._right / self._judged
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self.found += (1 - OTHERS_DECAY) * ((drafted > 0) - self.found)
+        if drafted:
+            self._right = OTHERS_DECAY * self._right + accepted
+            self._judged = OTHERS_DECAY * self._judged + accepted + (accepted < drafted)
 
 
 @dataclass(slots=True)
@@ -22,7 +43,8 @@ class Pace:
     length: int = FIRST_DRAFT  # tokens of the next draft
     pauses: int = 0
     reason: Off | None = None  # reason for the last pause
-    found: float = 1.0  # share of recent drafts that had any token
+    _found: float = 0.0  # recent drafts that had any token, decayed, as a share
+    _unknown: float = 1.0  # weight of other sequences' drafts in that share, decayed
     _drafted: int = 0  # drafted tokens in the current acceptance window
     _accepted: int = 0  # accepted tokens in that window
     _resume_at: int = 0  # output tokens at which the pause ends
@@ -30,19 +52,20 @@ class Pace:
     _probing: bool = False  # after a pause: the next draft ignores cost, to measure whether acceptance has changed
     _right: float = 0.0  # recently judged tokens that were right, decayed
     _judged: float = 0.0  # all recently judged tokens, decayed
-    _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent_rate`, decayed
+    _prior: float = PRIOR_WEIGHT  # weight of the assumed acceptance in `recent`, decayed
 
     @property
     def rate(self) -> float:
         """Probability that a drafted token is right, given that all drafted tokens before it are."""
         return (self._right + PRIOR_RATE * PRIOR_WEIGHT) / (self._judged + PRIOR_WEIGHT)
 
-    @property
-    def recent_rate(self) -> float:
-        """Probability that a drafted token is right, by recent drafts alone once there are some.
+    def recent(self, others: Others) -> tuple[float, float]:
+        """Return the probabilities that a draft has any token, and that a drafted token is right: by recent drafts
+        alone once there are some, before by those of `others`.
 
         For rounds on a device, where all sequences pay for a draft that is wrong."""
-        return (self._right + PRIOR_RATE * self._prior) / (self._judged + self._prior)
+        rate = (self._right + others.rate * self._prior) / (self._judged + self._prior)
+        return self._found + others.found * self._unknown, rate
 
     def paused(self, output_tokens: int) -> bool:
         return output_tokens < self._resume_at
@@ -66,7 +89,8 @@ class Pace:
         self._probing = True
 
     def learn(self, drafted: int, accepted: int, *, output_tokens: int, config: EngineConfig) -> None:
-        self.found += (1 - DECAY) * ((drafted > 0) - self.found)
+        self._found += (1 - DECAY) * ((drafted > 0) - self._found)
+        self._unknown *= DECAY
         if not drafted:
             return
         self.length = min(2 * max(self.length, drafted), config.max_draft) if accepted == drafted else accepted + 2

@@ -1,4 +1,5 @@
-"""Rests of a device's drafters: where plain rounds are faster, a drafter drafts only in a probe now and then.
+"""Rests of a device's drafters: where plain rounds are faster, a drafter drafts only in a probe now and then. And its
+trial before: see `Trials`.
 
 A round that drafts takes longer for every sequence of the batch. So all sequences of a drafter rest together, and probe
 together. A rest is so long that the probe after it takes no more than `PROBE_SHARE` of the time; where even perfect
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 PROBE_SHARE = 0.005  # share of the time that probes may take
+MAX_TRIAL = 16  # rounds after which a drafter drafts although the times of its rounds are not known
+AFTER_TRIAL = 128  # rounds of the rest after a trial at most: a single measurement may be wrong
 MAX_REST = 512  # rounds after which everything is computed anew, because sequences and their texts have changed
 
 
@@ -44,9 +47,10 @@ class Rests:
     def __contains__(self, drafter: str) -> bool:
         return drafter in self._rests
 
-    def begin(self, drafter: str, *, batch: int, dearer: float) -> None:
-        """Begin a rest after a probe that takes `dearer` times as long as a plain round, in addition to it."""
-        self._rests[drafter] = Rest(batch, min(max(int(dearer / PROBE_SHARE), 1), MAX_REST))
+    def begin(self, drafter: str, *, batch: int, dearer: float, most: int = MAX_REST) -> None:
+        """Begin a rest of at most `most` rounds after a probe that takes `dearer` times as long as a plain round, in
+        addition to it."""
+        self._rests[drafter] = Rest(batch, min(max(int(dearer / PROBE_SHARE), 1), most))
 
     def tell(self, drafter: str | None) -> None:
         """Note that a draft of this drafter was judged."""
@@ -55,6 +59,40 @@ class Rests:
 
     def end(self, drafter: str | None) -> None:
         self._rests.pop(drafter or "", None)
+
+
+@dataclass(slots=True)
+class Trial:
+    batch: int  # sequences of the batch when the trial began
+    rounds: int = 0  # rounds since then
+    drafting: bool = False  # a round with drafts is in flight
+
+
+class Trials:
+    """First rounds of a drafter with a batch of some size: plain ones, then one with drafts at a time, until the time
+    of both is known. Until then drafts may cost more than they bring."""
+
+    def __init__(self) -> None:
+        self._trials: dict[str, Trial] = {}  # by drafter
+
+    def goes_plain(self, drafter: str, *, batch: int, knows_plain: bool) -> bool:
+        """Count a round, and return whether it is plain. Never after MAX_TRIAL rounds: their times stay unknown."""
+        trial = self._trials.get(drafter)
+        if trial is None or abs(batch - trial.batch) > trial.batch // 4:
+            trial = self._trials[drafter] = Trial(batch)
+        trial.rounds += 1
+        plain = trial.rounds <= MAX_TRIAL and (trial.drafting or not knows_plain)
+        trial.drafting = trial.drafting or not plain
+        return plain
+
+    def tell(self, drafter: str | None) -> None:
+        """Note that a draft of this drafter was judged."""
+        if (trial := self._trials.get(drafter or "")) is not None:
+            trial.drafting = False
+
+    def end(self, drafter: str) -> bool:
+        """End a trial, and return whether there was one."""
+        return self._trials.pop(drafter, None) is not None
 
 
 class Chance(NamedTuple):

@@ -46,7 +46,6 @@ class Work:
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
     draft: Draft = EMPTY  # on a device known only when the step has landed
     forced: bool = False  # the draft comes from the grammar, not from the drafter
-    sure: int = 0  # first tokens of the draft that are the only ones to come: a device accepts them unseen
     drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
     first_out: int = 0  # index of the work's first output among those of the pass
@@ -54,7 +53,9 @@ class Work:
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
-    tokens: Seq[int] = ()  # new tokens, set when they are committed: the accepted ones, and the target's own
+    tokens: Seq[
+        int
+    ] = ()  # new tokens, set with the verdict or when they are committed: accepted ones, the target's own
     scores: Seq[Logprob] = ()  # log-probabilities of the new tokens, if the request asks for them
     prompt_scores: Seq[Logprob] = ()  # log-probabilities of the tokens at `start` + 1 and after it, inside the prompt
     states: Tensor | None = None  # [rows, hidden] of the last committed rows, for a request with pooling
@@ -122,7 +123,7 @@ class Scheduler:
         ready: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
         """`knows` returns whether a sequence can use a page of the prefix cache; if not, the page is computed again.
-        `ready` returns whether a sequence can take part in the next step; if not, it is left out."""
+        `ready` returns whether a sequence with a grammar can take part in the next step; if not, it is left out."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.leaving: list[Sequence] = []  # ended while in flight
@@ -153,7 +154,10 @@ class Scheduler:
     def plan(self) -> StepPlan:
         plan = StepPlan(crowded=len(self.running) > self._config.max_draft_batch)
         for work in self._divide_rows():
-            if work.sequence.lane >= 0 and self._reserve(work, plan):
+            span = work.sequence.span  # None: a work before it has preempted the sequence
+            if span is None:
+                continue
+            if work.start + work.count + work.max_draft <= len(span.pages) * PAGE_SIZE or self._reserve(work, plan):
                 plan.works.append(work)
         if plan.preempted:
             plan.works = [work for work in plan.works if work.sequence.lane >= 0]  # a later work may have preempted it
@@ -215,7 +219,7 @@ class Scheduler:
         prefill = min(sum(sequence.todo for sequence in prefilling), room - room // 2, most) if prefilling else 0
         drafts = self._governor.draft_lengths(decoding, running=len(self.running), rows=room - prefill)
         works = [
-            Work(s, start=s.longest - 1, count=1, samples=True, max_draft=d, drafter=s.drafter)
+            Work(s, len(s.tokens) + s.in_flight.most - 1, 1, True, d, s.drafter)
             for s, d in zip(decoding, drafts, strict=True)
         ]
         return works + self._divide_prefill(prefilling, min(room - sum(drafts), most)) if prefilling else works
@@ -231,9 +235,12 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            if sequence.is_ending or not self._ready(sequence):
+            state = sequence.in_flight
+            if state.least and len(sequence.tokens) + state.least >= sequence.max_length:
+                continue  # steps in flight complete it even if they accept no drafted token
+            if sequence.sampler.grammar is not None and not self._ready(sequence):
                 continue
-            todo = sequence.todo
+            todo = 1 if state.most else sequence.todo
             if todo == 1:
                 decoding.append(sequence)
             elif todo > 1:
@@ -255,8 +262,6 @@ class Scheduler:
         False: no page is left."""
         sequence, end = work.sequence, work.start + work.count
         assert sequence.span is not None
-        if end + work.max_draft <= sequence.span.reserved:
-            return True
         if work.max_draft and not self._cache.can_reserve(sequence.span, end + work.max_draft):
             work.go_plain(Off(OffKind.NO_PAGE, "no page was free for a draft"))
         while not self._cache.can_reserve(sequence.span, end):

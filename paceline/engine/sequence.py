@@ -49,10 +49,12 @@ class Sequence:
     error: str | None = None  # error of this sequence alone
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)  # shared by the samples of a request
     pool: Pool | None = None  # hidden states of the prompt, for a request with pooling
+    needs_prompt_rows: bool = field(init=False)  # something is computed from each row of the prompt
+    prompt_length: int = field(init=False)
 
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
+    def __post_init__(self) -> None:
+        self.needs_prompt_rows = self.pool is not None or self.wants_prompt_logprobs
+        self.prompt_length = len(self.request.prompt)
 
     @property
     def todo(self) -> int:
@@ -66,20 +68,9 @@ class Sequence:
         return len(self.tokens) + self.in_flight.most
 
     @property
-    def is_ending(self) -> bool:
-        """True if the steps in flight complete the sequence even if they accept no drafted token."""
-        drawn = self.in_flight.least
-        return drawn > 0 and len(self.tokens) + drawn >= self.max_length
-
-    @property
     def reads_whole_prompt(self) -> bool:
         """True if every row of the prompt must be computed, and none may come from the prefix cache."""
         return self.scores_prompt or self.pool is not None
-
-    @property
-    def needs_prompt_rows(self) -> bool:
-        """True if something is computed from each row of the prompt: its log-probabilities, or an embedding."""
-        return self.pool is not None or self.request.sampling.prompt_logprobs is not None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -97,7 +88,7 @@ class Sequence:
 
     @property
     def pace(self) -> Pace:
-        return self.pace_with(self.drafter)
+        return self.paces.get(self.drafter) or self.pace_with(self.drafter)
 
     def pace_with(self, drafter: str | None) -> Pace:
         pace = self.paces.get(drafter)

@@ -41,8 +41,9 @@ class Stepper(Protocol):
     def in_flight(self) -> int:
         """Steps that were launched and have not landed."""
 
-    def depth(self, running: Seq[Sequence]) -> int:
-        """Return how many steps may be in flight while the next one is planned for these sequences."""
+    @property
+    def depth(self) -> int:
+        """Steps that may be in flight while the next one is planned."""
 
     def start(self, sequence: Sequence) -> None:
         """Begin a sequence that has got a lane."""
@@ -54,7 +55,7 @@ class Stepper(Protocol):
         """Return whether this sequence can use a page of the prefix cache; if not, the page is computed again."""
 
     def ready(self, sequence: Sequence) -> bool:
-        """Return whether a running sequence can take part in the next step; if not, the others go on without it.
+        """Return whether a running sequence with a grammar can take part in the next step; if not, the others go on.
 
         May set `finish` of a sequence that turns out to be complete, or cannot go on."""
 

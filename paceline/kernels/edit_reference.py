@@ -14,7 +14,7 @@ itself, as on the host. Rows of lanes that edit nothing stay as they are.
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Edits(IntFlag):
     PENALISES = 1  # repetition, presence, frequency
     WAITS = 2  # no stop token before `stops_from`
     BIASES = 4  # `bias` is added
-    MASKS = 8  # the token behind the last committed one and the sure ones must be in `masks`
+    MASKS = 8  # a grammar says which tokens may be drawn, see RowMasks
 
 
 class EditedLanes(DeviceLanes, Protocol):
@@ -45,7 +45,13 @@ class EditedLanes(DeviceLanes, Protocol):
     stops_from: Tensor  # int32 [lanes + 1]; first position whose token may be a stop token
     marks: Tensor  # int32 [lanes + 1, vocab]
     bias: Tensor  # float32 [lanes + 1, vocab]
-    masks: Tensor  # int32 [lanes + 1, words]; token t is bit t % 32 of word t // 32; last word: number of sure tokens
+
+
+class RowMasks(NamedTuple):
+    """The tokens that may be drawn from rows of logits."""
+
+    which: Tensor  # int32 [rows]: index of each row's mask; -1: it has none
+    words: Tensor  # int32 [masks, words]; token t is bit t % 32 of word t // 32
 
 
 def edit(
@@ -57,36 +63,35 @@ def edit(
     offset: int = 0,
     ancestors: Tensor | None = None,
     raw: Tensor | None = None,
+    masks: RowMasks | None = None,
+    ids: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Edit rows of logits float32 [rows, vocab] in place; `lanes` int32 [rows] says whose they are.
+    """Edit rows of logits float32 [rows, vocab] in place; `lanes` int32 [rows] says whose they are. `ids` int32
+    [columns] has the token of each column, if the columns are not the whole vocabulary.
 
     The token drawn from a row has the position `positions[row] + offset`; without `positions` it is the lane's length +
     `offset`. The tokens of the draft before it are the row of `ancestors` int32 [rows, depth], filled up with -1.
     Without `ancestors` the draft is a chain: all tokens between the lane's length and that position. Edited rows are
-    first copied to `raw` float32 [rows, vocab], if it is given.
-
-    The first tokens of a draft may be sure: a grammar allows no others, so that rows of these positions can only draw
-    them. A mask holds for the token behind them, and decides alone whether it may be a stop token."""
-    lane, vocab = lanes.long(), logits.shape[1]
+    first copied to `raw` float32 [rows, vocab], if it is given. A row's mask decides alone whether its token may be a
+    stop token."""
+    lane, columns = lanes.long(), torch.arange(logits.shape[1], device=lanes.device) if ids is None else ids.long()
     edits = state.edits[lane, None]  # [rows, 1]
     if raw is not None:
         raw[: len(logits)].copy_(torch.where(edits != 0, logits, raw[: len(logits)]))
     length = state.lengths[lane]
     at = (length if positions is None else positions) + offset  # [rows]
     before = _chain(state, lane, length, at) if ancestors is None else ancestors.long()
-    marks = _marks_with(state.marks[lane], before)[:, :vocab]
+    marks = _marks_with(state.marks[lane], before)[:, columns]
     values = _penalise(logits, marks, state, lane)
     values = torch.where(edits & Edits.PENALISES != 0, values, logits)
-    masks = state.masks[lane]
-    masking, ahead = edits & Edits.MASKS != 0, (at - length - masks[:, -1])[:, None]  # 0: the row of the mask
-    sure, masked = masking & (ahead < 0), masking & (ahead == 0)
-    early = (edits & Edits.WAITS != 0) & (at < state.stops_from[lane])[:, None] & ~masked & ~sure
+    masked = torch.zeros_like(edits, dtype=torch.bool) if masks is None else masks.which[: len(logits), None] >= 0
+    early = (edits & Edits.WAITS != 0) & (at < state.stops_from[lane])[:, None] & ~masked
     values = values.masked_fill(early & (marks < 0), -torch.inf)
-    values = values.masked_fill(masked & ~_allowed(masks, vocab), -torch.inf)
-    drafted = state.tokens[lane, at.clamp(max=state.tokens.shape[1] - 1).long()]
-    values = values.masked_fill(sure & (torch.arange(vocab, device=lanes.device) != drafted[:, None]), -torch.inf)
-    values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane, :vocab], values)
+    if masks is not None:
+        words = masks.words[masks.which[: len(logits)].clamp(min=0).long()]
+        values = values.masked_fill(masked & ~_allowed(words)[:, columns], -torch.inf)
+    values = torch.where(edits & Edits.BIASES != 0, values + state.bias[lane][:, columns], values)
     logits.copy_(torch.where(edits != 0, values, logits))
 
 
@@ -123,7 +128,7 @@ def _penalise(logits: Tensor, marks: Tensor, state: EditedLanes, lane: Tensor) -
     return values - (state.frequency[lane, None] * counts + state.presence[lane, None] * (counts > 0))
 
 
-def _allowed(masks: Tensor, vocab: int) -> Tensor:
-    """Unpack masks int32 [rows, words] to bool [rows, vocab]."""
+def _allowed(masks: Tensor) -> Tensor:
+    """Unpack masks int32 [rows, words] to bool [rows, 32 * words]."""
     bits = masks[:, :, None] >> torch.arange(32, device=masks.device)
-    return ((bits & 1) != 0).flatten(1)[:, :vocab]
+    return ((bits & 1) != 0).flatten(1)

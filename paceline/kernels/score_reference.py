@@ -49,24 +49,25 @@ def score(
 def score_pairs(
     outcomes: Tensor,
     *,
-    seats: Tensor,
+    lanes: Tensor,
+    scored: Tensor,
     row_starts: Tensor,
     rows: Tensor,
     tokens: Tensor,
     tree: bool = False,
     pdl: bool = False,
 ) -> None:
-    """List the row and the token of each new token of some seats: `rows` and `tokens` int32 [seats, k + 1].
+    """List the row and the token of each new token of a round: `rows` and `tokens` int32 [seats, k + 1].
 
     `outcomes` is what `accept` reports for a longest draft of k, or `tree_accept` with `tree`. `row_starts` has the
-    first row of each seat, and `seats` int32 the indices of the wanted ones. Rows of tokens that do not exist are -1.
+    first row of each seat, and `lanes` int32 its lane. Rows are -1 for tokens that do not exist, and for seats whose
+    lane is 0 in the table `scored`.
     """
-    chosen = seats.long()
     step = torch.arange(rows.shape[1], device=rows.device)
-    new = step <= outcomes[chosen, :1]
+    new = (step <= outcomes[:, :1]) & (scored[lanes.long(), None] != 0)
     place = step.expand_as(new)
     if tree:
-        path = outcomes[chosen, 2 * rows.shape[1] + 2 :][:, : rows.shape[1] - 1]
+        path = outcomes[:, 2 * rows.shape[1] + 2 :][:, : rows.shape[1] - 1]
         place = torch.cat([torch.zeros_like(path[:, :1]), 1 + path], dim=1) if rows.shape[1] > 1 else place
-    rows.copy_(torch.where(new, row_starts[chosen, None] + place, -1))
-    tokens.copy_(torch.where(new, outcomes[chosen, 2 : 2 + rows.shape[1]], 0))
+    rows.copy_(torch.where(new, row_starts[: len(rows), None] + place, -1))
+    tokens.copy_(torch.where(new, outcomes[:, 2 : 2 + rows.shape[1]], 0))

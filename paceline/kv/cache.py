@@ -79,12 +79,16 @@ class KVCache:
 
         `tokens` are all tokens of the sequence, at least up to the new end.
         """
-        first, count = span.committed, len(path)
+        count = len(path)
         if count and path[-1] != count - 1:
-            self._move(span, first, path)
-        span.committed = first + count
-        full = span.committed // PAGE_SIZE
-        assert span.committed <= span.reserved, f"committed {span.committed} of {span.reserved} reserved slots"
+            self._move(span, span.committed, path)
+        self.extend(span, tokens, count)
+
+    def extend(self, span: Span, tokens: np.ndarray | memoryview, count: int) -> None:
+        """Make the next `count` rows final, which lie at their positions. `tokens`: see `commit`."""
+        span.committed += count
+        full, pages = span.committed // PAGE_SIZE, span.pages
+        assert span.committed <= len(pages) * PAGE_SIZE, f"committed {span.committed} of {span.reserved} reserved slots"
         if self._share_prefixes and full > len(span.digests):
             for digest in self._digests(span, tokens, full):
                 self.pool.remember(span.pages[len(span.digests)], digest)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import InvalidRequest, MissingExtra
-from paceline.sampling.grammar_source import source
-from paceline.sampling.words import has_token, only_token, pack
+from paceline.errors import MissingExtra
+from paceline.sampling.grammar_source import first_lines, source, unusable
+from paceline.sampling.words import chains, has_token, only_token, pack
 from paceline.types import Finish, Grammar
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MAX_CACHED_SPELLINGS = 10_000  # forced texts whose tokens are kept
 MAX_RENEWALS = 4  # times that a sequence may start over because its grammar ran into a limit
 MAX_GRAMMAR_SIZE = 12_000  # symbols; compiling them takes less than half a second
 MAX_LEXER_STATES = 50_000  # states of 1 to 2 kB each
-MAX_INLINE_SECONDS = 0.001  # time of a mask beyond which a worker computes the next; usual ones take 10 to 100 µs
+MAX_INLINE_SECONDS = 0.00025  # time of a mask beyond which a worker computes the next; usual ones take 2 to 100 µs
 WORKERS = max(1, (os.cpu_count() or 1) - 1)  # threads that compute masks
 DEAD_END = "the grammar cannot be followed any further: it is too complex, or no token spells what it asks for"
 
@@ -117,16 +116,20 @@ class Grammars:
         words = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)[: len(self._not_ends)]
         return words if self._ends_are_tokens else words & self._not_ends
 
-    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
-        """Compute the masks of several matchers in parallel: uint32 [matchers, vocab / 32]."""
+    def masks_along(self, matcher: LLMatcher, path: Path) -> np.ndarray:
+        """Compute the mask where a matcher is, and those behind each token of a path from there, as far as it fits:
+        uint32 [1 + tokens, vocab / 32]."""
         if self._executor is None:
             from llguidance import LLExecutor
 
-            self._executor = LLExecutor(num_threads=WORKERS)
-        words = np.empty((len(matchers), -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
-        jobs = [(matcher, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(jobs, words.ctypes.data, 4 * words.shape[1], len(jobs))
-        words = words[:, : len(self._not_ends)]
+            self._executor = LLExecutor(num_threads=1)  # threads gain nothing: waking them takes as long as the masks
+        words = np.zeros((1 + len(path), -(-(self.vocab_size + 1) // 32)), dtype=np.uint32)
+        job = [(matcher, 0, [*path])]
+        self._executor.unsafe_compute_mask_ptr_with_draft_token(job, words.ctypes.data, 4 * words.shape[1], len(words))
+        fitting = len(words)
+        while fitting and not words[fitting - 1].any():  # the rest was not written
+            fitting -= 1
+        words = words[:fitting, : len(self._not_ends)]
         return words if self._ends_are_tokens else words & self._not_ends
 
     def goes_on(self, mask: np.ndarray) -> bool:
@@ -144,12 +147,12 @@ class Grammars:
         try:
             matcher = LLMatcher(self._tokenizer(), source(grammar), limits=limits, log_level=0)
         except (ValueError, RuntimeError, RecursionError) as error:
-            raise _unusable(grammar, _first_lines(error)) from None
+            raise unusable(grammar, first_lines(error)) from None
         if matcher.is_error():
-            raise _unusable(grammar, _first_lines(matcher.get_error()))
+            raise unusable(grammar, first_lines(matcher.get_error()))
         first = self.mask(matcher)
         if matcher.is_error() or not self.goes_on(first):
-            raise _unusable(grammar, "no text that this model spells fits it")
+            raise unusable(grammar, "no text that this model spells fits it")
         return matcher, first
 
     def _tokenizer(self) -> LLTokenizer:
@@ -217,7 +220,7 @@ class GrammarState:
     """
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
-        self.beside = False  # True: a worker computes the mask behind the last token if that takes long
+        self.beside = False  # True: the mask behind the last token is computed later, by a worker if that takes long
         self._grammars = grammars
         self._grammar = grammar
         self._matcher, first = grammars.fresh(grammar)
@@ -248,6 +251,17 @@ class GrammarState:
         """True if the mask behind the committed tokens is known."""
         return () in self._masks
 
+    def look(self, paths: Sequence[Path]) -> None:
+        """Compute the masks behind paths, a tree with parents before children, as far as they fit. If the matcher runs
+        into a limit before the first of them is known, all of them are left to a worker."""
+        with self._lock:
+            for chain in chains(paths):
+                self._look_along(chain)
+
+    def known(self, path: Path) -> np.ndarray | None:
+        """Return the mask behind `path` if there is one, and it is known."""
+        return self._masks.get(path)
+
     @property
     def slow(self) -> bool:
         """True if masks are left to a worker: the latest one took long, or none was computed yet."""
@@ -259,12 +273,12 @@ class GrammarState:
 
     def fits(self, tokens: Sequence[int]) -> tuple[int, Finish | None]:
         """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
-        grammar cannot be followed; None: it goes on, or the mask behind the last token is left to a worker."""
+        grammar cannot be followed; None: it goes on, or only the mask behind the last token says that it does not."""
         with self._lock:
+            if self.beside:
+                return self._fits_as_drawn(tuple(tokens))
             for count in range(1, len(tokens) + 1):
                 path = tuple(tokens[:count])
-                if count == len(tokens) and self._leaves(path):
-                    return self._fits_so_far(path)
                 mask = self._look(path)
                 if mask is None:
                     return (count if self._allowed_last(path) else count - 1), Finish.ERROR
@@ -295,39 +309,32 @@ class GrammarState:
             mask = self._look(path)
             if mask is None or (path and not self.goes_on(mask)):  # without a path it goes on, or it had ended
                 break
-            only = only_token(mask)
-            more = [only] if only is not None else self._matcher.compute_ff_tokens() if self._walk(path) else []
-            if not more:
+            only = only_token(mask)  # of forced text llguidance allows one spelling
+            if only is None:
                 break
-            path = (*path, *more)
+            path = (*path, *((self._walk(path) and self._matcher.compute_ff_tokens()) or [only]))
         return path
-
-    def sure(self, path: Path) -> int:
-        """Count the tokens at the beginning of `path` that are the only ones to come: they need no drawing."""
-        with self._lock:
-            count = 0
-            while count < len(path):
-                mask = self._look(path[:count])
-                if mask is None or only_token(mask) != path[count]:
-                    break
-                count += 1
-        return count
 
     def _allowed_last(self, path: Path) -> bool:
         """Return True if the last token of `path` fits, whether or not anything may follow it."""
         before = self._masks.get(path[:-1])
         return before is not None and has_token(before, path[-1])
 
-    def _leaves(self, path: Path) -> bool:
-        """Return True if a worker has to compute this mask: it may take long, or needs a freshly compiled grammar."""
-        return self.beside and path not in self._masks and (self.slow or not self._attempt(path))
-
-    def _fits_so_far(self, path: Path) -> tuple[int, Finish | None]:
-        """Answer `fits` without the mask behind `path`. A matcher at a limit says nothing: the worker finds out."""
-        if self._walk(path) or self._matcher.is_error():
-            complete = self._matcher.is_stopped() and not self._matcher.is_error()
-            return len(path), Finish.STOP if complete else None
-        return len(path) - 1, Finish.ERROR
+    def _fits_as_drawn(self, path: Path) -> tuple[int, Finish | None]:
+        """Answer `fits` for tokens that were drawn with their masks, so that a text which could only end there goes on
+        with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
+        it finds out."""
+        for count, token in enumerate(path):
+            if token in self._grammars.eos_ids:
+                mask = self._masks.get(path[:count])
+                if mask is not None and not self.goes_on(mask):
+                    return count, Finish.STOP
+        fits = self._walk(path)
+        if self._matcher.is_error():
+            return len(path), None
+        if fits:
+            return len(path), Finish.STOP if self._matcher.is_stopped() else None
+        return len(self._path), Finish.ERROR
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""
@@ -360,6 +367,25 @@ class GrammarState:
         self._path = path[: shared + taken]
         return len(self._path) == len(path)
 
+    def _look_along(self, chain: Path) -> None:
+        """Compute the unknown masks behind the beginnings of a path."""
+        known = 0
+        while known < len(chain) and chain[:known] in self._masks:
+            known += 1
+        start, rest = chain[:known], chain[known:]
+        if not rest or self._lost:
+            if start not in self._masks:
+                self._attempt(start)
+        elif not self._matcher.is_error() and self._walk(start):
+            began = time.perf_counter()
+            masks = self._grammars.masks_along(self._matcher, rest)
+            self._seconds = (time.perf_counter() - began) / (1 + len(rest))
+            if not self._matcher.is_error():
+                self._masks.update({start + rest[:i]: mask for i, mask in enumerate(masks)})
+        if self._matcher.is_error() and () in self._masks:  # the draft is laid out: its masks cannot wait for a worker
+            for count in range(known, len(chain) + 1):
+                self._look(chain[:count])
+
     def _renew(self) -> None:
         """Start over with a freshly compiled grammar, which has not run into a limit yet."""
         self._renewals += 1
@@ -369,30 +395,3 @@ class GrammarState:
             return
         self._matcher, _ = self._grammars.fresh(self._grammar, anew=True)
         self._lost = self._matcher.try_consume_tokens(self._committed) < len(self._committed)
-
-
-def look_together(asked: Iterable[tuple[GrammarState, Path]]) -> None:
-    """Compute the masks behind paths of several sequences in parallel, as far as they are not known and not `slow`."""
-    with ExitStack() as locks:
-        ready: dict[Grammars, list[tuple[GrammarState, Path]]] = {}
-        for state, path in asked:
-            locks.enter_context(state._lock)
-            if path not in state._masks and not state.slow and state._walk(path) and not state._matcher.is_error():
-                ready.setdefault(state._grammars, []).append((state, path))
-        for grammars, wanted in ready.items():
-            began = time.perf_counter()
-            masks = grammars.masks([state._matcher for state, _ in wanted])
-            seconds = (time.perf_counter() - began) * min(WORKERS, len(wanted)) / len(wanted)
-            for (state, path), mask in zip(wanted, masks, strict=True):
-                state._seconds = seconds
-                if not state._matcher.is_error():
-                    state._masks[path] = mask
-
-
-def _unusable(grammar: Grammar, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"this {grammar.kind} grammar cannot be used: {reason}", param="grammar")
-
-
-def _first_lines(error: object) -> str:
-    """Write an error of llguidance, which takes several lines, on one line of at most 400 characters."""
-    return " ".join(str(error).removesuffix("<non-verbose/>").split())[:400]

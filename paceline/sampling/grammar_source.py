@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from paceline.errors import InvalidRequest
 from paceline.sampling.schema_limits import MAX_TEXT, checked_schema
 from paceline.types import Grammar
 
@@ -79,3 +80,13 @@ def _choices(text: str) -> list[str]:
     if any(len(choice) > MAX_TEXT for choice in choices):
         raise ValueError(f"a choice is too big: at most {MAX_TEXT} characters are allowed")
     return choices
+
+
+def unusable(grammar: Grammar, reason: str) -> InvalidRequest:
+    """Make the error of a grammar that cannot be compiled or followed."""
+    return InvalidRequest(f"this {grammar.kind} grammar cannot be used: {reason}", param="grammar")
+
+
+def first_lines(error: object) -> str:
+    """Write an error of llguidance, which takes several lines, on one line of at most 400 characters."""
+    return " ".join(str(error).removesuffix("<non-verbose/>").split())[:400]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paceline.sampling.filters import filter_floor
 from paceline.sampling.grammar import GrammarState
-from paceline.sampling.words import has_token, only_token, pack
+from paceline.sampling.words import pack
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -112,12 +112,15 @@ class Sampler:
         self.output_tokens += len(tokens)
         if self.grammar is not None:
             self.grammar.advance(tokens)
+        # By views: torch takes microseconds for each element.
         if self._counts is not None:
+            counts = self._counts.numpy()
             for token in tokens:
-                self._counts[token] += 1
+                counts[token] += 1
         if self._seen is not None:
+            seen = self._seen.numpy()
             for token in tokens:
-                self._seen[token] = True
+                seen[token] = True
 
     def edit(self, logits: Tensor, ancestors: Sequence[Sequence[int]]) -> Tensor:
         """Apply penalties, bias and masks to logits [rows, vocab]; row r comes after `ancestors[r]` of the draft."""
@@ -153,24 +156,15 @@ class Sampler:
         """Tokens that min_tokens and the grammar leave after `path`: uint32 [vocab / 32], for a sampler with a grammar.
         None: the grammar cannot be followed there."""
         assert self.grammar is not None, "a mask without a grammar"
-        mask = self.grammar.mask(path)
-        if mask is None or self.output_tokens + len(path) >= self.params.min_tokens:
+        return self.narrow(self.grammar.mask(path), len(path))
+
+    def narrow(self, mask: np.ndarray | None, ahead: int) -> np.ndarray | None:
+        """Take the stop tokens that min_tokens forbids out of a grammar's mask, `ahead` tokens after the last one, as
+        long as others remain."""
+        if mask is None or self.output_tokens + ahead >= self.params.min_tokens:
             return mask
         rest: np.ndarray = mask & ~self._stop_bits
         return rest if rest.any() else mask
-
-    def count_masked(self, tokens: Sequence[int], *, known: int) -> int:
-        """Count the tokens, drawn one after the other, that masks would not change. The first `known` had their masks.
-
-        A token drawn without its mask is the masked one if the mask has it: the best of all is the best of a part that
-        contains it. Filters see more tokens without the mask, so that behind them only a mask of one token is sure."""
-        count = min(known, len(tokens))
-        while count < len(tokens):
-            mask = self.mask(tokens[:count])
-            if mask is None or not has_token(mask, tokens[count]) or (self.filters and only_token(mask) is None):
-                break
-            count += 1
-        return count
 
     @cached_property
     def _stop_bits(self) -> np.ndarray:

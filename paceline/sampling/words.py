@@ -1,8 +1,8 @@
-"""Sets of tokens as words of 32 tokens each, uint32 [vocab / 32], the lowest bit first: masks of a grammar."""
+"""Masks of a grammar as words of 32 tokens each, uint32 [vocab / 32], the lowest bit first; and paths of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -25,3 +25,11 @@ def only_token(mask: np.ndarray) -> int | None:
     place = int(np.flatnonzero(mask)[0])
     word = int(mask[place])
     return None if word & (word - 1) else 32 * place + word.bit_length() - 1
+
+
+def chains(paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """List the paths to the leaves of a tree, which has all of their beginnings as well."""
+    if len(paths[-1]) == len(paths) - 1:
+        return [paths[-1]]  # the tree is a chain
+    parents = {path[:-1] for path in paths if path}
+    return [path for path in paths if path not in parents]

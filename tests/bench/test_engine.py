@@ -118,6 +118,13 @@ def test_every_mode_and_round_gets_the_same_prompts() -> None:
     assert all(one.speculation.enabled and one.sampling.greedy and one.sampling.ignore_eos for one in drafting)
 
 
+def test_the_drafter_prediction_gets_a_prediction_to_draft_from() -> None:
+    setup = replace(SETUP, drafter="prediction", acceptance=None)
+    for mode, predicts in (("plain", False), ("speculative", True)):
+        asked = bench.requests(setup, 3, mode=mode, round=0, prompts=PROMPTS)
+        assert [one.prediction for one in asked] == [one.prompt if predicts else () for one in asked]
+
+
 def parts(**tokenizer: Any) -> Any:
     target = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=50)))
     return SimpleNamespace(target=target, tokenizer=SimpleNamespace(**tokenizer))

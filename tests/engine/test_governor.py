@@ -33,7 +33,9 @@ def draft_on_device(
     seconds: Seconds, by: DeviceRig = TARGET, *, count: int = 2, **options: Any
 ) -> tuple[list[int], Rig, Told]:
     """All draft lengths that were asked for; the engine; and what became of the first sequence."""
-    rig = build("toy", on_device={"model": by}, **{"measure_cost": True, "max_draft_tokens": 256, **options})
+    rig = build(
+        "toy", on_device={"model": by}, clock=lambda: 0.0, **{"measure_cost": True, "max_draft_tokens": 256, **options}
+    )
     assert rig.rounds is not None
     rig.rounds.round_seconds = seconds
     sampling = SamplingParams(temperature=0, max_tokens=80)
@@ -68,7 +70,7 @@ def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
     asked, _, told = draft_on_device(
         lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft), DEVICE_RIGS["bad"], count=1, min_acceptance=0.0
     )
-    probes = [i for i, length in enumerate(asked) if length and i > 20]
+    probes = [i for i, length in enumerate(asked) if length and i > 40]
     assert 2 <= len(probes) <= 4
     assert {asked[i] for i in probes} == {1}, "a probe is no longer than it must be"
     assert {after - before for before, after in itertools.pairwise(probes)} == {0.1 / PROBE_SHARE + 1}
@@ -156,7 +158,7 @@ def test_fixed_drafts_ask_nobody() -> None:
 def test_each_drafter_has_seconds_of_its_own() -> None:
     """Where one costs next to nothing and the other more than it brings, one drafts and the other pauses."""
     cheap, dear = {"drafter": "cheap"}, {"drafter": "dear"}
-    rig = build("toy", on_device={"cheap": TARGET, "dear": TARGET}, measure_cost=True)
+    rig = build("toy", on_device={"cheap": TARGET, "dear": TARGET}, measure_cost=True, clock=lambda: 0.0)
     assert rig.rounds is not None
     rig.rounds.round_seconds = lambda batch, draft, drafter: 0.001 * (1 + draft * (0.01 if drafter == "cheap" else 2))
     sampling = SamplingParams(temperature=0, max_tokens=60)
@@ -177,7 +179,7 @@ def test_a_drafter_that_nothing_is_known_of_goes_by_what_steps_took() -> None:
         asked.add(drafter)
         return 0.001 * (1 + 2 * draft) if drafter == "known" else None
 
-    rig = build("toy", on_device={"known": TARGET, "new": TARGET}, measure_cost=True)
+    rig = build("toy", on_device={"known": TARGET, "new": TARGET}, measure_cost=True, clock=lambda: 0.0)
     assert rig.rounds is not None
     rig.rounds.round_seconds = seconds
     sampling = SamplingParams(temperature=0, max_tokens=40)

@@ -129,3 +129,28 @@ def test_loads_and_temperatures(tmp_path: Path) -> None:
     text = PARTS["load"]([path])
     assert "| c100 | 1 | on | 321.0 | 12 | 3.46 | 40 |" in text
     assert "c100, T=1: 39 of 40 texts the same." in text
+
+
+def test_mixed_batches_of_the_engine(tmp_path: Path) -> None:
+    setup = {"target": "smollm2", "drafter": "eagle:smollm2", "acceptance": None, "prompts": ["mt_bench"]}
+    modes = {"plain": {"tok_s": 200.0}, "speculative": {"tok_s": 300.0, "tokens_per_step": 2.5}}
+    mixed = [{"mode": "speculative", "mix": "json:16", "tok_s": 195.0, "ratio": 0.65}]
+    batch = {"batch": 16, **modes, "mixes": mixed, "ratio": 1.5, "same_tokens": "16/16"}
+    path = tmp_path / "mix.json"
+    path.write_text(json.dumps({"setup": setup, "batches": [batch], "command": "bench", "machine": MACHINE}))
+    row = "| SmolLM2 + its shipped head | 16 | 16 with json | speculative | 300 | 195 | 0.650 |"
+    assert row in PARTS["mixes"]([path])
+    row = "| SmolLM2 + its shipped head | mt_bench | 16 | 200 | 300 | 1.50 | 2.50 | 16/16 |"
+    assert row in PARTS["real-text"]([path])
+
+
+def test_reading_beside_another_system_and_beside_decoding(tmp_path: Path) -> None:
+    beside = {"length": 16384, "sequences": 15, "tok_s": 28000.4, "gaps": {"median": 0.04, "p99": 0.0533, "max": 0.06}}
+    prompts = [{"count": 16, "length": 2048, "tok_s": 41809.2}]
+    record = {"setup": {"target": "llama-3.1-8b"}, "prompts": prompts, "beside": beside}
+    mine, other = tmp_path / "reading.json", tmp_path / "other.json"
+    mine.write_text(json.dumps(record | {"command": "bench", "machine": MACHINE}))
+    other.write_text(json.dumps({"source": "vLLM", "llama-3.1-8b": {"prompts": {"16x2048": 43000}}}))
+    text = PARTS["reading"]([mine, other])
+    assert "| Llama-3.1-8B | 16 × 2048 | 43000 | 41809 |" in text
+    assert "15 sequences decode. Milliseconds between two of their tokens: median 40.0, p99 53.3, longest 60.0." in text

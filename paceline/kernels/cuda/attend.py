@@ -15,8 +15,8 @@ The division of work only matters for speed. The programs of a block take adjace
 device, one program takes all splits of its block. The program of a block that finishes last merges the partials in
 scratch memory, so that one launch is enough. Prompts of many rows go to `prefill`, which computes the same bits.
 
-In the tiles behind the base of a tree each path has slots of its own, and such a tile is read once for each leaf. Rows
-on a path see it in the order of a chain.
+In the tiles behind the base of a tree each path has slots of its own. The end of such a tile is read once for each
+leaf, the rest once for all. Rows on a path see it in the order of a chain.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
@@ -36,6 +36,7 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda import prefill
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.partials import (
+    DEEP,
     NOBODY,
     add_tail,
     add_tile,
@@ -184,6 +185,7 @@ class Attention:
             BLOCK_M=block_m,
             TILE=tile,
             TILES=tiles,
+            TAIL=0 if tails is None else min(tile, triton.next_power_of_2(DEEP.value - 1 + tails.shape[1])),
             PAGE=PAGE_SIZE,
             WINDOW=window > 0,
             LANES=lanes is not None,
@@ -274,6 +276,7 @@ def _attend(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    TAIL: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
@@ -376,7 +379,7 @@ def _attend(
                 peak, total, acc = nothing(BLOCK_M, PADDED)
             peak, total, acc = add_tail(
                 tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base,
-                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, PAGE, WINDOW,
+                peak, total, acc, KV_HEADS, HEAD_DIM, PADDED, TILE, TAIL, PAGE, WINDOW,
             )  # fmt: skip  # a name a line would hide the shape
     if SOLO | (count == 1):
         whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.edit_reference import IN_PROMPT, OCCURRENCES, EditedLanes, Edits
+from paceline.kernels.edit_reference import IN_PROMPT, OCCURRENCES, EditedLanes, Edits, RowMasks
 
 CHUNK = 4096  # tokens per program of `_edit`
 
 _CHUNK = tl.constexpr(CHUNK)
 _OCCURRENCES, _SEEN = tl.constexpr(OCCURRENCES), tl.constexpr(IN_PROMPT | OCCURRENCES)
-_PENALISES, _WAITS, _BIASES, _MASKS = (tl.constexpr(int(edit)) for edit in Edits)
+_PENALISES, _WAITS, _BIASES, _ = (tl.constexpr(int(edit)) for edit in Edits)
 _LOWEST = tl.constexpr(float("-inf"))
 
 
@@ -32,6 +32,8 @@ def edit(
     offset: int = 0,
     ancestors: Tensor | None = None,
     raw: Tensor | None = None,
+    masks: RowMasks | None = None,
+    ids: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Edit rows of logits float32 [rows, vocab] in place, and keep the original ones in `raw`; see `edit_reference`."""
@@ -39,7 +41,7 @@ def edit(
     assert logits.stride(1) == 1, "the logits of a row must be adjacent"
     assert state.marks.shape[1] >= vocab, "the tables of edits were not made, or are of another vocabulary"
     assert raw is None or raw.stride(1) == 1, "the logits of a row must be adjacent"
-    tables = (state.marks, state.bias, state.marks.stride(0), state.masks, state.masks.stride(0))
+    which, words = (lanes, lanes[:, None]) if masks is None else masks
     _edit[(triton.cdiv(vocab, CHUNK), rows)](
         logits,
         logits.stride(0),
@@ -60,10 +62,18 @@ def edit(
         state.presence,
         state.frequency,
         state.stops_from,
-        *tables,
+        state.marks,
+        state.bias,
+        state.marks.stride(0),
+        which,
+        words,
+        words.stride(0),
+        lanes if ids is None else ids,
+        IDS=ids is not None,
         PLACED=positions is not None,
         TABLE=ancestors is not None,
         RAW=raw is not None,
+        MASKED=masks is not None,
         PDL=pdl,
         launch_pdl=pdl,
         enable_fp_fusion=False,
@@ -121,11 +131,15 @@ def _edit(
     marks,
     bias,
     table_stride,
-    masks,
-    masks_stride,
+    which,
+    words,
+    words_stride,
+    ids,
+    IDS: tl.constexpr,
     PLACED: tl.constexpr,
     TABLE: tl.constexpr,
     RAW: tl.constexpr,
+    MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -135,19 +149,18 @@ def _edit(
     lane = tl.load(lanes + row).to(tl.int64)
     wanted = tl.load(edits + lane)
     if wanted != 0:
-        token = tl.program_id(0) * _CHUNK + tl.arange(0, _CHUNK)
-        inside = token < vocab
-        value = tl.load(logits + row * stride + token, mask=inside, other=0.0)
+        column = tl.program_id(0) * _CHUNK + tl.arange(0, _CHUNK)
+        inside = column < vocab
+        token = tl.load(ids + column, mask=inside, other=0) if IDS else column
+        value = tl.load(logits + row * stride + column, mask=inside, other=0.0)
         if RAW:
-            tl.store(raw + row * raw_stride + token, value, mask=inside)
+            tl.store(raw + row * raw_stride + column, value, mask=inside)
         length = tl.load(lengths + lane)
         at = tl.load(positions + row if PLACED else lengths + lane) + offset
-        masking = (wanted & _MASKS) != 0
-        ahead = at - length  # of the row of the mask, if there is one
-        if masking:
-            ahead -= tl.load(masks + (lane + 1) * masks_stride - 1)
-        free = (not masking) | (ahead > 0)
-        early = ((wanted & _WAITS) != 0) & (at < tl.load(stops_from + lane)) & free
+        early = ((wanted & _WAITS) != 0) & (at < tl.load(stops_from + lane))
+        if MASKED:
+            mask = tl.load(which + row).to(tl.int64)
+            early = early & (mask < 0)
         penalised = (wanted & _PENALISES) != 0
         if penalised | early:
             mark = tl.load(marks + lane * table_stride + token, mask=inside, other=0)
@@ -162,15 +175,12 @@ def _edit(
                     value, mark, tl.load(repetition + lane), tl.load(presence + lane), tl.load(frequency + lane)
                 )
             value = tl.where(early & (mark < 0), _LOWEST, value)
-        if masking & (ahead == 0):
-            word = tl.load(masks + lane * masks_stride + token // 32, mask=inside, other=0)
+        if MASKED:
+            word = tl.load(words + mask * words_stride + token // 32, mask=inside & (mask >= 0), other=-1)
             value = tl.where(((word >> (token % 32)) & 1) != 0, value, _LOWEST)
-        if masking & (ahead < 0):
-            sure = tl.load(lane_tokens + lane * tokens_stride + tl.minimum(at, width - 1))
-            value = tl.where(token == sure, value, _LOWEST)
         if (wanted & _BIASES) != 0:
             value = value + tl.load(bias + lane * table_stride + token, mask=inside, other=0.0)
-        tl.store(logits + row * stride + token, value, mask=inside)
+        tl.store(logits + row * stride + column, value, mask=inside)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 
 STEP: tl.constexpr = tl.constexpr(2.0**-22)  # of whole numbers that sum up weights
 NOBODY: tl.constexpr = tl.constexpr(1 << 30)  # a row past all rows
+DEEP: tl.constexpr = tl.constexpr(16)  # positions that a tensor core adds at a time
 
 
 @triton.jit
@@ -39,28 +40,52 @@ def _seen(place, position, window, WINDOW: tl.constexpr):
 @triton.jit
 def add_tail(
     tile, table, pages, q, keys, values, place, lead, tails, scale, window, depth, end, base, peak, total, acc,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+    PAGE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read."""
+    """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read.
+
+    A product adds DEEP positions at a time. So only the TAIL positions from the multiple of DEEP below the base on are
+    read once for each path; those before them are read once for all rows, to the same bits.
+    """
+    cut = tl.maximum(base // DEEP * DEEP, tile * TILE)
     position = tile * TILE + tl.arange(0, TILE)
-    seen = _seen(place, position, window, WINDOW)
+    common = position < cut
+    slot = slots_of(table, tile, pages, TILE, PAGE)
+    k, v = _fetch(keys, values, slot, common, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+    seen = _seen(place, position, window, WINDOW) & common[None, :]
+    scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
+
+    position = cut + tl.arange(0, TAIL)
+    inside = position < tl.minimum(end, (tile + 1) * TILE)
+    seen = _seen(place, position, window, WINDOW) & inside[None, :]
     main = tl.min(lead, 0)
-    for path in range(main, tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1):
-        mine = (lead == path)[:, None]  # slots of one path change nothing for rows on others
-        inside = position < end
-        own = tails + (path + tl.zeros([], tl.int64)) * depth
-        slot = _path_slots(table, position, own, inside, base, depth, pages, PAGE)
-        k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-        scores = tl.where(seen & mine, tl.dot(q, k, input_precision="ieee"), float("-inf"))
-        peak, total, acc_ = added(scores, v, scale, peak, total, acc)
-        acc = tl.where(mine, acc_, acc)  # 0 times NaN would be NaN
-    return peak, total, acc
+    past = tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1
+    tail_scores = tl.full([q.shape[0], TAIL], float("-inf"), tl.float32)
+    for path in range(main, past):
+        own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
+        own_k = _keys(keys, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        mine = seen & (lead == path)[:, None]
+        tail_scores = tl.where(mine, tl.dot(q, own_k, input_precision="ieee"), tail_scores)
+
+    higher = tl.maximum(peak, tl.maximum(tl.max(scores, 1), tl.max(tail_scores, 1)) * scale)
+    old = tl.exp2(peak - tl.where(higher == float("-inf"), 0.0, higher))
+    weights, tail_weights = weights_of(scores, higher, scale), weights_of(tail_scores, higher, scale)
+    steps = steps_of(weights) + steps_of(tail_weights)
+    total = tl.fma(total, old, steps.to(tl.float32) * STEP)
+    acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
+    for path in range(main, past):
+        own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
+        own_v = _values(values, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+        more = tl.dot(tail_weights.to(v.dtype), own_v, acc, input_precision="ieee")
+        acc = tl.where((lead == path)[:, None], more, acc)  # slots of one path change nothing for rows on others
+    return higher, total, acc
 
 
 @triton.jit
-def _path_slots(table, position, tails, inside, base, depth, pages, PAGE: tl.constexpr):
+def _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE: tl.constexpr):
     """Load the slots of positions along a path: from the page table below `base`, from there on from its tail."""
+    tails += (path + tl.zeros([], tl.int64)) * depth
     page = tl.load(table + position // PAGE, mask=inside & (position < base) & (position // PAGE < pages), other=0)
     ahead = inside & (position >= base) & (position - base < depth)
     tail = tl.load(tails + (position - base), mask=ahead, other=0)
@@ -80,14 +105,38 @@ def _fetch(
     keys, values, slot, inside, dtype: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Load keys [PADDED, TILE] and values [TILE, PADDED] of the slots; 0 for slots that are not `inside`."""
+    k = _keys(keys, slot, inside, dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+    return k, _values(values, slot, inside, dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+
+
+@triton.jit
+def _keys(
+    keys, slot, inside, dtype: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Load keys [PADDED, TILE] of the slots; 0 for slots that are not `inside`."""
     d = tl.arange(0, PADDED)
-    page = (slot // PAGE).to(tl.int64)
-    cell = (page * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM
-    real = d < HEAD_DIM
-    k = tl.load(keys + cell[None, :] + d[:, None], mask=inside[None, :] & real[:, None], other=0.0)
-    v = tl.load(values + cell[:, None] + d[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-    return k.to(dtype), v.to(dtype)
+    cell = _cells(slot, KV_HEADS, HEAD_DIM, PAGE)
+    mask = inside[None, :] & (d < HEAD_DIM)[:, None]
+    return tl.load(keys + cell[None, :] + d[:, None], mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def _values(
+    values, slot, inside, dtype: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Load values [TILE, PADDED] of the slots; 0 for slots that are not `inside`."""
+    d = tl.arange(0, PADDED)
+    cell = _cells(slot, KV_HEADS, HEAD_DIM, PAGE)
+    mask = inside[:, None] & (d < HEAD_DIM)[None, :]
+    return tl.load(values + cell[:, None] + d[None, :], mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def _cells(slot, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr):
+    """Compute where the key or value of each slot begins."""
+    return ((slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + slot % PAGE) * HEAD_DIM
 
 
 @triton.jit

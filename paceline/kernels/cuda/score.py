@@ -74,19 +74,21 @@ def score(
 def score_pairs(
     outcomes: Tensor,
     *,
-    seats: Tensor,
+    lanes: Tensor,
+    scored: Tensor,
     row_starts: Tensor,
     rows: Tensor,
     tokens: Tensor,
     tree: bool = False,
     pdl: bool = False,
 ) -> None:
-    """List the row and the token of each new token of some seats; see `score_reference`."""
+    """List the row and the token of each new token of a round; see `score_reference`."""
     steps = rows.shape[1]
-    _pairs[(len(seats),)](
+    _pairs[(len(rows),)](
         outcomes,
         outcomes.stride(0),
-        seats,
+        lanes,
+        scored,
         row_starts,
         rows,
         tokens,
@@ -228,7 +230,8 @@ def _finish(
 def _pairs(
     outcomes,
     stride,
-    seats,
+    lanes,
+    scored,
     row_starts,
     rows,
     tokens,
@@ -240,17 +243,17 @@ def _pairs(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    place = tl.program_id(0)
-    seat = tl.load(seats + place)
+    seat = tl.program_id(0)
+    wanted = tl.load(scored + tl.load(lanes + seat)) != 0
     step = tl.arange(0, STEPS)
-    new = step <= tl.load(outcomes + seat * stride)
+    new = (step <= tl.load(outcomes + seat * stride)) & wanted
     token = tl.load(outcomes + seat * stride + 2 + step, mask=new, other=0)
     order = step
     if TREE:
         order = 1 + tl.load(outcomes + seat * stride + 2 * steps + 1 + step, mask=new & (step > 0), other=-1)
     row = tl.where(new, tl.load(row_starts + seat) + order, -1)
-    tl.store(rows + place * steps + step, row, mask=step < steps)
-    tl.store(tokens + place * steps + step, token, mask=step < steps)
+    tl.store(rows + seat * steps + step, row, mask=step < steps)
+    tl.store(tokens + seat * steps + step, token, mask=step < steps)
 
 
 @triton.jit

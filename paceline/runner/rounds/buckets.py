@@ -9,6 +9,7 @@ allows (H200):
     draft     every pass of a drafting model costs, so the lengths are fine
     context   powers of four: programs of attention beyond a sequence's end stop at once
     filters   rounds that can filter take as long as others, so that only they are recorded at the start
+    scores    the usual numbers of alternatives; seats that do not ask for scores cost nothing
 
 Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
 powers of two.
@@ -26,7 +27,8 @@ START_CONTEXT = 8192  # positions: larger bounds are recorded at the start only 
 DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # draft lengths of buckets; others are cut to these
 LOOKUPS = (4, 16)  # draft lengths of offers, and of drafters that find fewer tokens; others are rounded up
 TILES = (16, 32, 64)  # rows of a tile of products; within one, another row is nearly free
-ABILITIES = ("filters", "edits", "offers")  # fields of a bucket that are larger for a round that can do more
+TOPS = (0, 5, 20)  # alternatives of scored tokens; others are rounded up, beyond the last to powers of two
+ABILITIES = ("filters", "edits", "scores", "offers")  # fields of a bucket that are larger for a round that can do more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,12 @@ class Bucket:
     context: int  # positions; no sequence is longer, and attention is divided for this length
     filters: bool  # True: a lane asks for top-k, top-p or min-p
     offers: int = 0  # tokens that a seat can take from an offer, at most; 0: the host offers nothing
-    edits: bool = False  # True: a lane edits logits; then `filters` is True as well
+    edits: bool = False  # True: a lane edits logits by more than a mask; then `filters` is True as well
+    scores: int = 0  # 1 + alternatives of scored tokens; 0: no lane asks for log-probabilities
     rules: tuple[Rule, ...] = ()  # rules beside the coupled one that judge drafts; with some, `filters` is True
     judged: int = 0  # padded number of seats with such rules
     tapped: bool = False  # True: hidden states at the target's taps go to the host
+    masks: bool = False  # True: tokens are drawn once the host has sent masks; then `filters` is True as well
 
     @property
     def longest(self) -> int:
@@ -66,7 +70,8 @@ class Bucket:
         """Return True unless a step would pay for drafts of a kind that it does not want."""
         drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
         judging = self.rules == wanted.rules and self.judged >= wanted.judged
-        return self.drafter == wanted.drafter and self.tapped == wanted.tapped and drafts and judging
+        sent = self.tapped == wanted.tapped and self.masks == wanted.masks
+        return self.drafter == wanted.drafter and sent and drafts and judging
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,6 +129,12 @@ class Grid:
         while bound < context:
             bound *= 4
         return bound if 2 * bound <= self.longest else self.longest
+
+    def scores(self, top: int | None) -> int:
+        """Return the `scores` of a bucket whose lanes ask for at most `top` alternatives; None: no scores."""
+        if top is None:
+            return 0
+        return 1 + next((known for known in TOPS if top <= known), 1 << (top - 1).bit_length())
 
     def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0) -> Iterator[Bucket]:
         """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts.

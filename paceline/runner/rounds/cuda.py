@@ -4,8 +4,9 @@ A graph belongs to a bucket of rounds (`runner.rounds.buckets`), and `runner.rou
 The graph of plain decoding launches no draft. Verification is ragged: the graph has a fixed number of rows in all, and
 shorter drafts leave room for longer ones.
 
-The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. Only
-`collect` waits. Prompts are read by launches outside of graphs: their passes take longer than their launches.
+The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
+with grammars is three graphs: draft, verification and draw. Only `paths` and `collect` wait. Prompts are read by
+launches outside of graphs: their passes take longer than their launches.
 """
 
 from __future__ import annotations
@@ -15,64 +16,50 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.edit_reference import Edits
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
-from paceline.runner.rounds.device_state import Changes, DeviceState
+from paceline.runner.rounds.cuda_ticket import Ticket
+from paceline.runner.rounds.device_state import Changes, DeviceState, edits_of
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
+    NOTHING,
     Chunk,
     DeviceDrafter,
     Landed,
+    Path,
     Seat,
     Times,
     held_by,
     longest_draft,
-    read_landed,
+    read_all,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
-from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, judged
-from paceline.runner.rounds.scores import Scorer, SeatScores
-from paceline.runner.rounds.upload import Upload
+from paceline.runner.rounds.scores import Scorer
+from paceline.runner.rounds.upload import MaskTable, Upload
 from paceline.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of times and drafts
+DECAY = 0.9  # weight of the past in running averages of drafts
 FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
 OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    chunks: Sequence[Chunk]
-    seats: Sequence[Seat]
-    bucket: Bucket | None
-    read: ReadChunks  # outcomes of chunks
-    outcomes: Tensor | None  # outcomes of seats, in the host's memory
-    stamps: Tensor | None
-    began: torch.cuda.Event | None
-    done: torch.cuda.Event | None
-    scores: SeatScores | None = None
-    states: RoundStates | None = None  # hidden states for the host
-    all_read: torch.cuda.Event | None = None  # the chunks are read
-    typical: bool = True  # False: launched one by one where other rounds are replayed, so that its time says nothing
-    tree: bool = False  # drafts are trees
 
 
 class CudaRounds:
@@ -96,6 +83,7 @@ class CudaRounds:
         self.readers: Collection[str] = readers.keys()
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = target.decoder.device.type == "cuda"
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._target = target
@@ -109,13 +97,16 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._scorer = Scorer(self._state, self._upload, score, pdl=target.decoder.pdl)
+        self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
-        self._edited: set[int] = set()  # lanes that edit logits
-        # (draft length, drafter) → number of seats → seconds of a round
-        self._seconds: dict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        self._edited: set[int] = set()  # lanes that edit logits by more than a mask
+        self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
+        self._late: Ticket | None = None  # a step whose masks are there and not sent yet
+        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
+        # (draft length, drafter) → seconds of its rounds
+        self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
         self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
@@ -169,52 +160,106 @@ class CudaRounds:
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
+        self._steady = None
         (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
-        (self._edited.add if sampler.params.edits_logits else self._edited.discard)(lane)
+        (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
-
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        self._changes.set_mask(lane, bits, sure=sure)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         # May record a graph, which must not be timed.
         bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
+        self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
-        edits = any(chunk.lane in self._edited for chunk in chunks)
-        by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-        read = self._read(chunks, by, held, self._grid.context(context), edits=edits)
-        all_read = self._mark() if chunks else None
-        outcomes, stamps = round(seats) if round else (None, None)
-        verified = round.verified if round else None
-        scores = self._scorer.score_seats([seat.lane for seat in seats], verified) if verified else None
-        states = round.tapped_states() if round else None
-        done = self._mark()
-        typical, tree = round is None or round.recorded or self._recorder is None, round is not None and round.tree
-        return Ticket(
-            chunks, seats, bucket, read, outcomes, stamps, began, done, scores, states, all_read, typical, tree
+        read = self._read_chunks(chunks, drafter, context)
+        typical = round is None or round.recorded or self._recorder is None
+        ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
+        if round is not None:
+            round.begin(seats)
+        if round is not None and bucket is not None and bucket.masks:
+            self._verify(ticket, round)
+        else:
+            self._end(ticket)
+        return ticket
+
+    def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:
+        drawn = [chunk.mask for chunk in chunks if chunk.target and chunk.draws]
+        wanted = {row: mask for row, mask in enumerate(drawn) if mask is not None}
+        return self._read(
+            chunks,
+            self.drafters.get(drafter or ""),
+            self._held.get(drafter or ""),
+            self._grid.context(context),
+            edits=bool(wanted) or any(chunk.lane in self._edited for chunk in chunks),
+            masks=self._mask_table(len(drawn)).write(wanted) if wanted else None,
         )
 
+    def _verify(self, ticket: Ticket, round: CudaRound) -> None:
+        """Launch all that needs no masks."""
+        if ticket.bucket is not None and ticket.bucket.longest:
+            ticket.laid, ticket.ancestors = round.draft()
+            ticket.drafted = self._mark()
+        round.verify()
+        ticket.verified = self._mark()
+
+    def _end(self, ticket: Ticket) -> None:
+        """Launch what is left of a step."""
+        if ticket.round is not None:
+            ticket.outcome = ticket.round.end()
+            ticket.states = ticket.round.tapped_states()
+        ticket.done = self._mark()
+
+    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+        if ticket.drafted is not None:
+            ticket.drafted.synchronize()
+        return ticket.paths()
+
+    @torch.inference_mode()
+    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        assert ticket.round is not None, "a step without a round has nothing to draw"
+        ticket.void, starts = [index for index in ticket.masked_seats if index not in masks], ticket.starts()
+        rows = {starts[index] + i: mask for index, each in masks.items() for i, mask in enumerate(each)}
+        ticket.masks = {row: mask for row, mask in rows.items() if mask is not None}
+        self._late = ticket
+        waits = ticket.verified is None or ticket.verified.query()  # type: ignore[no-untyped-call]  # torch's
+        if waits or not ticket.round.recorded:  # one that is not may be recorded before the next launch
+            self._end_late()
+
+    def _end_late(self) -> None:
+        """Send the masks of a step that has them. As long as the device verifies, this waits for the next launch, so
+        that the device has work behind the draw."""
+        ticket, self._late = self._late, None
+        if ticket is not None and ticket.round is not None:
+            ticket.round.mask(ticket.masks, ticket.void)
+            ticket.masked = self._mark()
+            self._end(ticket)
+
+    @torch.inference_mode()
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        times = Times()
-        if ticket.began is not None and ticket.done is not None:
+        if ticket is self._late:
+            self._end_late()
+        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
+        if ticket.done is not None:
             ticket.done.synchronize()
-            times = Times(step=ticket.began.elapsed_time(ticket.done) / 1e3)
+        times = Times(step=ticket.seconds())
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
-        if ticket.bucket is not None and ticket.outcomes is not None:
-            rows = ticket.outcomes[: len(ticket.seats)].tolist()
-            landed = [read_landed(row, tree=ticket.tree) for row in rows]
+        bucket, outcome = ticket.bucket, ticket.outcome
+        if bucket is not None and outcome is not None:
+            landed = read_all(outcome.reports[: len(ticket.seats)].tolist(), tree=ticket.tree)
+            for index in ticket.void:
+                landed[index] = NOTHING
             self._learn(ticket, landed, times)
-            if ticket.scores is not None:
-                ticket.scores.attach(landed)
+            if outcome.scores is not None:
+                lanes = [seat.lane for seat in ticket.seats]
+                self._scorer.read(lanes, outcome.scores, steps=1 + bucket.longest).attach(landed)
             if ticket.states is not None:
                 ticket.states.attach(landed, ticket.seats)
-            if ticket.stamps is not None:
-                times = _parts(times.step, ticket.stamps.tolist())
+            if outcome.stamps is not None:
+                times = _parts(times.step, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
                 times = Times(step=times.step, verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
@@ -222,9 +267,9 @@ class CudaRounds:
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
-        known = self._seconds[draft, drafter if draft else None]
-        near = [(abs(seats - batch), seconds) for seats, seconds in known.items() if abs(seats - batch) <= batch // 4]
-        return min(near)[1] if near else None
+        by = self.drafters.get(drafter)
+        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
+        return self._seconds[length, drafter if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -253,6 +298,15 @@ class CudaRounds:
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
     def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
+        bound = self._grid.context(context)
+        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
+            return self._steady[3]
+        bucket = self._find_bucket(seats, drafter, bound)
+        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
+        return bucket
+
+    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
         by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
         lanes = [seat.lane for seat in seats]
@@ -262,20 +316,22 @@ class CudaRounds:
         count = self._grid.seats(len(seats))
         wanted = self._expected(drafter, sum([min(length, draft) for length in by_drafter]))
         wanted += self._expected(OFFERED, sum(by_host))
-        edits = not self._edited.isdisjoint(lanes)
+        edits, masks = not self._edited.isdisjoint(lanes), any(seat.masked for seat in seats)
         own = judged(seats)
         return Bucket(
             seats=count,
             rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
             draft=draft,
             drafter=drafter if draft or drafter in self._held else None,
-            context=self._grid.context(context),
-            filters=edits or bool(own) or not self._filtered.isdisjoint(lanes),
+            context=context,
+            filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
             edits=edits,
+            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
             offers=offers,
             rules=tuple(sorted({seats[index].rule for index in own})),
             judged=judged_count(len(own)),
             tapped=any(seat.tapped for seat in seats),
+            masks=masks,
         )
 
     def _expected(self, drafter: str | None, allowed: int) -> int:
@@ -295,7 +351,15 @@ class CudaRounds:
             max_draft=self.max_draft,
             judge=self.judge,
             recorder=None if bucket.eager else self._recorder,
+            masks=self._mask_table(bucket.rows) if bucket.masks else None,
         )
+
+    def _mask_table(self, rows: int) -> MaskTable:
+        """Return memory for the masks of so many rows. Rounds of similar size share it."""
+        size = 1 << (rows - 1).bit_length()
+        if size not in self._masks:
+            self._masks[size] = MaskTable(size, self._target.vocab_size, self._state.device)
+        return self._masks[size]
 
     def _has_room(self) -> bool:
         return self._recorder is not None and self._free_bytes() > SPARE_BYTES
@@ -307,8 +371,7 @@ class CudaRounds:
         bucket = ticket.bucket
         assert bucket is not None
         if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            seconds, count = self._seconds[bucket.draft, bucket.drafter if bucket.draft else None], len(ticket.seats)
-            seconds[count] = times.step + DECAY * (seconds.get(count, times.step) - times.step)
+            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
         if not bucket.longest:
             return
         pairs = [*zip(ticket.seats, landed, strict=True)]
@@ -330,6 +393,9 @@ def _looks_up(drafter: DeviceDrafter) -> bool:
     return drafter.finds_fewer and not taps_of(drafter)
 
 
-def _parts(step: float, stamps: Sequence[int]) -> Times:
+def _parts(step: float, stamps: Sequence[int], *, waits: bool) -> Times:
+    """Divide the time of a step by stamps. `waits`: the device waited for masks before it accepted."""
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
+    if waits:
+        verify = max(step - draft - accepting, 0.0)
     return Times(step=step, draft=draft, verify=verify, accept=accepting)

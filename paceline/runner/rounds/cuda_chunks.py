@@ -18,12 +18,13 @@ from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
+from paceline.kernels.edit_reference import RowMasks
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_landed, taps_of
+from paceline.runner.rounds.protocol import NOTHING, Chunk, DeviceDrafter, Landed, read_all, taps_of
 from paceline.runner.rounds.scores import Report, Scorer, SeatScores, Verified
 from paceline.runner.rounds.upload import Upload, download
 
@@ -43,7 +44,7 @@ class ReadChunks:
 
     def landed(self, chunks: Sequence[Chunk]) -> list[Landed | None]:
         """Return the outcome of each chunk; None: only keys and values were wanted."""
-        drawn = [] if self.drawn is None else [read_landed(row) for row in self.drawn.tolist()]
+        drawn = [] if self.drawn is None else read_all(self.drawn.tolist())
         if self.scores is not None:
             self.scores.attach(drawn)
         left = iter(drawn)
@@ -75,10 +76,12 @@ class ChunkReader:
         context: int,
         *,
         edits: bool,
+        masks: RowMasks | None = None,
     ) -> ReadChunks:
         """Run passes over prompt chunks, draw the first token after each prompt that ends here, and score prompts.
 
-        `held`: hidden states of a drafter with taps. `edits`: a lane of the chunks edits logits."""
+        `held`: hidden states of a drafter with taps. `edits`: a lane of the chunks edits logits.
+        `masks`: of the rows that are drawn."""
         along = [chunk for chunk in chunks if chunk.drafts]
         reading = {i: chunk for i, chunk in enumerate(chunks) if chunk.target}
         read = ReadChunks()
@@ -94,14 +97,16 @@ class ChunkReader:
             taps = (*own, *(self._target.taps if any(chunk.tapped for chunk in reading.values()) else ()))
             kept = self._target.decoder.memory_for(taps, len(rows.tokens))
             hidden = self._target.decoder.hidden(rows, self._target.kv, taps=taps, kept=kept)
-            self._draw(reading, hidden, read, edits=edits)
+            self._draw(reading, hidden, read, masks, edits=edits)
             self._keep(reading, hidden, kept, read)
             if states is not None:
                 states.hold([*reading.values()], kept)
                 states.show([*reading.values()], kept, partial(self._rows, context=context, ahead=1))
         return read
 
-    def _draw(self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, *, edits: bool) -> None:
+    def _draw(
+        self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, masks: RowMasks | None, *, edits: bool
+    ) -> None:
         """Draw the next token of each chunk that ends its sequence."""
         ends = itertools.accumulate(chunk.count for chunk in chunks.values())
         outs = [end - 1 for chunk, end in zip(chunks.values(), ends, strict=True) if chunk.draws]
@@ -113,13 +118,13 @@ class ChunkReader:
         logits = self._target.decoder.project(hidden[self._upload(np.array(outs))])
         raw = raw_rows(len(logits), logits.shape[1], state.device) if edits else None
         if edits:
-            edit(logits, state, lanes=lanes, raw=raw, pdl=pdl)
+            edit(logits, state, lanes=lanes, raw=raw, masks=masks, pdl=pdl)
         draw(logits, state, lanes=lanes, out=targets, pdl=pdl)
         out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=lanes.device)
         accept(state, seats=lanes, targets=targets, out=out, roots=roots, pdl=pdl)
         if edits:
             count(state, seats=lanes, outcomes=out, pdl=pdl)
-        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, roots, lanes, raw))
+        read.scores = self._scorer.score_seats(drawing, Verified(logits, out, lanes, roots, lanes, raw))
         read.drawn = download(out)
 
     def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, kept: Tensor, read: ReadChunks) -> None:

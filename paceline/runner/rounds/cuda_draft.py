@@ -48,8 +48,9 @@ class CudaDraft:
         asked[2] = bucket.draft
         self._counts, self._drawn = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self._same_counts = {rows: torch.full_like(self._counts, rows) for rows in (1, 2)}  # rows of a draft pass
-        self._starts = torch.zeros(seats + 1, dtype=torch.int32, device=device)
-        self._rows = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(4)]
+        self._laid = torch.zeros(seats + 1 + 4 * rows, dtype=torch.int32, device=device)
+        self._starts, *columns = self._laid.split_with_sizes([seats + 1, *[rows] * 4])
+        self._rows = columns  # tokens, positions, slots and owners of rows
         self._growth: CudaGrowth | None = None  # None: no tree has been planted
         self._held = held
         self._taken: Taken | None = None  # rows of a head's first pass
@@ -125,10 +126,10 @@ class CudaDraft:
             assert self._taken is not None, "only a drafter with taps can doubt its drafts"
             thresholds = self._asked[3].view(torch.float32)
             doubt = Doubt(self._taken.confidence, thresholds, self._asked[2], self._counts, turn)
-        if ids is not None and (self._bucket.edits or self._rules is not None):
+        if ids is not None and self._rules is not None:
             logits, ids = spread(logits, ids, vocab=self._target.vocab_size), None
         if self._bucket.edits:
-            edit(logits, self.state, lanes=self._asked[0], offset=turn, pdl=self._pdl)
+            edit(logits, self.state, lanes=self._asked[0], offset=turn, ids=ids, pdl=self._pdl)
         floors = None if self._floors is None else self._floors[: len(logits)]
         draw(
             logits,

@@ -1,19 +1,21 @@
 """One captured round on a CUDA device: draft, verify, draw and accept, for the steps of one bucket.
 
 A round is a sequence of launches over memory that keeps its address, so that it can be captured as a CUDA graph and
-replayed. Without a graph it runs the same launches one by one.
+replayed. Without a graph it runs the same launches one by one. A round with grammars is captured in three pieces: its
+tokens are drawn once the host, which has read the drafts meanwhile, has sent the masks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.kernels.cuda import score
 from paceline.kernels.cuda.clock import stamp
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.offer import offer
@@ -27,6 +29,7 @@ from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
+from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Outcome, Outcomes
 from paceline.runner.rounds.protocol import (
     DeviceDrafter,
     Seat,
@@ -38,10 +41,8 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge
-from paceline.runner.rounds.scores import Verified
-from paceline.runner.rounds.upload import download
-
-MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
+from paceline.runner.rounds.scores import Pairs, Verified, score_new
+from paceline.runner.rounds.upload import MaskTable, download
 
 
 class CudaRound(CudaDraft):
@@ -59,12 +60,14 @@ class CudaRound(CudaDraft):
         max_draft: int,
         judge: Judge | None = None,
         recorder: Recorder | None = None,
+        masks: MaskTable | None = None,
     ) -> None:
-        """`held`: the hidden states of a drafter with taps."""
+        """`held`: the hidden states of a drafter with taps. `masks`: memory for the masks of a bucket that has some."""
         self._drafter = drafter
         self._synthetic_acceptance = synthetic_acceptance
         self._recorder = recorder
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []  # one for each piece, once they are recorded
+        self._masks = masks
         seats, device = bucket.seats, state.device
         # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
         # thresholds, then its offers, a row for each seat.
@@ -79,48 +82,67 @@ class CudaRound(CudaDraft):
         shape = (2, rows if self.tree else 0, bucket.longest)
         self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
-        outcome = 4 + (4 if self.tree else 2) * bucket.longest  # numbers: see tree_accept, accept
-        self._out = torch.zeros((seats, outcome), dtype=torch.int32, device=device)
+        self._outcomes = Outcomes(bucket, device, tree=self.tree)
+        _, self._out, self._stamps, self._scores = self._outcomes.device
+        self._pairs = Pairs.empty(seats, 1 + bucket.longest, device)
         self._taps = () if drafter is None else tuple(taps_of(drafter))
         if bucket.tapped:  # for the host, the target's taps come after those of the drafter
             self._taps = (*self._taps, *target.taps)
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
-        self._stamps = torch.zeros(4, dtype=torch.int64, device=device) if bucket.longest else None
-        self._asks, self._outs = _host_memory(self._sent), _host_memory(self._out)
-        self._times = _host_memory(self._stamps) if self._stamps is not None else deque()
+        self._asks = _host_memory(self._sent)
+        self._drafts = _host_memory(self._laid[: seats + 1 + bucket.rows]) if masks else deque()
+        self._paths = _host_memory(self._ancestors) if masks and self.tree else deque()
         self._last: Sequence[Seat] | None = None
-        self.verified: Verified | None = None  # memory that the latest launch leaves for scores
+        self._batch_of_draft: DeviceBatch | None = None  # rows of the verification
+        self._logits: Tensor | None = None  # of the verification
         self._judge = judge
 
     @property
     def recorded(self) -> bool:
-        return self._graph is not None
+        return bool(self._graphs)
 
     def run_once(self) -> None:
         """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
-        self._run()
+        for piece in self._pieces():
+            piece()
 
     def record(self) -> None:
         """Record the launches, to be replayed from now on. The round has run before."""
         assert self._recorder is not None, "rounds without graphs are not recorded"
-        self._graph = self._recorder(self._run)
+        self._graphs = [self._recorder(piece) for piece in self._pieces()]
 
-    def __call__(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor | None]:
-        """Launch the round; return outcomes, and time stamps if it drafts, in the host's memory.
-
-        Both are valid once the step is done."""
+    def begin(self, seats: Sequence[Seat]) -> None:
+        """Say whose round it is. Without masks, nothing is launched yet."""
         if seats != self._last:
             self._ask(seats)
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._run()
-        self._outs.rotate()
-        outcomes = self._outs[0].copy_(self._out, non_blocking=True)
-        if self._stamps is None:
-            return outcomes, None
-        self._times.rotate()
-        return outcomes, self._times[0].copy_(self._stamps, non_blocking=True)
+
+    def draft(self) -> tuple[Tensor, Tensor | None]:
+        """Launch the drafts of a round with masks. Return, in the host's memory and valid once the device has come so
+        far, where the rows of each seat begin, then the token of each row; and the ancestors of the rows of a tree."""
+        self._launch(0)
+        self._drafts.rotate()
+        laid = self._drafts[0].copy_(self._laid[: len(self._drafts[0])], non_blocking=True)
+        if not self.tree:
+            return laid, None
+        self._paths.rotate()
+        return laid, self._paths[0].copy_(self._ancestors, non_blocking=True)
+
+    def verify(self) -> None:
+        """Launch the pass of the target in a round with masks."""
+        self._launch(-2)
+
+    def mask(self, masks: Mapping[int, np.ndarray], void: Collection[int]) -> None:
+        """Set the masks of rows. Seats that are `void` draw nothing: their lanes stay as they are."""
+        assert self._masks is not None, "the bucket has no masks"
+        self._masks.write(masks)
+        for seat in void:
+            self._asked[0, seat].fill_(self.state.dummy)
+        self._last = None if void else self._last
+
+    def end(self) -> Outcome:
+        """Launch the rest of the round. Its outcome, in the host's memory, is valid once the step is done."""
+        self._launch(-1)
+        return self._outcomes.fetch()
 
     def tapped_states(self) -> RoundStates | None:
         """Copy hidden states at the target's taps from the latest launch to the host; None: no seat wants them."""
@@ -150,7 +172,28 @@ class CudaRound(CudaDraft):
             self._rules.ask(seats)
         self._last = list(seats)
 
+    def _pieces(self) -> list[Callable[[], None]]:
+        """List the parts of the round that are launched one by one."""
+        if self._masks is None:
+            return [self._run]
+        return [self._lay_out_draft, self._verify, self._end] if self._bucket.longest else [self._pass, self._end]
+
+    def _launch(self, index: int) -> None:
+        if self._graphs:
+            self._graphs[index].replay()
+        else:
+            self._pieces()[index]()
+
     def _run(self) -> None:
+        self._pass()
+        self._end()
+
+    def _pass(self) -> None:
+        self._lay_out_draft()
+        self._verify()
+
+    def _lay_out_draft(self) -> None:
+        """Draft, and lay out the rows of the verification."""
         bucket, state, pdl = self._bucket, self.state, self._pdl
         self._stamp(0)
         if self._rules is not None:
@@ -161,15 +204,34 @@ class CudaRound(CudaDraft):
             self._counts.copy_(self._asked[1])
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
-        rows = self._lay_out_draft()
-        logits = self._target.decoder.logits(rows, self._target.kv, taps=self._taps, kept=self._kept)
+        self._batch_of_draft = self._make_rows()
+
+    def _verify(self) -> None:
+        """Run the target over the rows."""
+        assert self._batch_of_draft is not None, "the rows were not laid out"
+        rows, taps = self._batch_of_draft, self._taps
+        self._logits = self._target.decoder.logits(rows, self._target.kv, taps=taps, kept=self._kept)
+
+    def _end(self) -> None:
+        """Edit logits, draw tokens and accept."""
+        bucket, state, pdl, rows, logits = self._bucket, self.state, self._pdl, self._batch_of_draft, self._logits
+        assert rows is not None, "the rows were not laid out"
+        assert logits is not None, "the rows were not verified"
         self._stamp(2)
         targets, owners = self._targets[: bucket.rows], self._rows[3][: bucket.rows]
-        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits else None
-        self.verified = Verified(logits, self._out, self._starts, owners, raw, self.tree)
-        if bucket.edits:
-            before = self._ancestors[: bucket.rows] if self.tree else None
-            edit(logits, state, lanes=owners, positions=rows.positions, offset=1, ancestors=before, raw=raw, pdl=pdl)
+        raw = raw_rows(bucket.rows, logits.shape[1], state.device) if bucket.edits or bucket.masks else None
+        if raw is not None:
+            edit(
+                logits,
+                state,
+                lanes=owners,
+                positions=rows.positions,
+                offset=1,
+                ancestors=self._ancestors[: bucket.rows] if self.tree else None,
+                raw=raw,
+                masks=None if self._masks is None else self._masks.masks,
+                pdl=pdl,
+            )
         draw(
             logits,
             state,
@@ -184,6 +246,9 @@ class CudaRound(CudaDraft):
         self._accept(targets, self._verdicts(logits, rows, targets))
         if bucket.edits:
             count(state, seats=self._asked[0], outcomes=self._out, pdl=pdl)
+        if self._scores is not None:
+            verified = Verified(logits, self._out, self._asked[0], self._starts, owners, raw, self.tree)
+            score_new(score, verified, state, self._pairs, self._scores, pdl=pdl)
         self._hold()
         self._stamp(3)
 
@@ -240,7 +305,7 @@ class CudaRound(CudaDraft):
             if self._drafter.finds_fewer:
                 self._counts.add_(1)  # from tokens found to rows of the verification
 
-    def _lay_out_draft(self) -> DeviceBatch:
+    def _make_rows(self) -> DeviceBatch:
         """Lay out the rows of the verification: the last committed token of each seat and its chain or tree."""
         rows, longest = self._bucket.rows, self._bucket.longest
         if not self.tree:

@@ -13,7 +13,6 @@ Tables that the host writes are in one piece of memory, so that any set of chang
 
     marks    [lanes + 1, vocab]   tokens of the sequence, and its stop tokens: see kernels/edit_reference.py
     bias     [lanes + 1, vocab]   logit_bias and allowed_tokens
-    masks    [lanes + 1, words]   tokens that a grammar allows next, one bit each; then the number of sure tokens before
 
 exist only once a sequence edits logits. The host writes them by whole rows.
 """
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.edit_reference import IN_PROMPT, IS_STOP, Edits
-from paceline.runner.rounds.upload import TableUpload, Upload
+from paceline.runner.rounds.upload import MAX_PATCH, Patches, Upload
 from paceline.sampling.sampler import Sampler
 
 
@@ -42,7 +41,7 @@ class DeviceState:
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 10, count * pages, count * width]
+        sizes = [2 * count, *[count] * 11, count * pages, count * width]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tables = self.memory.split_with_sizes(sizes)
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
@@ -56,10 +55,11 @@ class DeviceState:
         self.presence = tables[7].view(torch.float32)
         self.frequency = tables[8].view(torch.float32)
         self.stops_from = tables[9]  # first position whose token may be a stop token
-        self.lengths = tables[10]
-        self.pages = tables[11].view(count, pages)
-        self.tokens = tables[12].view(count, width)
-        self.marks, self.masks = (torch.zeros((count, 0), dtype=torch.int32, device=device) for _ in range(2))
+        self.scored = tables[10]  # 1: new tokens get log-probabilities
+        self.lengths = tables[11]
+        self.pages = tables[12].view(count, pages)
+        self.tokens = tables[13].view(count, width)
+        self.marks = torch.zeros((count, 0), dtype=torch.int32, device=device)
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
         self.repetition.fill_(1.0)
@@ -73,12 +73,6 @@ class DeviceState:
             count = len(self.lengths)
             self.marks = torch.zeros((count, vocab_size), dtype=torch.int32, device=self.device)
             self.bias = torch.zeros((count, vocab_size), device=self.device)
-            self.masks = torch.zeros((count, mask_words(vocab_size)), dtype=torch.int32, device=self.device)
-
-
-def mask_words(vocab_size: int) -> int:
-    """Return the width of a lane's mask: a bit for each token, and a word for the number of sure tokens."""
-    return -(-vocab_size // 32) + 1
 
 
 class Changes:
@@ -92,18 +86,19 @@ class Changes:
         self._pieces: list[tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]] = []  # indices and values
         self._pages_at = int(state.pages.storage_offset()), state.pages.shape[1]  # first index, width of a lane
         self._rows: dict[str, dict[int, np.ndarray]] = {}  # table → lane → its new row
-        self._masks: TableUpload | None = None  # made with the first mask
+        self._patches = Patches(state.device)
 
     def __bool__(self) -> bool:
         return bool(self._pieces or self._rows)
 
     def apply(self, upload: Upload) -> None:
         """Write all changes to the state and forget them."""
-        if self._pieces:
+        if self._pieces and self._are_few():
+            self._patches.apply(self._state.memory, {index[0]: value[0] for index, value in self._pieces})
+            self._pieces = []
+        elif self._pieces:
             places, values = self.take()
             self._state.memory[upload(places)] = upload(values)
-        if self._masks is not None:
-            self._masks.apply(self._state.masks)
         for name, rows in self._rows.items():
             table: Tensor = getattr(self._state, name)
             table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))
@@ -115,6 +110,7 @@ class Changes:
         self._add(state.tokens, lane, 0, tokens)
         self._add(state.lengths, lane, 0, [len(tokens)])
         self._add(state.pages, lane, 0, np.full(state.pages.shape[1], state.scratch_page))
+        self._add(state.scored, lane, 0, [params.logprobs is not None])
         self._add(state.top_k, lane, 0, [min(params.top_k, self._vocab_size)])
         inverse_temperature = 0.0 if sampler.greedy else 1.0 / params.temperature
         for tensor, value in (
@@ -146,16 +142,6 @@ class Changes:
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        """Set the tokens that the lane may draw behind `sure` ones: uint32 [words], token t is bit t % 32 of word
-        t // 32."""
-        self._state.make_tables(self._vocab_size)
-        if self._masks is None:
-            lanes, width = self._state.masks.shape
-            self._masks = TableUpload(lanes, width, self._state.device)
-        row = self._masks.row(lane)
-        row[:-1], row[-1] = bits.view(np.int32), sure
-
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""
         start, width = self._pages_at
@@ -166,13 +152,14 @@ class Changes:
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Return and forget all changes: indices int64 [n], each once, and values int32 [n]."""
         pieces, self._pieces = self._pieces, []
-        if all(len(index) == 1 for index, _ in pieces):  # the usual case: one more page for some sequences
-            found = {index[0]: value[0] for index, value in pieces}
-            return np.array([*found], dtype=np.int64), np.array([*found.values()], dtype=np.int32)
         indices = np.concatenate([index for index, _ in pieces])
         values = np.concatenate([value for _, value in pieces]).astype(np.int32)
         unique, last = np.unique(indices[::-1], return_index=True)
         return unique, values[::-1][last]
+
+    def _are_few(self) -> bool:
+        """Return True in the usual case: one more page for some sequences."""
+        return len(self._pieces) <= MAX_PATCH and all(len(index) == 1 for index, _ in self._pieces)
 
     def _set_row(self, table: str, lane: int, row: np.ndarray) -> None:
         self._rows.setdefault(table, {})[lane] = row

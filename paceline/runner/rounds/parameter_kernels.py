@@ -8,7 +8,8 @@ import torch
 
 from paceline.kernels.cuda.edit import count, edit
 from paceline.kernels.cuda.score import score, score_pairs
-from paceline.runner.rounds.device_state import DeviceState, mask_words
+from paceline.kernels.edit_reference import RowMasks
+from paceline.runner.rounds.device_state import DeviceState
 
 TOPS = (0, 1, 2, 3, 5, 10, 20)  # numbers of alternatives: one of each size of the kernel up to 32
 
@@ -18,15 +19,16 @@ def compile_parameters(state: DeviceState, *, vocab: int, pdl: bool) -> None:
     lanes = torch.zeros(1, dtype=torch.int32, device=state.device)
     logits = torch.zeros((1, vocab), device=state.device)
     tables = copy.copy(state)  # with tables of one lane, because the real ones may never be needed
-    tables.marks, tables.masks = (lanes.new_zeros((1, size)) for size in (vocab, mask_words(vocab)))
-    tables.bias = logits
+    tables.marks, tables.bias = lanes.new_zeros((1, vocab)), logits
     edit(logits, tables, lanes=lanes, pdl=pdl)
-    edit(logits, tables, lanes=lanes, raw=logits, pdl=pdl)
-    edit(logits, tables, lanes=lanes, positions=lanes, offset=1, raw=logits, pdl=pdl)
+    edit(logits, tables, lanes=lanes, ids=lanes, pdl=pdl)
+    for masks in (None, RowMasks(lanes, lanes.new_zeros((1, -(-vocab // 32))))):
+        edit(logits, tables, lanes=lanes, raw=logits, masks=masks, pdl=pdl)
+        edit(logits, tables, lanes=lanes, positions=lanes, offset=1, raw=logits, masks=masks, pdl=pdl)
     for draft in (0, 1, 2, 4, 8, 16):
         outcomes, pairs = lanes.new_zeros((1, 4 + 2 * draft)), lanes.new_zeros((1, 1 + draft))
         count(tables, seats=lanes, outcomes=outcomes, pdl=pdl)
-        score_pairs(outcomes, seats=lanes, row_starts=lanes, rows=pairs, tokens=pairs, pdl=pdl)
+        score_pairs(outcomes, lanes=lanes, scored=state.scored, row_starts=lanes, rows=pairs, tokens=pairs, pdl=pdl)
     for top in TOPS:
         out = lanes.new_zeros((1, 2 + 2 * min(top, vocab)))
         score(logits, rows=lanes, tokens=lanes, out=out, pdl=pdl)

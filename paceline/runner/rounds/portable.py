@@ -16,21 +16,24 @@ from paceline.kernels import edit_reference, score_reference
 from paceline.kernels import round_reference as ops
 from paceline.kernels import tree_reference as tree_ops
 from paceline.kernels.base import Batch, Forward, Output
+from paceline.kernels.edit_reference import RowMasks
 from paceline.kernels.offer_reference import HEADER, offer
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.portable_rows import PortableRows
+from paceline.runner.rounds.portable_step import PortableStep, row_masks
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
     DeviceDrafter,
     Landed,
+    Path,
     Seat,
     Ticket,
     Times,
     drafts_trees,
-    read_landed,
+    read_all,
     taps_of,
     write_offer,
 )
@@ -46,8 +49,8 @@ from paceline.types import Logprob
 class PortableRounds:
     """Implements Rounds with a Forward and plain torch.
 
-    `launch` returns when the step is complete, so nothing overlaps. It lets the engine's device steps be tested on a
-    CPU."""
+    `launch` returns when the step is complete, or lacks nothing but masks, so nothing overlaps. It lets the engine's
+    device steps be tested on a CPU."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class PortableRounds:
         self.readers: Collection[str] = [name for name, by in self.drafters.items() if by.reader is not None]
         self.tapping: Collection[str] = [name for name, by in self.drafters.items() if taps_of(by)]
         self.max_draft = max_draft
+        self.timed = False
         self.synthetic_acceptance = 0.0
         self.judge: Judge | None = None
         self._forward = forward
@@ -76,7 +80,7 @@ class PortableRounds:
         self._changes = Changes(self._state, vocab_size=forward.vocab_size)
         self._upload = Upload(self._state.device)
         self._rows = PortableRows(self._state)
-        self._scorer = Scorer(self._state, self._upload, score_reference)
+        self._scorer = Scorer(self._state, score_reference)
         self._states = PortableStates(forward, self._state, self.drafters, max_draft=max_draft)
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
@@ -85,9 +89,6 @@ class PortableRounds:
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
-
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        self._changes.set_mask(lane, bits, sure=sure)
 
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         clock = [time.perf_counter()]
@@ -100,17 +101,38 @@ class PortableRounds:
         drafted = self._draft(seats, drafter, rules)
         clock.append(time.perf_counter())
         tree = any(drafted) and drafts_trees(self.drafters.get(drafter or ""))
-        output, targets, verdicts = self._verify(seats, drafted, rules, tree=tree)
-        clock.append(time.perf_counter())
-        landed = self._accept(seats, drafted, output, targets, verdicts, drafter, tree=tree)
-        clock.append(time.perf_counter())
-        reading, draft, verify, accept = (after - before for before, after in itertools.pairwise(clock))
-        times = Times(step=clock[-1] - clock[0], draft=draft, verify=verify, accept=accept, read=reading)
-        return read, landed, times
+        step = PortableStep(read, seats, drafter, drafted, rules, tree=tree)
+        self._verify(step)
+        step.parts = [*(after - before for before, after in itertools.pairwise([*clock, time.perf_counter()]))]
+        if not any(seat.masked for seat in seats):
+            self._end(step, {})
+        return step
+
+    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+        step: PortableStep = ticket
+        return {index: step.paths(index) for index, seat in enumerate(step.seats) if seat.masked}
+
+    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        self._end(ticket, masks)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        chunks, seats, times = ticket
-        return chunks, seats, times
+        step: PortableStep = ticket
+        assert len(step.parts) == 4, "a step waits for its masks"
+        reading, draft, verify, accept = step.parts
+        times = Times(step=sum(step.parts), draft=draft, verify=verify, accept=accept, read=reading)
+        return step.read, step.landed, times
+
+    def _end(self, step: PortableStep, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        """Draw and accept; masked seats without masks are void."""
+        began = time.perf_counter()
+        void = [i for i, seat in enumerate(step.seats) if seat.masked and i not in masks]
+        lanes = [self._state.dummy if i in void else seat.lane for i, seat in enumerate(step.seats)]
+        rows = [mask for index in range(len(step.seats)) for mask in masks.get(index, [None] * step.rows_of(index))]
+        targets, verdicts = self._draw_rows(step, row_masks(rows, self._state.device))
+        step.landed = self._accept(step, self._rows.ints(lanes), targets, verdicts)
+        for index in void:
+            step.landed[index] = NOTHING
+        step.parts.append(time.perf_counter() - began)
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         return None
@@ -128,7 +150,8 @@ class PortableRounds:
         output = self._run(self._forward, self._rows.of_chunks(reading, [*itertools.chain(*outs)]))
         parts = torch.split(output.logits, [len(each) for each in outs])
         drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
-        drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing])
+        masks = row_masks([reading[i].mask for i in drawing], self._state.device)
+        drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing], masks)
         self._show(reading, output, drafter)
         landed: list[Landed | None] = []
         for chunk, begin, logits in zip(reading, begins, parts, strict=False):
@@ -160,12 +183,12 @@ class PortableRounds:
             ]
             self._states.show(drafter, output.features, self._rows.of_chunks(along, [], ahead=1), rows)
 
-    def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor]) -> list[Landed]:
+    def _draw_first(self, lanes: Sequence[int], logits: Sequence[Tensor], masks: RowMasks | None) -> list[Landed]:
         """Draw the first token of each lane from its logits [vocab]."""
         if not lanes:
             return []
         seats, rows, targets = self._rows.ints(lanes), torch.stack([*logits]), self._rows.ints([0] * len(lanes))
-        self._draw(rows, lanes=seats, out=targets)
+        self._draw(rows, lanes=seats, out=targets, masks=masks)
         out = torch.zeros((len(lanes), 4), dtype=torch.int32, device=seats.device)
         return self._settle(seats, rows, targets, out=out, roots=self._rows.ints(range(len(lanes))))
 
@@ -222,27 +245,28 @@ class PortableRounds:
         offer(self._state, seats=lanes, offers=torch.from_numpy(table).to(self._state.device), counts=counts)
         return [count - 1 for count in counts.tolist()]
 
-    def _verify(
-        self, seats: Sequence[Seat], drafted: Sequence[int], rules: RoundRules | None, *, tree: bool
-    ) -> tuple[Output, Tensor, Tensor | None]:
-        """Run the target over the last committed and every drafted token of each seat. Return its output, with raw
-        logits [rows, vocab], the tokens [rows] drawn there, and the verdicts of other rules than the coupled one."""
-        if not seats:
-            nothing = self._rows.ints([])
-            return Output(torch.empty((0, self._forward.vocab_size)), nothing), nothing, None
-        lanes = self._rows.ints([seat.lane for seat in seats])
-        counts = [1 + count for count in drafted]
-        trees = self._rows.of_trees(lanes, counts) if tree else None
-        batch, owners = self._rows.of_seats(lanes, counts, first=-1) if trees is None else trees[:2]
-        targets = torch.empty_like(owners)
-        output = self._run(self._forward, batch)
-        floors = torch.empty(output.logits.shape[0], device=output.logits.device)
-        placed: dict[str, Any] = {"positions": batch.positions, "offset": 1}
-        placed["ancestors"] = None if trees is None else trees[2]
-        edited = self._draw(output.logits, lanes=owners, out=targets, floors=floors, **placed)
-        if rules is None or self.judge is None:
-            return output, targets, None
-        verdicts = rules.judge(
+    def _verify(self, step: PortableStep) -> None:
+        """Run the target over the last committed and every drafted token of each seat."""
+        if not step.seats:
+            return
+        lanes = self._rows.ints([seat.lane for seat in step.seats])
+        counts = [1 + count for count in step.drafted]
+        trees = self._rows.of_trees(lanes, counts) if step.tree else None
+        step.batch, step.owners = self._rows.of_seats(lanes, counts, first=-1) if trees is None else trees[:2]
+        step.ancestors = None if trees is None else trees[2]
+        step.output = self._run(self._forward, step.batch)
+
+    def _draw_rows(self, step: PortableStep, masks: RowMasks | None) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens [rows] drawn after each row, and the verdicts of other rules than the coupled one."""
+        if step.output is None or step.batch is None or step.owners is None:
+            return self._rows.ints([]), None
+        batch, targets, logits = step.batch, torch.empty_like(step.owners), step.output.logits
+        floors = torch.empty(logits.shape[0], device=logits.device)
+        placed: dict[str, Any] = {"positions": batch.positions, "offset": 1, "ancestors": step.ancestors}
+        edited = self._draw(logits, lanes=step.owners, out=targets, floors=floors, masks=masks, **placed)
+        if step.rules is None or self.judge is None:
+            return targets, None
+        verdicts = step.rules.judge(
             self.judge,
             edited,
             floors,
@@ -250,9 +274,9 @@ class PortableRounds:
             positions=batch.positions,
             targets=targets,
             row_starts=batch.row_starts,
-            tree=tree,
+            tree=step.tree,
         )
-        return output, targets, verdicts
+        return targets, verdicts
 
     def _draw(
         self,
@@ -262,6 +286,7 @@ class PortableRounds:
         out: Tensor,
         offset: int = 0,
         ancestors: Tensor | None = None,
+        masks: RowMasks | None = None,
         **options: Any,
     ) -> Tensor:
         """Draw a token from a copy of logits with the edits of each row's lane, and return the edited logits; see
@@ -269,30 +294,22 @@ class PortableRounds:
         if self._state.marks.shape[1]:
             logits = logits.clone()
             edit = partial(edit_reference.edit, logits, self._state, lanes=lanes, offset=offset)
-            edit(positions=options.get("positions"), ancestors=ancestors)
+            edit(positions=options.get("positions"), ancestors=ancestors, masks=masks, ids=options.get("ids"))
         ops.draw(logits, self._state, lanes=lanes, out=out, offset=offset, **options)
         return logits
 
-    def _accept(
-        self,
-        seats: Sequence[Seat],
-        drafted: Sequence[int],
-        output: Output,
-        targets: Tensor,
-        verdicts: Tensor | None,
-        drafter: str | None,
-        *,
-        tree: bool,
-    ) -> list[Landed]:
-        row_starts = self._row_starts(drafted)
-        lanes = self._rows.ints([seat.lane for seat in seats])
-        longest = max(drafted, default=0)
+    def _accept(self, step: PortableStep, lanes: Tensor, targets: Tensor, verdicts: Tensor | None) -> list[Landed]:
+        seats, output, tree = step.seats, step.output, step.tree
+        if output is None:
+            return []
+        row_starts = self._row_starts(step.drafted)
+        longest = max(step.drafted)
         out = torch.zeros((len(seats), 4 + (4 if tree else 2) * longest), dtype=torch.int32, device=lanes.device)
         given = {"row_starts": row_starts, "verdicts": verdicts}
         landed = self._settle(lanes, output.logits, targets, out=out, tree=tree, **given)
         read = self._rows.ints([0 if seat.offer else seat.max_draft for seat in seats])
         held = {"seats": lanes, "starts": row_starts, "outcomes": out, "read": read}
-        self._states.hold(drafter, output.features, tree=tree, **held)
+        self._states.hold(step.drafter, output.features, tree=tree, **held)
         if output.features is not None:
             RoundStates(output.features.cpu(), row_starts).attach(landed, seats)
         return landed
@@ -332,10 +349,10 @@ class PortableRounds:
             )
         if self._state.marks.shape[1]:
             edit_reference.count(self._state, seats=seats, outcomes=out)
-        landed = [read_landed(row, tree=tree) for row in out.tolist()]
+        landed = read_all(out.tolist(), tree=tree)
         starts = roots if row_starts is None else row_starts
         assert starts is not None
-        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, starts, seats, tree=tree))
+        scores = self._scorer.score_seats(seats.tolist(), Verified(logits, out, seats, starts, seats, tree=tree))
         if scores is not None:
             scores.attach(landed)
         return landed

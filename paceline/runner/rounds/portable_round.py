@@ -68,7 +68,7 @@ class PortableRound:
     def append(self, logits: Tensor, turn: int, *, ids: Tensor | None = None, doubting: bool = False) -> None:
         wanting = self._wanting(turn)
         lanes, rules, doubt = self.lanes[wanting], self._rules, self._doubt(wanting, turn) if doubting else None
-        if ids is not None and (rules is not None or self.state.marks.shape[1]):
+        if ids is not None and rules is not None:
             logits, ids = ops.spread(logits, ids, vocab=self._rounds._forward.vocab_size), None
         drawn, floors = torch.empty_like(lanes), torch.zeros(len(self._limits), device=logits.device)
         found, free = floors[wanting], None if rules is None else rules.free[wanting]

@@ -8,8 +8,14 @@ returns the outcome.
     host      launch 1 │ launch 2 │ collect 1 │ launch 3 │ collect 2 │ …
     device             │ step 1 ······│ step 2 ········│ step 3 ······
 
-Three things always hold. Steps take effect in the order of their launches; `write`, `set_pages` and `set_mask` before
-the launches that follow them. Nothing but `collect` waits for the device. A device writes only to pages in the lane's
+A step with *masked* seats is launched in two parts, because their masks depend on the step before. The device drafts
+and verifies at once. It draws when `draw` brings the masks, which the host computes meanwhile.
+
+    host      launch 2 │ collect 1 │ paths 2, masks │ draw 2 │ launch 3 │ collect 2 │ …
+    device    step 1 ··│ draft and verify 2 ···············  │ draw 2 │ draft and verify 3 ···
+
+Three things always hold. Steps take effect in the order of their launches; `write` and `set_pages` before the launches
+that follow them. Nothing but `collect` and `paths` waits for the device. A device writes only to pages in the lane's
 part of the page table, or to the scratch page.
 """
 
@@ -33,6 +39,8 @@ from paceline.types import Logprob
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
+Path = tuple[int, ...]
+"""Drafted tokens that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Seat(NamedTuple):
     threshold: float = 0.0  # of rules that take one
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     tapped: bool = False  # the host wants the hidden states of the committed positions
+    masked: bool = False  # its tokens are drawn with masks, which `draw` brings
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,13 @@ class Chunk:
     top: int = 0  # alternatives to report for each scored token
     states: int = 0  # last rows whose hidden states after the last norm are wanted
     tapped: bool = False  # the host wants the hidden states of all rows at the target's taps
+    mask: np.ndarray | None = None  # tokens that may be drawn, as for `Rounds.draw`; None: all
 
 
 class Landed(NamedTuple):
     """The outcome of a seat, or of a chunk of which more than keys and values is wanted.
 
-    A chunk that does not draw has no tokens."""
+    A chunk that does not draw has no tokens, and so has a seat without masks."""
 
     path: tuple[int, ...]  # drafted tokens that were accepted, by index
     drafted: tuple[int, ...]
@@ -106,12 +116,13 @@ class Times:
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread calls in order; only `collect` waits for the device."""
+    """Steps on a device. One thread calls in order; only `collect` and `paths` wait for the device."""
 
     drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
     tapping: Collection[str]  # names of the drafters that read the target's hidden states
     max_draft: int  # tokens of a seat's draft, at most
+    timed: bool  # `round_seconds` is known once rounds have run
     synthetic_acceptance: float  # above 0: accept drafted tokens at random, for measurements; set before any launch
     judge: Any  # a `runner.rounds.rules.Judge` for drafts of seats with a rule of their own; set before any launch
 
@@ -123,13 +134,6 @@ class Rounds(Protocol):
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        """Set the tokens that a lane with a grammar may draw next: uint32 [words], bit t % 32 of word t // 32.
-
-        It holds for the token after the last committed one, in chunks that draw and in seats, until it is set again.
-        It decides alone whether that token may be a stop token, whatever `min_tokens` says. The first `sure` tokens of
-        the seat's offer are drawn whatever their logits are, and the mask is for the token behind them."""
-
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         """Read the chunks, in order, then run a round over the seats.
 
@@ -139,6 +143,17 @@ class Rounds(Protocol):
 
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""
+
+    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+        """Wait for the drafts of a step with masked seats. Return, by index of each masked seat, the drafted tokens
+        before each row of its verification, parents before children. The first row has none."""
+
+    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        """Draw and accept in a step with masked seats; no step may be launched between its launch and this.
+
+        `masks`: by index of a seat, the tokens that each of its rows may draw: uint32 [words], bit t % 32 of word
+        t // 32. They decide alone which stop tokens may be drawn, whatever `min_tokens` says. None: any token; the
+        row's draft is never accepted. A masked seat that is missing draws nothing, and its lane stays as it is."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step. Each step is collected once, in the order of launches.
@@ -289,13 +304,16 @@ def drafts_trees(drafter: DeviceDrafter | None) -> bool:
     return getattr(drafter, "tree", False)
 
 
+def read_all(rows: Sequence[Sequence[int]], *, tree: bool = False) -> list[Landed]:
+    """Read what `accept` or `tree_accept` writes for all seats."""
+    return [read_landed(row, tree=tree) if row[1] else Landed((), (), (row[2],)) for row in rows]
+
+
 def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     """Read what `accept` writes for a seat, or `tree_accept` for a tree.
 
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
-    if not drafted:
-        return Landed((), (), (row[2],))
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
     old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
     new = tuple(row[2 : 3 + accepted])

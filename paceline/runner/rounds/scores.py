@@ -1,4 +1,4 @@
-"""Log-probabilities of a step on a device: launched after it for the sequences that ask, and read when it has landed.
+"""Log-probabilities of a step on a device: computed for the sequences that ask, and read when it has landed.
 
 Nothing here waits for the device: reports lie in the host's memory, and are valid once the step is done. The operations
 are those of kernels/cuda/score.py, or of its reference.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import Landed
-from paceline.runner.rounds.upload import Upload, download
+from paceline.runner.rounds.upload import download
 from paceline.sampling.sampler import Sampler
 from paceline.types import Logprob
 
@@ -41,7 +41,8 @@ class ScoreOperations(Protocol):
         self,
         outcomes: Tensor,
         *,
-        seats: Tensor,
+        lanes: Tensor,
+        scored: Tensor,
         row_starts: Tensor,
         rows: Tensor,
         tokens: Tensor,
@@ -56,10 +57,48 @@ class Verified:
 
     logits: Tensor  # float32 [rows, vocab]; rows of lanes that edit logits are edited
     outcomes: Tensor  # int32 [seats, …] reports of `accept`
+    seats: Tensor  # int32 [seats] lane of each seat
     row_starts: Tensor  # int32 [seats, or one more] first row of each seat
     lanes: Tensor  # int32 [rows] lane of each row
     raw: Tensor | None = None  # float32 [rows, vocab] the raw logits of rows whose lane edits them; None: no lane does
     tree: bool = False  # the outcomes are reports of `tree_accept`
+
+    @property
+    def steps(self) -> int:
+        """New tokens of a seat, at most: 1 + the longest draft."""
+        numbers = self.outcomes.shape[1]
+        return numbers // 4 if self.tree else numbers // 2 - 1
+
+
+def score_new(
+    operations: ScoreOperations, verified: Verified, state: DeviceState, pairs: Pairs, out: Tensor, *, pdl: bool = False
+) -> None:
+    """Score the new tokens of all seats whose lanes ask, into the report `out` int32 [seats · steps, 2 + 2 * top]."""
+    operations.score_pairs(
+        verified.outcomes,
+        lanes=verified.seats,
+        scored=state.scored,
+        row_starts=verified.row_starts,
+        rows=pairs.rows,
+        tokens=pairs.tokens,
+        tree=verified.tree,
+        pdl=pdl,
+    )
+    edited = {} if verified.raw is None else {"raw": verified.raw, "edits": state.edits, "lanes": verified.lanes}
+    operations.score(
+        verified.logits, rows=pairs.rows.view(-1), tokens=pairs.tokens.view(-1), out=out, **edited, pdl=pdl
+    )
+
+
+class Pairs(NamedTuple):
+    """Memory for the rows and new tokens of all seats: each int32 [seats, steps]."""
+
+    rows: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def empty(cls, seats: int, steps: int, device: torch.device) -> Pairs:
+        return cls(*(torch.empty((seats, steps), dtype=torch.int32, device=device) for _ in range(2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +125,21 @@ class SeatScores:
     """Scores of the new tokens of some seats."""
 
     report: Report
-    tops: Mapping[int, int]  # index of each seat that asks → alternatives that it asks for; in the order of the report
+    tops: Mapping[int, int]  # index of each seat that asks → alternatives that it asks for
     steps: int  # rows of the report for each seat
 
     def attach(self, landed: list[Landed]) -> None:
         """Add the scores to the outcomes of all seats."""
-        for place, (seat, top) in enumerate(self.tops.items()):
-            scores = self.report.read(place * self.steps, landed[seat].tokens, top)
+        for seat, top in self.tops.items():
+            scores = self.report.read(seat * self.steps, landed[seat].tokens, top)
             landed[seat] = landed[seat]._replace(scores=scores)
 
 
 class Scorer:
     """Launches scores. Knows which lanes ask for log-probabilities of new tokens."""
 
-    def __init__(self, state: DeviceState, upload: Upload, operations: ScoreOperations, *, pdl: bool = False) -> None:
+    def __init__(self, state: DeviceState, operations: ScoreOperations, *, pdl: bool = False) -> None:
         self._state = state
-        self._upload = upload
         self._operations = operations
         self._pdl = pdl
         self._tops: dict[int, int] = {}  # lane → alternatives
@@ -112,36 +150,32 @@ class Scorer:
         if sampler.params.logprobs is not None:
             self._tops[lane] = sampler.params.logprobs
 
+    def top(self, lanes: Sequence[int]) -> int | None:
+        """Return the most alternatives that a lane asks for; None: none asks for log-probabilities."""
+        return max((self._tops[lane] for lane in lanes if lane in self._tops), default=None) if self._tops else None
+
     def score_seats(self, lanes: Sequence[int], verified: Verified) -> SeatScores | None:
         """Score the new tokens of the seats in `lanes` that ask; None: none does."""
-        if self._tops.keys().isdisjoint(lanes):
+        top, device = self.top(lanes), self._state.device
+        if top is None:
             return None
+        pairs = Pairs.empty(len(lanes), verified.steps, device)
+        out = _report_memory(pairs.rows.numel(), min(top, verified.logits.shape[1]), device)
+        score_new(self._operations, verified, self._state, pairs, out, pdl=self._pdl)
+        return self.read(lanes, download(out), steps=verified.steps)
+
+    def read(self, lanes: Sequence[int], report: Tensor, *, steps: int) -> SeatScores:
+        """Find the scores of seats in a report on the host, which has `steps` rows for each of them."""
         tops = {seat: self._tops[lane] for seat, lane in enumerate(lanes) if lane in self._tops}
-        steps, device = verified.outcomes.shape[1] // (4 if verified.tree else 2), self._state.device
-        steps -= not verified.tree  # 1 + the longest draft
-        rows, tokens = torch.empty((2, len(tops), steps), dtype=torch.int32, device=device)
-        self._operations.score_pairs(
-            verified.outcomes,
-            seats=self._upload.ints([*tops]),
-            row_starts=verified.row_starts,
-            rows=rows,
-            tokens=tokens,
-            tree=verified.tree,
-            pdl=self._pdl,
-        )
-        edited = (
-            {} if verified.raw is None else {"raw": verified.raw, "edits": self._state.edits, "lanes": verified.lanes}
-        )
-        out = self._score(verified.logits, rows.view(-1), tokens.view(-1), max(tops.values()), **edited)
-        return SeatScores(Report(download(out)), tops, steps)
+        return SeatScores(Report(report), tops, steps)
 
     def score_rows(self, logits: Tensor, tokens: Tensor, top: int) -> Tensor:
         """Score `tokens` int32 [rows], one for each row of raw logits [rows, vocab]; return their report."""
         rows = torch.arange(len(tokens), dtype=torch.int32, device=logits.device)
-        return self._score(logits, rows, tokens, top)
-
-    def _score(self, logits: Tensor, rows: Tensor, tokens: Tensor, top: int, **edited: Tensor) -> Tensor:
-        top = min(top, logits.shape[1])
-        out = torch.empty((len(rows), 2 + 2 * top), dtype=torch.int32, device=logits.device)
-        self._operations.score(logits, rows=rows, tokens=tokens, out=out, **edited, pdl=self._pdl)
+        out = _report_memory(len(rows), min(top, logits.shape[1]), logits.device)
+        self._operations.score(logits, rows=rows, tokens=tokens, out=out, pdl=self._pdl)
         return out
+
+
+def _report_memory(tokens: int, top: int, device: torch.device) -> Tensor:
+    return torch.empty((tokens, 2 + 2 * top), dtype=torch.int32, device=device)

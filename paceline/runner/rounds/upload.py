@@ -3,41 +3,68 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-MAX_IN_FLIGHT = 4  # uploads of a table whose memory on the host is not used again yet
+from paceline.kernels.edit_reference import RowMasks
+
+MAX_PATCH = 128  # changes that travel in one small copy
+MAX_IN_FLIGHT = 4  # uploads of masks whose memory on the host is not used again yet
 
 
-class TableUpload:
-    """Rows of a table that the host writes often: int32 [lanes, width]. One copy carries all that have changed."""
+class MaskTable:
+    """The masks of rows of logits: written by the host, and read by the device, with one copy for each use.
 
-    def __init__(self, lanes: int, width: int, device: torch.device) -> None:
-        self._rows = np.zeros((lanes, width), dtype=np.int32)
-        pinned = device.type == "cuda"
-        self._memory = deque(
-            torch.zeros((lanes, width), dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT)
-        )
-        self._changed: set[int] = set()
+    The host's memory of a copy is not used again before `MAX_IN_FLIGHT` others. The device's keeps its address."""
 
-    def row(self, lane: int) -> np.ndarray:
-        """Return the row of a lane to write to."""
-        self._changed.add(lane)
-        row: np.ndarray = self._rows[lane]
-        return row
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self._rows = rows
+        size, pinned = rows * (1 + -(-vocab_size // 32)), device.type == "cuda"
+        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host = deque(torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
+        self.masks = RowMasks(self._memory[:rows], self._memory[rows:].view(rows, -1))
 
-    def apply(self, table: Tensor) -> None:
-        """Copy what has changed to the table, and the rows in between, without waiting."""
-        if self._changed:
-            rows = slice(min(self._changed), max(self._changed) + 1)
-            self._changed.clear()
-            self._memory.rotate()
-            memory = self._memory[0][rows]
-            memory.numpy()[:] = self._rows[rows]
-            table[rows].copy_(memory, non_blocking=True)
+    def write(self, masks: Mapping[int, np.ndarray]) -> RowMasks:
+        """Set the masks of some rows, uint32 [words] each, and take those of all others, without waiting."""
+        self._host.rotate()
+        width = self.masks.words.shape[1]
+        host, end = self._host[0].numpy(), self._rows + len(masks) * width
+        which, words = host[: self._rows], host[self._rows : end].reshape(len(masks), width)
+        which[:] = -1
+        which[[*masks]] = range(len(masks))
+        if masks:
+            np.stack([*masks.values()], out=words.view(np.uint32))
+        self._memory[:end].copy_(self._host[0][:end], non_blocking=True)
+        return self.masks
+
+
+class Patches:
+    """Small sets of changes to a table int32 [n]: each travels in one copy, over memory that is made once."""
+
+    def __init__(self, device: torch.device) -> None:
+        shape = (MAX_IN_FLIGHT, 3 * MAX_PATCH)
+        memory = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = deque((each, *(part.numpy() for part in _divide(each))) for each in memory)
+        self._device = torch.zeros(3 * MAX_PATCH, dtype=torch.int32, device=device)
+        self._places, self._values = _divide(self._device)
+
+    def apply(self, table: Tensor, changes: Mapping[int, int]) -> None:
+        """Write values by index, without waiting; at least one, and at most MAX_PATCH of them."""
+        self._host.rotate()
+        memory, places, values = self._host[0]
+        count = len(changes)
+        places[:count], values[:count] = [*changes], [*changes.values()]
+        places[count:], values[count:] = places[count - 1], values[count - 1]  # the last one again and again
+        self._device.copy_(memory, non_blocking=True)
+        table.scatter_(0, self._places, self._values)
+
+
+def _divide(memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide the memory of changes into their places, int64, and their values, int32."""
+    return memory[: 2 * MAX_PATCH].view(torch.int64), memory[2 * MAX_PATCH :]
 
 
 class Upload:

@@ -8,6 +8,7 @@ compiled.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -97,6 +98,7 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
         "BLOCK_M": 16,
         "TILE": 128,
         "TILES": 2,
+        "TAIL": 32 if tree else 0,
         "PAGE": 16,
         "WINDOW": tree,
         "LANES": not tree,
@@ -137,7 +139,25 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
     numbers = {(_prefill.arg_names.index(name),): value for name, value in constants.items()}
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(_prefill.arg_names) if name in kinds}
     source = GluonASTSource(fn=_prefill, signature=signature, constexprs=numbers, attrs=attributes)
-    return int(triton.compile(source, target=HOPPER, options={"num_warps": 4}).metadata.shared)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4})
+    check_ends(compiled.asm["ttgir"])
+    return int(compiled.metadata.shared)
+
+
+def check_ends(code: str) -> None:
+    """Raise AssertionError if a loop over the tiles of a block ends at a value from outside of the loop over blocks.
+
+    Triton 3.6 makes such code of a variable that the outer loop carries for this end alone. The kernel then never ends.
+    """
+    inside = ""
+    for line in code.splitlines():
+        loop = re.search(r"scf.for %(\S+) = \S+ to (%\S+) ", line)
+        if loop is None:
+            inside += line + "\n"
+        elif loop[1].startswith("tile"):
+            assert f"{loop[2]} = " in inside, f"the loop over tiles ends at {loop[2]}, the same for all blocks"
+        else:
+            inside = ""
 
 
 if __name__ == "__main__":

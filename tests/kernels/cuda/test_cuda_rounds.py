@@ -12,8 +12,9 @@ from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS
 from paceline.runner.forwards.cuda import padded_rows
 from paceline.runner.forwards.torch import TorchForward
-from paceline.runner.rounds.cuda import OFFERED, CudaRounds, Ticket, _parts
+from paceline.runner.rounds.cuda import OFFERED, CudaRounds, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
+from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Times
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import (
@@ -179,21 +180,24 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
 def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     """And of a plain round whoever asks."""
     rounds, _ = pair(device, "ngram")
-    seats = {0: [Seat(0, 0)], 3: [Seat(0, 3)]}
-    for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (3, "ngram", 2.0), (3, "other", 3.0)]):
+    seats = {0: [Seat(0, 0)], 4: [Seat(0, 4)]}
+    for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (4, "ngram", 2.0), (4, "other", 3.0)]):
         bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
-        ticket = Ticket([], seats[draft] * (8 + lane), bucket, ReadChunks(), None, None, None, None)
+        ticket = Ticket([], seats[draft] * (8 + lane), bucket, None, ReadChunks(), None, typical=True)
         rounds._learn(ticket, [Landed((), (), (1,))] * (8 + lane), Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
-    assert [rounds.round_seconds(8, 3, name) for name in ("ngram", "other")] == [2.0, 3.0]
-    assert rounds.round_seconds(8, 3, "third") is None
-    assert rounds.round_seconds(20, 3, "ngram") is None  # too far from what was measured
-    assert rounds.round_seconds(10, 3, "ngram") == 2.0
-    last = Ticket([], seats[3] * 10, bucket, ReadChunks(), None, None, None, None)
-    rounds._learn(last, [Landed((), (), (1,))] * 10, Times(step=4.0))
-    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1)
+    assert [rounds.round_seconds(8, 4, name) for name in ("ngram", "other")] == [2.0, 3.0]
+    assert rounds.round_seconds(8, 4, "third") is None
+    assert rounds.round_seconds(20, 4, "ngram") is None  # too far from what was measured
+    assert rounds.round_seconds(10, 4, "ngram") == 2.0
+    assert rounds.round_seconds(10, 1, "ngram") == 2.0, "lookups of fewer tokens run in the same rounds"
+    assert rounds.round_seconds(10, 1, "other") is None
+    last = Ticket([], seats[4] * 10, bucket, None, ReadChunks(), None, typical=True)
+    for took in (9.0, 4.0, 4.0):  # of the first three the least counts
+        rounds._learn(last, [Landed((), (), (1,))] * 10, Times(step=took))
+    assert rounds.round_seconds(10, 4, "other") == pytest.approx(3.1)
     rounds._learn(replace(last, typical=False), [Landed((), (), (1,))] * 10, Times(step=90.0))
-    assert rounds.round_seconds(10, 3, "other") == pytest.approx(3.1), "launches one by one are not what rounds take"
+    assert rounds.round_seconds(10, 4, "other") == pytest.approx(3.1), "launches one by one are not what rounds take"
 
 
 @pytest.mark.skipif(not ON_GPU, reason="graphs are of a GPU")
@@ -267,7 +271,9 @@ def test_prompts_are_padded_to_few_lengths() -> None:
 
 
 def test_parts_of_a_step() -> None:
-    assert _parts(0.5, [1_000, 2_001_000, 5_001_000, 5_001_000]) == Times(step=0.5, draft=0.002, verify=0.003)
+    stamps = [1_000, 2_001_000, 5_001_000, 5_001_000]
+    assert _parts(0.5, stamps, waits=False) == Times(step=0.5, draft=0.002, verify=0.003)
+    assert _parts(0.004, stamps, waits=True) == Times(step=0.004, draft=0.002, verify=0.002)
 
 
 def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> None:
@@ -277,7 +283,7 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
     before = rounds._bucket(seats, "ngram", 30)
     for _ in range(9):
         bucket = rounds._bucket(seats, "ngram", 30)
-        ticket = Ticket([], seats, bucket, ReadChunks(), None, None, None, None)
+        ticket = Ticket([], seats, bucket, None, ReadChunks(), None, typical=True)
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._bucket(seats, "ngram", 30) == before

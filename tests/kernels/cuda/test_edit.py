@@ -15,7 +15,7 @@ from paceline.kernels import edit_reference, round_reference
 from paceline.kernels.cuda import edit
 from paceline.kernels.edit_reference import Edits
 from paceline.runner.rounds.device_state import Changes, DeviceState
-from paceline.runner.rounds.upload import Upload
+from paceline.runner.rounds.upload import MaskTable, Upload
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
 from tests.tiny_models import ON_GPU
@@ -117,30 +117,42 @@ def test_rows_of_a_draft_pass(device: torch.device) -> None:
         assert torch.equal(mine[:, 80:], wide[:, 80:])
 
 
-@pytest.mark.parametrize("sure", [0, 2])
-def test_a_mask_holds_for_one_token_behind_sure_ones(sure: int, device: torch.device) -> None:
-    """And decides about stop tokens, too."""
-    vocab = 97
+def test_columns_of_a_head_are_tokens_of_the_target(device: torch.device) -> None:
+    """Edits of some columns are those of the same tokens among all."""
+    state, _, _ = started(device, 97)
+    ids = torch.randperm(97, generator=torch.Generator().manual_seed(3))[:40].int().to(device)
+    lanes = torch.arange(state.dummy + 1, dtype=torch.int32, device=device)
+    for turn in (0, 1, 3):
+        few = random_logits(len(lanes), 40, device)
+        mine, other, whole = few.clone(), few.clone(), round_reference.spread(few, ids, vocab=97)
+        edit.edit(mine, state, lanes=lanes, offset=turn, ids=ids, pdl=ON_GPU)
+        edit_reference.edit(other, state, lanes=lanes, offset=turn, ids=ids)
+        edit_reference.edit(whole, state, lanes=lanes, offset=turn)
+        assert torch.equal(mine, other)
+        assert torch.equal(mine, whole[:, ids.long()])
+
+
+def test_a_row_draws_what_its_mask_has(device: torch.device) -> None:
+    """And its mask decides about stop tokens, too. Rows without a mask are edited as ever."""
+    vocab, random = 97, np.random.default_rng(5)
     state, _, _ = started(device, vocab)
-    changes, random = Changes(state, vocab_size=vocab), np.random.default_rng(5)
-    bits = random.integers(0, 2**32, (2, 4), dtype=np.uint32)
-    for lane, mask in zip((5, 7), bits, strict=True):
-        changes.set_mask(lane, mask, sure=sure)
-        state.edits[lane] |= Edits.MASKS
-    changes.apply(Upload(device))
     lanes, positions = chain_rows(state, device)
+    rows = [5 * (1 + DRAFT), 5 * (1 + DRAFT) + 2, 7 * (1 + DRAFT) + 1]
+    state.edits[[5, 7]] |= Edits.MASKS
+    bits = random.integers(0, 2**32, (3, 4), dtype=np.uint32)
+    table = MaskTable(len(lanes), vocab, device).write(dict(zip(rows, bits, strict=True)))
     logits = random_logits(len(lanes), vocab, device)
-    mine, other = logits.clone(), logits.clone()
-    edit.edit(mine, state, lanes=lanes, positions=positions, offset=1, pdl=ON_GPU)
-    edit_reference.edit(other, state, lanes=lanes, positions=positions, offset=1)
+    mine, other, without = (logits.clone() for _ in range(3))
+    options: dict[str, Any] = {"lanes": lanes, "positions": positions, "offset": 1}
+    edit.edit(mine, state, **options, masks=table, pdl=ON_GPU)
+    edit_reference.edit(other, state, **options, masks=table)
+    edit.edit(without, state, **options, pdl=ON_GPU)
     assert torch.equal(mine, other)
     allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
-    for lane, mask in zip((5, 7), allowed, strict=True):
-        root, first = lane * (1 + DRAFT), lane * (1 + DRAFT) + sure
-        for row in range(root, first):
-            assert mine[row].isfinite().nonzero().tolist() == [[int(state.tokens[lane, positions[row] + 1])]]
-        assert (mine[first].cpu().isfinite().numpy() == mask).all()
-        assert int(mine[first + 1].isfinite().sum()) >= vocab - 4
+    for row, mask in zip(rows, allowed, strict=True):
+        assert (mine[row].cpu().isfinite().numpy() == mask).all()
+    others = [row for row in range(len(lanes)) if row not in rows]
+    assert torch.equal(mine[others], without[others])
 
 
 @pytest.mark.parametrize("roots", [False, True])

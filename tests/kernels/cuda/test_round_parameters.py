@@ -13,8 +13,11 @@ from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.edit_reference import Edits
 from paceline.rules import Rule
 from paceline.runner.rounds import cuda_chunks
+from paceline.runner.rounds.cuda import CudaRounds
+from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat
+from paceline.sampling.words import pack
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import (
     KEPT,
@@ -24,6 +27,7 @@ from tests.kernels.cuda.round_pairs import (
     pair,
 )
 from tests.kernels.tiny_forward import PLAIN
+from tests.odd_drafters import TreesOnDevice
 
 EDITED: Sequence[dict[str, Any]] = (
     {"temperature": 0, "logprobs": 3},
@@ -80,7 +84,7 @@ def test_every_parameter_as_by_portable_rounds(drafter: str | None, device: torc
             len(landed[4].tokens),
         ]
     graphs = made[0]._graphs
-    assert [bucket.edits for bucket in (*graphs._eager, *graphs._recorded)] == [True]
+    assert [(bucket.edits, bucket.scores) for bucket in (*graphs._eager, *graphs._recorded)] == [(True, 1 + 5)]
     assert torch.equal(made[0]._state.marks.cpu(), made[1]._state.marks)
 
 
@@ -143,19 +147,94 @@ def test_hidden_states_for_the_host(drafter: str | None, device: torch.device) -
     assert [bucket.tapped for bucket in (*graphs._eager, *graphs._recorded)] == [True, True]
 
 
-def test_a_mask_decides_the_next_token(device: torch.device) -> None:
-    made = pair(device)
-    bits = np.zeros(-(-PLAIN.vocab_size // 32), dtype=np.uint32)
-    bits[0] = 1 << 11 | 1 << 30
+def words(*tokens: int) -> np.ndarray:
+    return pack(tokens, PLAIN.vocab_size)
+
+
+class Busy:
+    """An event that the device has not reached, until somebody waits for it."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Busy) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
+    late: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the device is busy, they wait for the next launch, or for somebody who waits for the step."""
+    if late and ON_GPU:
+        monkeypatch.setattr(torch.cuda.Event, "query", lambda self: False)
+    elif late:
+        monkeypatch.setattr(CudaRounds, "_mark", lambda self: Busy())
+        monkeypatch.setattr(CudaRound, "recorded", True)
+    made = pair(device, "self")
+    first, second = words(11, 30), words(12, 31)
     for rounds in made:
-        enter(rounds, 1, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
-        rounds.set_mask(1, bits)
-        rounds._changes._add(rounds._state.edits, 1, 0, [Edits.MASKS])
-    (landed,), _ = both(made, [Chunk(1, 0, 3, draws=True)], [])
-    assert landed is not None
-    assert landed.tokens[0] in (11, 30)
-    _, (landed,) = both(made, [], [Seat(1, 0)])
-    assert landed.tokens[0] in (11, 30)
+        for lane in range(3):
+            enter(rounds, lane, [5, 6, 7], temperature=0, logit_bias={0: 0.0})
+            rounds._changes._add(rounds._state.edits, lane, 0, [Edits.MASKS if lane < 2 else 0])
+    chunks = [Chunk(lane, 0, 3, draws=True, mask=first if lane < 2 else None) for lane in range(3)]
+    read, _ = both(made, chunks, [], "self")
+    assert all(each is not None and each.tokens[0] in (11, 30) for each in read[:2])
+    seats = [Seat(0, 2, masked=True), Seat(1, 2, masked=True), Seat(2, 1)]
+    for turn in range(3 if ON_GPU else 1):
+        lengths = made[0]._state.lengths.tolist()
+        tickets = [rounds.launch([], seats, drafter="self", context=40) for rounds in made]
+        paths = [rounds.paths(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
+        assert paths[0] == paths[1]
+        assert [*map(len, paths[0][0])] == [0, 1, 2]
+        only = [words(token) for token in paths[0][0][2]]  # the draft itself, then one of two
+        for rounds, ticket in zip(made, tickets, strict=True):
+            rounds.draw(ticket, {0: [*only, second]})
+        assert (made[0]._late is tickets[0]) is (late and (turn > 0 or not ON_GPU))
+        behind = [each.launch([], [Seat(2, 0)], drafter=None, context=40) for each in made]
+        assert made[0]._late is None
+        landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
+        assert landed == same
+        assert landed[0].accepted == 2
+        assert landed[0].tokens[2] in (12, 31)
+        assert not landed[1].tokens  # void
+        assert made[0]._state.lengths.tolist()[:2] == [lengths[0] + 3, lengths[1]]
+        landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, behind, strict=True))
+        assert landed == same
+    tickets = [rounds.launch([], seats[1:], drafter="self", context=40) for rounds in made]
+    for rounds, ticket in zip(made, tickets, strict=True):
+        rounds.draw(ticket, {0: [first for _ in rounds.paths(ticket)[0]]})
+    landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
+    assert landed == same
+    assert landed[0].tokens[0] in (11, 30)
+
+
+def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
+    """A mask for each row leads along one path, beside a seat without masks."""
+    made, text = pair(device, "trees"), [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    for rounds in made:
+        rounds.drafters["trees"] = TreesOnDevice([text], nodes=5, vocab_size=PLAIN.vocab_size)
+        for lane in range(2):
+            enter(rounds, lane, text[:4], temperature=0, logit_bias={0: 0.0})
+        rounds._changes._add(rounds._state.edits, 0, 0, [Edits.MASKS])
+    both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(2)], [], "trees")
+    for _ in range(3 if ON_GPU else 1):
+        tickets = [each.launch([], [Seat(1, 4), Seat(0, 5, masked=True)], drafter="trees", context=30) for each in made]
+        (paths, other) = (each.paths(ticket) for each, ticket in zip(made, tickets, strict=True))
+        assert paths == other
+        deepest = max(paths[1], key=len)
+        assert {path[:-1] for path in paths[1] if path} <= {*paths[1]}
+        along = [
+            words(deepest[len(path)]) if path == deepest[: len(path)] != deepest else words(3) for path in paths[1]
+        ]
+        for each, ticket in zip(made, tickets, strict=True):
+            each.draw(ticket, {1: along})
+        landed, same = (each.collect(ticket)[1] for each, ticket in zip(made, tickets, strict=True))
+        assert landed == same
+        assert landed[1].tokens == (*deepest, 3)
 
 
 @pytest.mark.parametrize("rules", [(Rule.REJECTION, Rule.THRESHOLD), (Rule.BLOCK, Rule.TYPICAL)])

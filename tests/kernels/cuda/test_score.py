@@ -98,14 +98,17 @@ def test_neighbours_do_not_matter(device: torch.device) -> None:
 
 
 def test_new_tokens_of_seats(device: torch.device) -> None:
-    outcomes = ints([2, 3, 11, 12, 13, 0, 11, 12, 14, 40, 0, 0, 21, 0, 0, 0, 0, 0, 0, 30], device).view(2, 10)
-    starts, seats = ints([0, 4, 5], device), ints([1, 0], device)
+    """The lane of the second seat does not ask for scores."""
+    reports = [2, 3, 11, 12, 13, 0, 11, 12, 14, 40, 0, 0, 19, *[0] * 7, 0, 0, 21, 0, 0, 0, 0, 0, 0, 30]
+    outcomes, starts = ints(reports, device).view(3, 10), ints([0, 4, 5, 6], device)
+    lanes, scored = ints([2, 1, 0], device), ints([1, 0, 1], device)
     results = []
     for pairs in (score.score_pairs, score_reference.score_pairs):
-        rows, tokens = (torch.full((2, 4), -7, dtype=torch.int32, device=device) for _ in range(2))
-        pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, pdl=ON_GPU)
+        rows, tokens = (torch.full((3, 4), -7, dtype=torch.int32, device=device) for _ in range(2))
+        pairs(outcomes, lanes=lanes, scored=scored, row_starts=starts, rows=rows, tokens=tokens, pdl=ON_GPU)
         results.append((rows.tolist(), tokens.tolist()))
-    assert results[0] == results[1] == ([[4, -1, -1, -1], [0, 1, 2, -1]], [[21, 0, 0, 0], [11, 12, 13, 0]])
+    expected = [[0, 1, 2, -1], [-1] * 4, [5, -1, -1, -1]], [[11, 12, 13, 0], [0] * 4, [21, 0, 0, 0]]
+    assert results[0] == results[1] == expected
 
 
 def test_new_tokens_of_trees(device: torch.device) -> None:
@@ -113,10 +116,10 @@ def test_new_tokens_of_trees(device: torch.device) -> None:
     first = [2, 3, 11, 12, 13, 0, 11, 15, 12, 40, 0, 2, 0, -1, 0, 0]  # … │ new length │ path │ parents
     second = [0, 0, 21, 0, 0, 0, 0, 0, 0, 30, 0, 0, 0, 0, 0, 0]
     outcomes = ints([*first, *second], device).view(2, 16)
-    starts, seats = ints([0, 4, 5], device), ints([1, 0], device)
+    starts, lanes, scored = ints([0, 4, 5], device), ints([1, 0], device), ints([1, 1], device)
     results = []
     for pairs in (score.score_pairs, score_reference.score_pairs):
         rows, tokens = (torch.full((2, 4), -7, dtype=torch.int32, device=device) for _ in range(2))
-        pairs(outcomes, seats=seats, row_starts=starts, rows=rows, tokens=tokens, tree=True, pdl=ON_GPU)
+        pairs(outcomes, lanes=lanes, scored=scored, row_starts=starts, rows=rows, tokens=tokens, tree=True, pdl=ON_GPU)
         results.append((rows.tolist(), tokens.tolist()))
-    assert results[0] == results[1] == ([[4, -1, -1, -1], [0, 1, 3, -1]], [[21, 0, 0, 0], [11, 12, 13, 0]])
+    assert results[0] == results[1] == ([[0, 1, 3, -1], [4, -1, -1, -1]], [[11, 12, 13, 0], [21, 0, 0, 0]])

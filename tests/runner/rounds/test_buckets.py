@@ -27,6 +27,7 @@ DRAFTERS = {"model": Drafts(5, finds_fewer=False), "ngram": Drafts(16, finds_few
         ({"draft": 0}, False),  # a plain step pays for no pass of the drafter
         ({"drafter": "self"}, False),
         ({"filters": True}, False),
+        ({"scores": 1}, False),
     ],
 )
 def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
@@ -36,6 +37,13 @@ def test_what_a_graph_can_do(change: dict[str, object], serves: bool) -> None:
 def test_a_graph_that_filters_serves_those_who_do_not() -> None:
     assert replace(EIGHT, filters=True).serves(EIGHT)
     assert replace(EIGHT, filters=True).cost > EIGHT.cost
+
+
+def test_scores_have_few_sizes() -> None:
+    tops = (None, 0, 1, 5, 6, 20, 21, 64, 65)
+    assert [GRID.scores(top) for top in tops] == [0, 1, 6, 6, 21, 21, 33, 65, 129]
+    assert replace(EIGHT, scores=6).serves(replace(EIGHT, scores=1))
+    assert not replace(EIGHT, scores=6).serves(replace(EIGHT, scores=21))
 
 
 def test_contexts_are_few_and_wide_enough() -> None:

@@ -1,0 +1,59 @@
+"""The outcome of a round on a CUDA device: one piece of memory, which one copy carries to the host.
+
+time stamps [4], if the round drafts │ reports of `accept` [seats, …] │ scores [seats · steps, 2 + 2 · top], if asked
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.runner.rounds.buckets import Bucket
+
+MAX_IN_FLIGHT = 4  # steps with memory for outcomes; the engine has fewer in flight
+ALIGNED = 4  # numbers: each part begins at a multiple, because kernels are compiled for aligned memory
+STAMPS = 4  # time stamps of a round that drafts, each of 8 bytes
+
+
+class Outcome(NamedTuple):
+    """Views of one outcome, on the device or on the host. On the host they are valid once the step is done."""
+
+    memory: Tensor  # int32, the whole outcome
+    reports: Tensor  # int32 [seats, numbers]: see `accept`, `tree_accept`
+    stamps: Tensor | None  # int64 [4]; None: the round does not draft
+    scores: Tensor | None  # int32: see kernels/score_reference.py; None: nobody asks
+
+
+class Outcomes:
+    """Memory of a round's outcome on the device, and on the host for each step in flight."""
+
+    def __init__(self, bucket: Bucket, device: torch.device, *, tree: bool) -> None:
+        numbers = 4 + (4 if tree else 2) * bucket.longest
+        stamps = 2 * STAMPS if bucket.longest else 0
+        scores = bucket.seats * (1 + bucket.longest) * 2 * bucket.scores
+        self._sizes = [stamps, -(-bucket.seats * numbers // ALIGNED) * ALIGNED, scores]
+        self._seats, self._numbers, self._top = bucket.seats, numbers, bucket.scores
+        size, pinned = sum(self._sizes), device.type == "cuda"
+        self.device = self._divide(torch.zeros(size, dtype=torch.int32, device=device))
+        # In one piece: each that a device can reach takes long to make.
+        pieces = torch.zeros((MAX_IN_FLIGHT, size), dtype=torch.int32, pin_memory=pinned)
+        self._host = deque(self._divide(piece) for piece in pieces)
+
+    def fetch(self) -> Outcome:
+        """Begin to copy the outcome to the host."""
+        self._host.rotate()
+        outcome = self._host[0]
+        outcome.memory.copy_(self.device.memory, non_blocking=True)
+        return outcome
+
+    def _divide(self, memory: Tensor) -> Outcome:
+        stamps, reports, scores = memory.split_with_sizes(self._sizes)
+        return Outcome(
+            memory,
+            reports[: self._seats * self._numbers].view(self._seats, self._numbers),
+            stamps.view(torch.int64) if len(stamps) else None,
+            scores.view(-1, 2 * self._top) if len(scores) else None,
+        )
