@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import OutOfMemory, UnsupportedModel
+from paceline.kernels.cpu import build
 from paceline.kernels.quant import quantise
 from paceline.runner.forwards.compiled import CompiledForward, kv_bytes_per_page
 from tests.kernels.tiny_forward import (
@@ -57,21 +58,64 @@ def test_every_variant_and_format(variant, format, monkeypatch):
     compare(CONFIGS["everything"], format)
 
 
+def steepest_weights(config, format):
+    """Inputs of ±127 and weights at both ends of their range, so that the sum of a group is as large as it can be."""
+    bits, group = FORMATS[format]
+    signs = torch.tensor([1.0, -1.0]).repeat(config.hidden_size)
+    weights = random_weights(config, format)
+    for name, weight in weights.items():
+        if isinstance(weight, torch.Tensor):
+            weights[name] = torch.ones_like(weight)
+            continue
+        outputs, inputs = weight.q.shape
+        pattern = (torch.arange(outputs) % 4)[:, None]
+        values = torch.where(pattern < 2, 1.0, signs[:inputs]) * torch.where(pattern % 2 == 0, 1.0, -1.0)
+        values[:, ::32] = 0.0  # a group of 4 bits needs two values
+        weights[name] = quantise(values.expand(outputs, inputs).contiguous(), bits=bits, group=group)
+    kinds = torch.stack([torch.ones(config.hidden_size), signs[: config.hidden_size]])
+    weights["embed"] = quantise(kinds.repeat(config.vocab_size // 2, 1), bits=8)
+    return weights
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_largest_sums_of_a_group_are_exact(variant, format, monkeypatch):
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    oracle = Oracle(PLAIN, steepest_weights(PLAIN, format), num_pages=4)
+    forward = CompiledForward(PLAIN, steepest_weights(PLAIN, format), num_pages=4)
+    batch = rows_of((TOKENS, 0, 13, [2]))
+    got, wanted = forward(batch).logits, oracle.logits(batch)
+    assert (got - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_architecture(config):
     compare(CONFIGS[config], "int4", sizes=(130, 1, 8, 9))
+
+
+def logits_of(variant, monkeypatch, rows=150):
+    monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
+    forward = compiled(CONFIGS["everything"], "mixed", num_pages=12)
+    return forward(rows_of((TOKENS, 0, rows, PAGES))).logits
 
 
 def test_variants_with_fused_multiplication_agree_bitwise(monkeypatch):
     variants = [variant for variant in RUNNABLE if variant != "portable"]
     if len(variants) < 2:
         pytest.skip(reason="this CPU has no AVX-512")
-    logits = []
-    for variant in variants:
-        monkeypatch.setenv("PACELINE_CPU_VARIANT", variant)
-        forward = compiled(CONFIGS["everything"], "mixed", num_pages=12)
-        logits.append(forward(rows_of((TOKENS, 0, 150, PAGES))).logits)
+    logits = [logits_of(variant, monkeypatch) for variant in variants]
     assert all(torch.equal(logits[0], other) for other in logits[1:])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 150])
+def test_avx_vnni_agrees_bitwise_in_the_encoding_of_avx512(monkeypatch, rows):
+    """The same source with the same instructions, which CPUs with AVX-512 have in another encoding."""
+    if "avxvnni" in RUNNABLE or not {"avx512", "avx2"} <= {*RUNNABLE}:
+        pytest.skip(reason="runs as a variant of its own, or not at all")
+    encoding = ["-mavx512vl", "-mavx512vnni"]
+    flags = [flag for flag in build.VARIANTS["avxvnni"] if flag != "-mavxvnni"]
+    monkeypatch.setitem(build.VARIANTS, "avxvnni", (*flags, *encoding))
+    assert torch.equal(logits_of("avxvnni", monkeypatch, rows), logits_of("avx2", monkeypatch, rows))
 
 
 def test_float_matrices_run_as_8_bit_groups():

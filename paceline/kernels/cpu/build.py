@@ -2,7 +2,7 @@
 
 The file name has a hash of sources, flags and compiler: a new version never loads an old library. Processes that
 compile at the same time each write a temporary file and rename it into place. `-march=native` is never used: a library
-is one of four variants, whose flags are written here.
+is one of several variants, whose flags are written here.
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-c
 LIBRARIES = ("-lm", "-lpthread")
 AVX512 = ("-DPACELINE_AVX512", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma")
 NEEDS_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"}
+AVX2 = ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c")
+NEEDS_AVX2 = {"avx2", "fma", "f16c"}
 VARIANTS = {
     "avx512bf16": (*AVX512, "-mavx512bf16"),
     "avx512": AVX512,
-    "avx2": ("-DPACELINE_AVX2", "-mavx2", "-mfma", "-mf16c"),
+    "avxvnni": (*AVX2, "-DPACELINE_AVXVNNI", "-mavxvnni"),
+    "avx2": AVX2,
     "portable": (),
 }
 NEEDS = {
     "avx512bf16": NEEDS_AVX512 | {"avx512_bf16"},
     "avx512": NEEDS_AVX512,
-    "avx2": {"avx2", "fma", "f16c"},
+    "avxvnni": NEEDS_AVX2 | {"avx_vnni"},
+    "avx2": NEEDS_AVX2,
 }
-OLDER = {"avx512bf16": "avx512"}  # variant to use where the compiler does not know the newest instructions
+OLDER = {"avx512bf16": "avx512", "avxvnni": "avx2"}  # variant to use where the compiler is too old for one
 
 
 @cache

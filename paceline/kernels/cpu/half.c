@@ -19,16 +19,9 @@ INLINE void half_tile(const program *p, const operation *o, int tile, int first,
 }
 
 static void half_rows(const program *p, const operation *o, int tile, int first, int rows) {
-    switch (rows) { /* one kernel for each number of rows, so that sums stay in registers */
-        case 1: half_tile(p, o, tile, first, 1); break;
-        case 2: half_tile(p, o, tile, first, 2); break;
-        case 3: half_tile(p, o, tile, first, 3); break;
-        case 4: half_tile(p, o, tile, first, 4); break;
-        case 5: half_tile(p, o, tile, first, 5); break;
-        case 6: half_tile(p, o, tile, first, 6); break;
-        case 7: half_tile(p, o, tile, first, 7); break;
-        default: half_tile(p, o, tile, first, BLOCK);
-    }
+#define KERNEL(n) half_tile(p, o, tile, first, n)
+    ROWS_SWITCH(rows, KERNEL)
+#undef KERNEL
 }
 
 /* output ← input times one matrix, without any epilogue; the number of outputs is a multiple of TILE */

@@ -1,13 +1,12 @@
 /* Linear layers: norm (if any) and quantise the rows, multiply integers with packed weights, scale, run the epilogue.
 
    A row's outputs never depend on other rows. Sums inside a group are exact integers, groups are added in order, and
-   the kernels for 1 … 8 rows do the same float operations for each row. */
+   the kernels for 1 … BLOCK rows do the same float operations for each row. */
 #include "program.h"
 #include "vmath.h"
 
 /* Measured on two cores of a Zen 4: docs/experiments.md, "Several rows of one sequence", "Temperature 1 on two
    cores" and "Temperature 1 on two cores, once more". */
-#define ROWS_QUANTISED_ALONE 8       /* rows up to which each thread quantises all rows for itself, and saves a wait */
 #define CACHED_INPUT_BYTES (1 << 19) /* quantised rows that stay in the second-level cache while weights are read */
 #define L2_AHEAD_BYTES 32768         /* from the weights in use to those prefetched into the second-level cache */
 #define L1_AHEAD_BYTES 1024          /* from the weights in use to those prefetched into the first-level cache */
@@ -31,22 +30,20 @@ INLINE void prefetch_some(weight_span *w) {
 }
 
 /* Quantise GROUP inputs to int8 with the given factor, store them among the rows of the block, and return their sum. */
-INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, int width) {
-    int32_t four[GROUP / 4];
+INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, input8 *q8, int rows) {
     const vi first = vf_to_int(vf_mul(low, factor)), second = vf_to_int(vf_mul(high, factor));
-    vi_store_bytes((int8_t *)four, first);
-    vi_store_bytes((int8_t *)four + LANES, second);
-    for (int b = 0; b < GROUP / 4; b++) memcpy(q + b * 4 * width, &four[b], 4);
+    store_inputs(q, q8, first, 4 * rows);
+    store_inputs(q + LANES * rows, q8 ? q8 + LANES * rows : NULL, second, 4 * rows);
     return vi_sum(vi_add(first, second));
 }
 
 /* Quantise groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is a norm. */
 static void quantise_row(const quantised *in, int row, const float *x, const float *norm, vf factor, int k, int from,
                          int to, weight_span *meanwhile) {
-    const int block = row / BLOCK, lane = row % BLOCK, width = block_rows(in, block);
-    int8_t *q = in->q + (int64_t)block * BLOCK * k + (int64_t)from * GROUP * width + lane * 4;
-    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * width + lane;
-    for (int j = from * GROUP; j < to * GROUP; j += GROUP, q += GROUP * width, at += width) {
+    const int block = row / BLOCK, lane = row % BLOCK, rows = block_rows(in, block);
+    int64_t place = (int64_t)block * BLOCK * k + (int64_t)from * GROUP * rows + lane * 4;
+    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * rows + lane;
+    for (int j = from * GROUP; j < to * GROUP; j += GROUP, place += GROUP * rows, at += rows) {
         vf low = vf_load(x + j), high = vf_load(x + j + LANES);
         prefetch_some(meanwhile);
         if (norm) {
@@ -54,29 +51,39 @@ static void quantise_row(const quantised *in, int row, const float *x, const flo
             high = vf_mul(vf_mul(high, factor), vf_load(norm + j + LANES));
         }
         const float top = vf_top(vf_max(vf_abs(low), vf_abs(high)));
-        const int32_t sum = quantise_group(low, high, vf_set1(top > 0.0f ? 127.0f / top : 0.0f), q, width);
+        const vf steps = vf_set1(top > 0.0f ? 127.0f / top : 0.0f);
+        const int32_t sum = quantise_group(low, high, steps, in->q + place, in->q8 ? in->q8 + place : NULL, rows);
         in->scale[at] = top * (1.0f / 127.0f);
         in->shift[at] = in->scale[at] * (float)sum;
         in->offset[at] = -128 * sum;
     }
 }
 
+static int has_8_bits(const operation *o) {
+    for (int i = 0; i < o->parts; i++)
+        if (o->part[i].format != GROUP4) return 1;
+    return 0;
+}
+
 /* Quantise groups [from, to) of rows [first, last) of the input. */
-static void quantise_rows(program *p, const operation *o, const quantised *in, int first, int last, int from, int to,
-                          weight_span meanwhile) {
+static void quantise_rows(program *p, const operation *o, const quantised *inputs, int first, int last, int from,
+                          int to, weight_span meanwhile) {
     const int k = o->part[0].inputs;
+    quantised in = *inputs;
+    if (!has_8_bits(o)) in.q8 = NULL;
     for (int row = first; row < last; row++) {
         const float *x = row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
         const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
-        quantise_row(in, row, x, o->norm, factor, k, from, to, &meanwhile);
+        quantise_row(&in, row, x, o->norm, factor, k, from, to, &meanwhile);
     }
 }
 
-INLINE void next_group(quantised *in, const int width) {
-    in->q += GROUP * width;
-    in->scale += width;
-    in->shift += width;
-    in->offset += width;
+INLINE void next_group(quantised *in, const int rows) {
+    in->q += GROUP * rows;
+    in->q8 += GROUP * rows;
+    in->scale += rows;
+    in->shift += rows;
+    in->offset += rows;
 }
 
 #define prefetch_ahead(w, rows)                                                                                        \
@@ -86,23 +93,23 @@ INLINE void next_group(quantised *in, const int width) {
     } while (0)
 
 /* out[r] ← products of one group of 8-bit weights with row r */
-INLINE void group8(const uint8_t *w, const quantised *in, const int rows, const int width, vf *out) {
-    dot8 sum[MAX_KERNEL_ROWS];
+INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *out) {
+    dot8 sum[BLOCK];
     for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
 #pragma GCC unroll 8
     for (int b = 0; b < 8; b++) {
-        const vw weights = weights8(w + 64 * b);
+        const vw8 weights = weights8(w + 64 * b);
         prefetch_ahead(w + 64 * b, rows);
-        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q + 4 * (width * b + r));
+        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q8 + 4 * (rows * b + r));
     }
     for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
 }
 
-INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
-    vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
+INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[BLOCK], sum[BLOCK];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 544, next_group(&in, width)) {
-        group8(w, &in, rows, width, sum);
+    for (int g = 0; g < groups; g++, w += 544, next_group(&in, rows)) {
+        group8(w, &in, rows, sum);
         prefetch_ahead(w + 512, rows);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
         for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
@@ -110,30 +117,30 @@ INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
 }
 
-INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
-    vf total[MAX_KERNEL_ROWS], sum[MAX_KERNEL_ROWS];
+INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[BLOCK], sum[BLOCK];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 512, next_group(&in, width)) {
-        group8(w, &in, rows, width, sum);
+    for (int g = 0; g < groups; g++, w += 512, next_group(&in, rows)) {
+        group8(w, &in, rows, sum);
         for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
     prefetch_ahead(w, rows);
     for (int r = 0; r < rows; r++) vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
 }
 
-INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, const int width, float *out) {
-    vf total[MAX_KERNEL_ROWS];
+INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
+    vf total[BLOCK];
     for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
-    for (int g = 0; g < groups; g++, w += 320, next_group(&in, width)) {
-        dot4 sum[MAX_KERNEL_ROWS];
+    for (int g = 0; g < groups; g++, w += 320, next_group(&in, rows)) {
+        dot4 sum[BLOCK];
         for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
 #pragma GCC unroll 4
         for (int b = 0; b < 4; b++) {
-            vw even, odd;
+            vw4 even, odd;
             weights4(w + 64 * b, &even, &odd);
             prefetch_ahead(w + 64 * b, rows);
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (width * 2 * b + r));
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (width * (2 * b + 1) + r));
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (rows * 2 * b + r));
+            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (rows * (2 * b + 1) + r));
         }
         const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
         prefetch_ahead(w + 256, rows);
@@ -145,22 +152,13 @@ INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int ro
     for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
 }
 
-/* One kernel for each number of rows, so that sums stay in registers. If a kernel takes whole blocks, the compiler also
-   knows the distance between the inputs of a row. */
-#define ROWS_CASE(n, kernel)                                                                                           \
-    case n: {                                                                                                          \
-        const int some = n < MAX_KERNEL_ROWS ? n : MAX_KERNEL_ROWS;                                                    \
-        kernel(w, groups, in, some, MAX_KERNEL_ROWS == BLOCK ? some : width, out);                                     \
-        break;                                                                                                         \
-    }
 #define DISPATCH(kernel)                                                                                               \
-    static void kernel##_rows(const uint8_t *w, int groups, quantised in, int rows, int width, float *out) {           \
-        (void)width;                                                                                                   \
-        switch (rows) {                                                                                                \
-            ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                        \
-            ROWS_CASE(5, kernel) ROWS_CASE(6, kernel) ROWS_CASE(7, kernel) ROWS_CASE(8, kernel)                        \
-        }                                                                                                              \
+    static void kernel##_rows(const uint8_t *w, int groups, quantised in, float *out) {                                \
+        ROWS_SWITCH(in.rows, kernel##_of)                                                                              \
     }
+#define tile_group8_of(n) tile_group8(w, groups, in, n, out)
+#define tile_group4_of(n) tile_group4(w, groups, in, n, out)
+#define tile_channel8_of(n) tile_channel8(w, groups, in, n, out)
 DISPATCH(tile_group8)
 DISPATCH(tile_group4)
 DISPATCH(tile_channel8)
@@ -169,15 +167,12 @@ DISPATCH(tile_channel8)
 static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, float *out) {
     const uint8_t *w = m->data + tile * m->stride;
     const int groups = m->inputs / GROUP, rows = block_rows(inputs, block);
-    for (int r = 0; r < rows; r += MAX_KERNEL_ROWS) {
-        const int64_t at = (int64_t)block * BLOCK * groups + r;
-        const quantised in = {inputs->q + (int64_t)block * BLOCK * m->inputs + 4 * r, inputs->scale + at,
-                              inputs->shift + at, inputs->offset + at, rows};
-        const int some = rows - r < MAX_KERNEL_ROWS ? rows - r : MAX_KERNEL_ROWS;
-        if (m->format == GROUP8) tile_group8_rows(w, groups, in, some, rows, out + r * TILE);
-        else if (m->format == GROUP4) tile_group4_rows(w, groups, in, some, rows, out + r * TILE);
-        else tile_channel8_rows(w, groups, in, some, rows, out + r * TILE);
-    }
+    const int64_t at = (int64_t)block * BLOCK * groups;
+    const quantised in = {inputs->q + at * GROUP,  inputs->q8 + at * GROUP, inputs->scale + at,
+                          inputs->shift + at, inputs->offset + at,     rows};
+    if (m->format == GROUP8) tile_group8_rows(w, groups, in, out);
+    else if (m->format == GROUP4) tile_group4_rows(w, groups, in, out);
+    else tile_channel8_rows(w, groups, in, out);
     if (m->bias)
         for (int r = 0; r < rows; r++)
             vf_store(out + r * TILE, vf_add(vf_load(out + r * TILE), vf_load(m->bias + tile * TILE)));

@@ -17,13 +17,15 @@ static void *zeroed(int64_t bytes) {
 static int make_quantised(quantised *x, int64_t rows, int64_t inputs) {
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK * BLOCK, scales = blocks * (inputs / GROUP) * 4;
     x->q = zeroed(blocks * inputs);
+    x->q8 = sizeof(input8) == 1 ? (input8 *)x->q : zeroed(blocks * inputs * (int64_t)sizeof(input8));
     x->scale = zeroed(scales);
     x->shift = zeroed(scales);
     x->offset = zeroed(scales);
-    return x->q && x->scale && x->shift && x->offset;
+    return x->q && x->q8 && x->scale && x->shift && x->offset;
 }
 
 static void free_quantised(quantised *x) {
+    if ((void *)x->q8 != x->q) free(x->q8);
     free(x->q), free(x->scale), free(x->shift), free(x->offset);
 }
 
@@ -37,8 +39,8 @@ static int make_scratch(scratch *s, const shape *shape, int inputs, int slice) {
     s->gathered = zeroed(2 * CHUNK * dim);
     s->sums = zeroed(4 * QUERY_BLOCK * (dim + 2));
     s->state = zeroed(4 * QUERY_BLOCK * (dim + 2));
-    return make_quantised(&s->inputs, BLOCK, inputs) && s->row && s->queries && s->scores && s->weights &&
-           s->gathered && s->sums && s->state && s->slice;
+    return make_quantised(&s->inputs, ROWS_QUANTISED_ALONE, inputs) && s->row && s->queries && s->scores &&
+           s->weights && s->gathered && s->sums && s->state && s->slice;
 }
 
 static void free_scratch(scratch *s) {

@@ -13,20 +13,34 @@
 #include "screen.h"
 #include "simd.h"
 
-#define BLOCK 8                     /* rows whose quantised inputs are interleaved */
+#define ROWS_QUANTISED_ALONE 8      /* rows up to which each thread quantises all rows for itself, and saves a wait */
 #define STRIPE 32                   /* rows that are multiplied with a tile while it is in the first-level cache */
 #define CHUNK 128                   /* keys of one softmax; chunks begin at multiples of it */
 #define CHUNK_PAGES (CHUNK / PAGE)
 #define OWN_BUFFERS FEATURES        /* number of buffers before FEATURES and STATES, which are the caller's memory */
 
 _Static_assert(TILE == LANES, "the outputs of a tile are one vector");
+_Static_assert(BLOCK <= 8 && STRIPE % BLOCK == 0, "ROWS_SWITCH has a case for each number of rows");
+
+/* Call kernel(n) with the constant n = rows, so that the kernel keeps its sums in registers. Cases above BLOCK are
+   empty. */
+#define ROWS_CASE(n, kernel)                                                                                           \
+    case n:                                                                                                            \
+        if (n <= BLOCK) kernel((n <= BLOCK ? n : 1));                                                                  \
+        break;
+#define ROWS_SWITCH(rows, kernel)                                                                                      \
+    switch (rows) {                                                                                                    \
+        ROWS_CASE(1, kernel) ROWS_CASE(2, kernel) ROWS_CASE(3, kernel) ROWS_CASE(4, kernel)                            \
+        ROWS_CASE(5, kernel) ROWS_CASE(6, kernel) ROWS_CASE(7, kernel) ROWS_CASE(8, kernel)                            \
+    }
 
 /* Rows quantised to int8, with a scale for each group of 32 inputs.
 
    BLOCK rows are interleaved, so that one pointer walks over all of them; the last block has the remaining rows.
-   With `rows` rows in a block: q [inputs / 4][rows][4]; scale, shift and offset [groups][rows]. */
+   With `rows` rows in a block: q and q8 [inputs / 4][rows][4]; scale, shift and offset [groups][rows]. */
 typedef struct {
     int8_t *q;
+    input8 *q8; /* factors of 8-bit weights: q itself, or a copy of it in the form that the variant multiplies best */
     float *scale;
     float *shift;    /* scale * sum of q */
     int32_t *offset; /* -128 * sum of q */
@@ -35,7 +49,7 @@ typedef struct {
 
 /* Memory of one thread. */
 typedef struct {
-    quantised inputs;     /* inputs of one block */
+    quantised inputs;     /* inputs of ROWS_QUANTISED_ALONE rows */
     float *row;           /* one normalised row */
     narrow *queries;      /* [QUERY_BLOCK][head_dim] */
     float *scores;        /* [QUERY_BLOCK][CHUNK] */

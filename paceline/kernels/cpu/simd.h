@@ -10,6 +10,9 @@
    A weight tile holds 16 outputs. dot4 and dot8 add up, exactly and in integers, the products of weights with signed
    8-bit inputs: four inputs a call, and one group of 32 at most. dot4 takes its unsigned weights as they are. dot8
    takes 8-bit weights as q - 128; a variant may begin its sum with `offset` = -128 * sum of the inputs instead.
+   store_inputs stores 16 quantised inputs, four after four, `step` apart: in q, and also in q8 if the variant has
+   WIDE_INPUTS for 8-bit weights. NULL for q8: there are none. BLOCK is the number of rows that one walk over a tile
+   serves.
 
    Pairs of bf16 numbers are multiplied in PAIR_PARTS parts, in order: both numbers of each pair at once if there is one
    part, otherwise the odd numbers of all pairs, then the even ones. vp is one part of 16 pairs. vp_load reads it from 16
@@ -55,6 +58,17 @@ static inline vp vp_load(const uint16_t *p, const int part) {
 static inline vp vp_set1(const narrow *two, const int part) { return vf_set1(two[1 - part]); }
 static inline vf vf_dot(vp a, vp b, vf sum) { return vf_fma(a, b, sum); }
 #endif
+
+static inline void store_inputs(int8_t *q, input8 *q8, vi x, int step) {
+    int32_t fours[4];
+    vi_store_bytes((int8_t *)fours, x);
+    for (int i = 0; i < 4; i++) memcpy(q + i * step, fours + i, 4);
+#ifdef WIDE_INPUTS
+    if (q8) store_wide(q8, x, step);
+#else
+    (void)q8;
+#endif
+}
 
 #define LANES 16      /* numbers of a vector */
 #define CACHE_LINE 64 /* bytes */

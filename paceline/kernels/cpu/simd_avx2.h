@@ -1,11 +1,12 @@
-/* Vectors of 16 lanes for AVX2 with FMA and F16C: two registers each. simd.h says what each function does. */
+/* Vectors of 16 lanes for AVX2 with FMA and F16C, and AVX-VNNI if a CPU has it: two registers each. simd.h says what
+   each function does. */
 #include <immintrin.h>
 
 typedef struct { __m256 a, b; } vf;
 typedef struct { __m256i a, b; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
-#define MAX_KERNEL_ROWS 2
+#define BLOCK 4
 #define SCORE_QUERIES 6
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 6
@@ -119,47 +120,88 @@ static inline void vi_store(int32_t *p, vi x) {
     _mm256_storeu_si256((__m256i *)p + 1, x.b);
 }
 
-typedef vi vw;
-typedef vi dot8;
-typedef vi dot4;
-static inline vw weights8(const uint8_t *p) { return vi_load((const int32_t *)p); }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
-    const vi nibbles = vi_load((const int32_t *)p), low = vi_set1(0x0f0f0f0f);
-    *even = vi_and(nibbles, low);
-    *odd = vi_and(vi_shr(nibbles, 4), low);
-}
-static inline __m256i broadcast4(const int8_t *x) {
+/* Add to a sum where it is. Otherwise gcc adds products in a tree, and moves sums and inputs to the stack. */
+#define IN_PLACE(sum) __asm__("" : "+x"((sum).a), "+x"((sum).b))
+static inline __m256i broadcast4(const void *x) {
     int32_t four;
     memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-/* Products of u8 and s8 may saturate in 16 bits. So the weight is taken as |q - 128| and its sign moves to the input:
-   sums of two products stay within 2 * 128 * 127 < 2^15. */
-static inline __m256i dot8_half(__m256i sum, __m256i w, __m256i x) {
-    const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(centred), _mm256_sign_epi8(x, centred));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+typedef vi vw4;
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
+    const vi nibbles = vi_load((const int32_t *)p), low = vi_set1(0x0f0f0f0f);
+    *even = vi_and(nibbles, low);
+    *odd = vi_and(vi_shr(nibbles, 4), low);
 }
-static inline dot8 dot8_begin(const int32_t *offset) { (void)offset; return vi_zero(); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
+
+#ifdef PACELINE_AVXVNNI
+typedef vi vw8;
+typedef vi dot8;
+typedef vi dot4;
+typedef int8_t input8;
+static inline vw8 weights8(const uint8_t *p) { return vi_load((const int32_t *)p); }
+static inline vi dot_fours(vi sum, vi w, const int8_t *x) {
     const __m256i four = broadcast4(x);
-    dot8 r = {dot8_half(sum.a, w.a, four), dot8_half(sum.b, w.b, four)};
-    return r;
+    return (vi){_mm256_dpbusd_epi32(sum.a, w.a, four), _mm256_dpbusd_epi32(sum.b, w.b, four)};
+}
+static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return dot_fours(sum, w, x); }
+static inline vi dot8_end(dot8 sum) { return sum; }
+static inline dot4 dot4_begin(void) { return vi_zero(); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return dot_fours(sum, w, x); }
+static inline vi dot4_end(dot4 sum) { return sum; }
+#else
+/* Inputs of 8-bit weights, in 16 bits: four are in the order 0, 2, 1, 3, since weights8 takes four weights apart into
+   0, 2 and 1, 3. */
+#define WIDE_INPUTS
+typedef int16_t input8;
+static inline void store_wide(input8 *q8, vi x, int step) {
+    const __m128i swap = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    const __m256i words = _mm256_packs_epi32(x.a, x.b); /* inputs 0-3 and 8-11, then 4-7 and 12-15 */
+    const __m256i wide = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(swap));
+    const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+    _mm_storel_epi64((__m128i *)q8, low);
+    _mm_storel_epi64((__m128i *)(q8 + step), high);
+    _mm_storeh_pd((double *)(q8 + 2 * step), _mm_castsi128_pd(low));
+    _mm_storeh_pd((double *)(q8 + 3 * step), _mm_castsi128_pd(high));
+}
+
+/* Sums of two 8-bit products need 17 bits, so that maddubs would saturate. Each half of the weights is widened to 16
+   bits instead: as many multiplications as |q - 128| in maddubs with its signs moved to the inputs, then a madd to
+   widen, but no third instruction on the same ports. */
+typedef struct { vi even, odd; } vw8;
+typedef vi dot8;
+static inline vw8 weights8(const uint8_t *p) {
+    const vi four = vi_load((const int32_t *)p);
+    return (vw8){vi_and(four, vi_set1(0x00ff00ff)), {_mm256_srli_epi16(four.a, 8), _mm256_srli_epi16(four.b, 8)}};
+}
+static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
+static inline dot8 dot8_pairs(dot8 sum, vi w, const input8 *x) {
+    const __m256i pair = broadcast4(x);
+    sum = vi_add(sum, (vi){_mm256_madd_epi16(w.a, pair), _mm256_madd_epi16(w.b, pair)});
+    IN_PLACE(sum);
+    return sum;
+}
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) {
+    return dot8_pairs(dot8_pairs(sum, w.even, x), w.odd, x + 2);
 }
 static inline vi dot8_end(dot8 sum) { return sum; }
+
 /* Sums of a group stay in 16 bits: it has eight pairs of 4-bit weights, of at most 2 * 15 * 127 each. */
+typedef vi dot4;
 static inline dot4 dot4_begin(void) { return vi_zero(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) {
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) {
     const __m256i four = broadcast4(x);
-    dot4 r = {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, four)),
-              _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, four))};
-    return r;
+    sum.a = _mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, four));
+    sum.b = _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, four));
+    IN_PLACE(sum);
+    return sum;
 }
 static inline vi dot4_end(dot4 sum) {
     const __m256i ones = _mm256_set1_epi16(1);
-    vi r = {_mm256_madd_epi16(sum.a, ones), _mm256_madd_epi16(sum.b, ones)};
-    return r;
+    return (vi){_mm256_madd_epi16(sum.a, ones), _mm256_madd_epi16(sum.b, ones)};
 }
+#endif
 
 #define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */
 #define prefetch_l2(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)

@@ -5,11 +5,11 @@
 typedef __m512 vf;
 typedef __m512i vi;
 
-#define MAX_KERNEL_ROWS 8 /* rows that one pass over a weight tile serves from registers */
-#define SCORE_QUERIES 12  /* queries that one pass over keys serves */
-#define SCORE_PAGES 2     /* pages of keys in one pass */
-#define VALUE_QUERIES 6   /* queries that one pass over values serves */
-#define VALUE_VECTORS 4   /* vectors of dimensions in one pass over values */
+#define BLOCK 8          /* rows that one pass over a weight tile serves from registers */
+#define SCORE_QUERIES 12 /* queries that one pass over keys serves */
+#define SCORE_PAGES 2    /* pages of keys in one pass */
+#define VALUE_QUERIES 6  /* queries that one pass over values serves */
+#define VALUE_VECTORS 4  /* vectors of dimensions in one pass over values */
 
 static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -86,11 +86,13 @@ static inline vf vf_dot(vp a, vp b, vf sum) { return _mm512_dpbf16_ps(sum, a, b)
 #endif
 
 /* Weights of 16 outputs × 4 inputs, in the order of a tile. */
-typedef __m512i vw;
+typedef __m512i vw8;
+typedef __m512i vw4;
+typedef int8_t input8;
 typedef __m512i dot8;
 typedef __m512i dot4;
-static inline vw weights8(const uint8_t *p) { return _mm512_loadu_si512(p); }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+static inline vw8 weights8(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
     const __m512i nibbles = _mm512_loadu_si512(p), low = _mm512_set1_epi8(15);
     *even = _mm512_and_si512(nibbles, low);
     *odd = _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
@@ -101,10 +103,10 @@ static inline __m512i broadcast4(const int8_t *x) {
     return _mm512_set1_epi32(four);
 }
 static inline dot8 dot8_begin(const int32_t *offset) { return _mm512_set1_epi32(*offset); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return _mm512_setzero_si512(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return _mm512_dpbusd_epi32(sum, w, broadcast4(x)); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) _mm_prefetch((const char *)(p), _MM_HINT_T0) /* a macro, since gcc drops it from a function */

@@ -6,7 +6,7 @@ typedef struct { float v[16]; } vf;
 typedef struct { int32_t v[16]; } vi;
 
 /* Sizes of kernels: simd_avx512.h says what each counts. */
-#define MAX_KERNEL_ROWS 1
+#define BLOCK 1
 #define SCORE_QUERIES 1
 #define SCORE_PAGES 1
 #define VALUE_QUERIES 1
@@ -89,18 +89,20 @@ static inline void vi_store_bytes(int8_t *p, vi a) {
 static inline void vi_store_words(uint16_t *p, vi a) { EACH_LANE p[i] = (uint16_t)a.v[i]; }
 static inline void vi_store(int32_t *p, vi a) { EACH_LANE p[i] = a.v[i]; }
 
-typedef struct { uint8_t v[64]; } vw;
+typedef struct { uint8_t v[64]; } vw8;
+typedef vw8 vw4;
+typedef int8_t input8;
 typedef vi dot8;
 typedef vi dot4;
-static inline vw weights8(const uint8_t *p) { vw r; memcpy(&r, p, 64); return r; }
-static inline void weights4(const uint8_t *p, vw *even, vw *odd) {
+static inline vw8 weights8(const uint8_t *p) { vw8 r; memcpy(&r, p, 64); return r; }
+static inline void weights4(const uint8_t *p, vw4 *even, vw4 *odd) {
     for (int i = 0; i < 64; i++) {
         even->v[i] = p[i] & 15;
         odd->v[i] = p[i] >> 4;
     }
 }
 static inline dot8 dot8_begin(const int32_t *offset) { return vi_set1(*offset); }
-static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
+static inline dot8 dot8_add(dot8 sum, vw8 w, const input8 *x) {
     EACH_LANE {
         const uint8_t *q = w.v + 4 * i;
         sum.v[i] += q[0] * x[0] + q[1] * x[1] + q[2] * x[2] + q[3] * x[3];
@@ -109,7 +111,7 @@ static inline dot8 dot8_add(dot8 sum, vw w, const int8_t *x) {
 }
 static inline vi dot8_end(dot8 sum) { return sum; }
 static inline dot4 dot4_begin(void) { return vi_zero(); }
-static inline dot4 dot4_add(dot4 sum, vw w, const int8_t *x) { return dot8_add(sum, w, x); }
+static inline dot4 dot4_add(dot4 sum, vw4 w, const int8_t *x) { return dot8_add(sum, w, x); }
 static inline vi dot4_end(dot4 sum) { return sum; }
 
 #define prefetch_l1(p) __builtin_prefetch(p)
