@@ -170,6 +170,6 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "identical-line": identical_line,
     "load": load_table,
     "agree": agree,
-    "reading": reading_table,
+    "peers-reading": reading_table,
     **GPU_PARTS,
 }

@@ -3,7 +3,7 @@
 Every system reads the same random tokens and answers with one. Systems take turns, each in its own process, in an order
 that rotates from round to round. The first round warms up and does not count.
 
-    python -m peers.reading --peers-python PEERS/bin/python --models PEERS/models > reading.json
+    python -m peers.reading --peers-python PEERS/bin/python --models PEERS/models > peers-reading.json
 """
 
 from __future__ import annotations

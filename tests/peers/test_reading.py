@@ -74,8 +74,8 @@ def test_every_system_reads_each_length_once_a_round(
 
 def test_the_page_shows_table_ratio_and_source(tmp_path: Path) -> None:
     record = FOUND | {"command": "python -m peers.reading", "machine": MACHINE, "versions": {"y": "y 1.0"}}
-    (tmp_path / "reading.json").write_text(json.dumps(record | {"failures": {"z": "died"}}))
-    text = PARTS["reading"]([tmp_path / "reading.json"])
+    (tmp_path / "peers-reading.json").write_text(json.dumps(record | {"failures": {"z": "died"}}))
+    text = PARTS["peers-reading"]([tmp_path / "peers-reading.json"])
     assert "| Paceline, plain | 1,333 | 1,000 | 4.00 |" in text
     assert "within a round: 3.00 at 1,000 tokens, 2.00 at 4,000 tokens." in text
     assert "commit abc1234" in text
