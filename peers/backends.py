@@ -51,14 +51,21 @@ def open_paceline(*, model: str, threads: int, drafter: str | None = None, forma
 
 
 def open_llamacpp(
-    *, model: str, threads: int, drafter: str | None = None, options: Mapping[str, int] | None = None
+    *,
+    model: str,
+    threads: int,
+    drafter: str | None = None,
+    options: Mapping[str, int] | None = None,
+    at_once: int = MAX_AT_ONCE,
+    context: int = CONTEXT_TOKENS,
 ) -> System:
-    """`drafter`: one of llama.cpp's own that needs no model, such as `ngram_simple`; `options`: its options."""
+    """`drafter`: one of llama.cpp's own that needs no model, such as `ngram_simple`; `options`: its options.
+    `context`: tokens of each of `at_once` prompts and its answer."""
     import xllamacpp as llama
 
     params = llama.CommonParams()
     params.model.path = model
-    params.n_ctx, params.n_parallel, params.n_gpu_layers = MAX_AT_ONCE * CONTEXT_TOKENS, MAX_AT_ONCE, 0
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = at_once * context, at_once, 0
     params.cache_ram_mib, params.verbosity = 0, 0
     for cpu in (params.cpuparams, params.cpuparams_batch):
         cpu.n_threads = threads

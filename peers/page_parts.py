@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from paceline.bench.offline_record import tokens_per_step
-from peers import agree_report
+from peers import agree_report, reading
 from peers.page_gpu import GPU_PARTS
 from peers.page_source import Paths, Record, load, machine_text, source, with_sources
 from peers.results import read_results
@@ -150,6 +150,17 @@ def agree(paths: Paths) -> str:
     return "\n".join([text, "", agree_report.text(record), "", f"{source(path, record)}, {versions}"])
 
 
+def reading_table(paths: Paths) -> str:
+    """Speeds of reading prompts, beside the peers."""
+    [path] = paths
+    record = load(path)
+    best = [f"{ratio:.2f} at {length:,} tokens" for length, ratio in reading.ratios(record).items()]
+    versions = ", ".join(f"{kind} ({version})" for kind, version in record["versions"].items())
+    ratio = [f"Best of Paceline over the best peer, within a round: {', '.join(best)}.", ""] if best else []
+    failures = [f"- {name}: not measured ({why})" for name, why in record["failures"].items()]
+    return "\n".join([reading.table(record), "", *ratio, f"{source(path, record)}; {versions}", *failures])
+
+
 PARTS: Mapping[str, Callable[[Paths], str]] = {
     "peers": peers,
     "peers-best": peers_best,
@@ -159,5 +170,6 @@ PARTS: Mapping[str, Callable[[Paths], str]] = {
     "identical-line": identical_line,
     "load": load_table,
     "agree": agree,
+    "peers-reading": reading_table,
     **GPU_PARTS,
 }

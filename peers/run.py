@@ -115,7 +115,7 @@ def facts(plan: Plan, modes: Sequence[Mode], *, versions: Mapping[str, str]) -> 
     return {
         "benchmark": "peers",
         "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "peers.run", *_without_paths(sys.argv[1:])]),
+        "command": shlex.join(["python", "-m", "peers.run", *without_paths(sys.argv[1:])]),
         "machine": describe(torch.device("cpu")),
         "versions": dict(versions),
         "plan": asdict(plan) | counts | slow,
@@ -123,7 +123,7 @@ def facts(plan: Plan, modes: Sequence[Mode], *, versions: Mapping[str, str]) -> 
     }
 
 
-def _without_paths(words: Sequence[str]) -> list[str]:
+def without_paths(words: Sequence[str]) -> list[str]:
     """The words with paths cut to their last part: the rest means nothing on another machine."""
     return [Path(word).name if os.sep in word else word for word in words]
 

@@ -4,6 +4,7 @@ The engine has the defaults of its device. Prompts are random, and every request
 clock stops:
 
     speed     submit `count` prompts of `length` tokens │ … │ all have their first token      tok_s = count · length / s
+    share     of the arithmetic limit, where C kernels run: seconds at best / s (paceline.bench.arithmetic)
     beside    sequences decode │ submit a long prompt │ … │ it has its first token
                                └── gaps: seconds between two outputs of the same decoding sequence ──┘
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from paceline.bench.arithmetic import prompt_arithmetic
 from paceline.bench.engine import Say, Setup, ready
 from paceline.bench.machine import describe
 from paceline.config import EngineConfig
@@ -26,12 +28,15 @@ from paceline.engine.assemble import Parts, assemble
 from paceline.engine.engine import Engine
 from paceline.errors import EngineDead, InvalidRequest, OutOfMemory
 from paceline.kernels.base import PAGE_SIZE
+from paceline.kernels.cpu.limits import Limits, measure_limits
+from paceline.models.config import ModelConfig
 from paceline.types import OFF, Finish, Request, SamplingParams
 
 SETTLING_STEPS = 16  # steps of decoding before the long prompt comes
 OUTPUT_TOKENS = 4096  # of the decoding sequences: they must outlast the prompt
 DEFINITION = (
     "tok_s: tokens of all prompts / seconds from submission until all have their first token; "
+    "first_token_s: these seconds; limit_share: seconds at the arithmetic limit / these seconds; "
     "gaps: seconds between two outputs of a decoding sequence, while the long prompt has no token yet"
 )
 
@@ -86,6 +91,7 @@ def measure(
     if beside is not None and max(setup.batches) < 2:
         raise InvalidRequest("--beside needs sequences that decode: give a --batch of at least 2")
     parts = _build(setup, speeds, beside)
+    limits = measure_limits(setup.threads) if parts.target.compiled else None
     vocab, rounds = parts.target.model.config.vocab_size, range(-1, setup.rounds)
     total, done = (len(speeds) + (beside is not None)) * len(rounds), 0
     read: dict[Prompts, list[float]] = {prompts: [] for prompts in speeds}
@@ -95,7 +101,7 @@ def measure(
         for prompts in speeds:
             say(f"{prompts} prompts", done, total)
             seconds = read_once(parts.engine, _requests(draw, prompts, vocab, tokens=1), clock=clock)
-            read[prompts] += [prompts.count * prompts.length / seconds] if round >= 0 else []
+            read[prompts] += [seconds] if round >= 0 else []
             done += 1
         if beside is not None:
             say(f"a prompt of {beside} beside others", done, total)
@@ -110,18 +116,15 @@ def measure(
         "definition": DEFINITION,
         "setup": asdict(setup),
         "machine": describe(torch.device(setup.device)),
-        "prompts": [
-            {"count": prompts.count, "length": prompts.length, "tok_s": statistics.median(runs), "tok_s_runs": runs}
-            for prompts, runs in read.items()
-        ],
+        "limits": asdict(limits) if limits else None,
+        "prompts": [_speed(prompts, runs, limits, parts.target.model.config) for prompts, runs in read.items()],
         "beside": _beside(beside, max(setup.batches) - 1, waits) if beside is not None else None,
     }
 
 
 def text(found: Mapping[str, Any]) -> str:
-    lines = [
-        f"{line['count']} × {line['length']}: {line['tok_s']:,.0f} tokens/s of reading" for line in found["prompts"]
-    ]
+    lines = [_limits_text(found["limits"])] if found["limits"] else []
+    lines += [_speed_text(line) for line in found["prompts"]]
     if beside := found["beside"]:
         gaps = ", ".join(f"{name} {1e3 * beside['gaps'][name]:.1f}" for name in ("median", "p99", "max"))
         lines.append(
@@ -129,6 +132,19 @@ def text(found: Mapping[str, Any]) -> str:
             f"ms between tokens {gaps}; the prompt {beside['tok_s']:,.0f} tokens/s"
         )
     return "\n".join(lines)
+
+
+def _limits_text(limits: Mapping[str, Any]) -> str:
+    return (
+        f"at best, {limits['variant']}, {limits['threads']} threads: {1e-9 * limits['bytes']:,.0f} G multiply-adds/s "
+        f"of 8-bit products, {1e-9 * limits['floats']:,.0f} of attention"
+    )
+
+
+def _speed_text(line: Mapping[str, Any]) -> str:
+    said = f"{line['count']} × {line['length']}: {line['tok_s']:,.0f} tokens/s of reading"
+    said += f", first token after {line['first_token_s']:.2f} s"
+    return said + (f", {line['limit_share']:.0%} of the arithmetic limit" if line["limit_share"] else "")
 
 
 def read_once(engine: Engine, requests: list[Request], *, clock: Callable[[], float]) -> float:
@@ -211,6 +227,19 @@ def _build(setup: Setup, speeds: tuple[Prompts, ...], beside: int | None) -> Par
             f"the KV cache holds {parts.memory.num_pages} pages, {pages} are needed: read shorter prompts"
         )
     return parts
+
+
+def _speed(prompts: Prompts, runs: list[float], limits: Limits | None, config: ModelConfig) -> dict[str, Any]:
+    seconds, tokens = statistics.median(runs), prompts.count * prompts.length
+    best = prompts.count * prompt_arithmetic(config, prompts.length).seconds(limits) if limits else None
+    return {
+        "count": prompts.count,
+        "length": prompts.length,
+        "tok_s": tokens / seconds,
+        "tok_s_runs": [tokens / run for run in runs],
+        "first_token_s": seconds,
+        "limit_share": best / seconds if best is not None else None,
+    }
 
 
 def _beside(length: int, sequences: int, waits: list[Beside]) -> dict[str, Any]:

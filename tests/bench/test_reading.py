@@ -81,6 +81,17 @@ def test_an_engine_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
         read_once(rig.engine, [ask("a", 5, 1)], clock=lambda: 0.0)
 
 
+def test_shares_in_words() -> None:
+    line = {"count": 1, "length": 1024, "tok_s": 2048.0, "first_token_s": 0.5, "limit_share": 0.616}
+    limits = {"variant": "avx2", "threads": 2, "bytes": 352e9, "floats": 110e9}
+    found = {"limits": limits, "prompts": [line, line | {"limit_share": None}], "beside": None}
+    assert reading.text(found).splitlines() == [
+        "at best, avx2, 2 threads: 352 G multiply-adds/s of 8-bit products, 110 of attention",
+        "1 × 1024: 2,048 tokens/s of reading, first token after 0.50 s, 62% of the arithmetic limit",
+        "1 × 1024: 2,048 tokens/s of reading, first token after 0.50 s",
+    ]
+
+
 def test_what_cannot_be_measured() -> None:
     with pytest.raises(InvalidRequest, match="without a drafter"):
         reading.measure(Setup(target="x", drafter="ngram"), (Prompts(1, 5),), None)
@@ -95,6 +106,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(last)
     assert [(line["count"], line["length"]) for line in found["prompts"]] == [(1, 40), (2, 20)]
     assert all(line["tok_s"] > 0 for line in found["prompts"])
+    assert all(line["first_token_s"] * line["tok_s"] == pytest.approx(40) for line in found["prompts"])
+    assert all(0 < line["limit_share"] < 1.2 for line in found["prompts"]), "more than the cores can do"
+    assert min(found["limits"]["bytes"], found["limits"]["floats"]) > 0
     assert (found["beside"]["sequences"], found["beside"]["length"]) == (2, 60)
     assert found["beside"]["gaps"]["count"] >= 2
     assert main(["bench", "engine", "--target", "x", "--prompt-speed", "many"]) == 2

@@ -20,7 +20,7 @@ WIDTH = 12  # pages of a sequence
 SHAPES = {
     "everything": CONFIGS["everything"],  # windows of 70 and none
     "short-window": replace(PLAIN, windows=(5,)),  # a window that ends among the nodes
-    "many-heads": CONFIGS["many-heads"],  # five rows in a query block
+    "many-heads": CONFIGS["many-heads"],  # eight rows in a query block
     "wide-heads": CONFIGS["wide-heads"],
 }
 

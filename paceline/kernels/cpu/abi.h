@@ -220,6 +220,10 @@ EXPORT void paceline_kv_read(const shape *, const int32_t *slots, int count, uin
 EXPORT int paceline_pick(pool *, const float *const *logits, const float *inverse_temperature, const uint32_t *keys,
                          const int32_t *ids, int rows, int vocab, int32_t *tokens);
 
+/* Measure the multiply-adds a second that each thread does at best while all work, in 8-bit products and in
+   attention: bytes and floats [threads]. */
+EXPORT void paceline_limits(pool *, double *bytes, double *floats);
+
 /* ---- functions for tests only: see testing.c ---- */
 
 EXPORT void paceline_gumbel(uint32_t k0, uint32_t k1, int vocab, float *out);

@@ -192,6 +192,7 @@ FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {  # name: result, 
     "paceline_kv_move": (c_int, (ADDRESS, ADDRESS, ADDRESS, c_int)),
     "paceline_kv_read": (None, (ADDRESS, ADDRESS, c_int, ADDRESS, ADDRESS)),
     "paceline_pick": (c_int, (ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, c_int, c_int, ADDRESS)),
+    "paceline_limits": (None, (ADDRESS, ADDRESS, ADDRESS)),
     # For tests only: see testing.c.
     "paceline_gumbel": (None, (c_uint32, c_uint32, c_int, ADDRESS)),
     "paceline_prefetched": (c_int64, (ADDRESS,)),
