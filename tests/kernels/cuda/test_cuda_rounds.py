@@ -272,8 +272,10 @@ def test_prompts_are_padded_to_few_lengths() -> None:
 
 def test_parts_of_a_step() -> None:
     stamps = [1_000, 2_001_000, 5_001_000, 5_001_000]
-    assert _parts(0.5, stamps, waits=False) == Times(step=0.5, draft=0.002, verify=0.003)
-    assert _parts(0.004, stamps, waits=True) == Times(step=0.004, draft=0.002, verify=0.002)
+    assert _parts(Times(step=0.5), stamps, waits=False) == Times(step=0.5, draft=0.002, verify=0.003)
+    assert _parts(Times(step=0.004, typical=False), stamps, waits=True) == Times(
+        step=0.004, typical=False, draft=0.002, verify=0.002
+    )
 
 
 def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> None:
