@@ -58,6 +58,7 @@ def steps(paths: Paths) -> str:
 def _steps_row(record: Record) -> list[str]:
     rows, one, many = record["rows_ms"], record["batches"]["1"], record["batches"]["16"]
     name = {"auto": "native (4 and 8 bits)"}.get(record["command"]["format"], record["command"]["format"])
+    name += f", {record['variant']}" if "variant" in record else ""
     speeds = [f"{one['tok_s']:.1f}", f"{many['tok_s']:.1f}", f"{record['batch_16_over_1']:.2f}"]
     shares = [f"{one['host_share']:.1%}", f"{many['host_share']:.1%}"]
     return [name, f"{rows['1']:.2f}", f"{rows['8']:.2f}", f"{record['rows_8_over_1']:.2f}", *speeds, *shares]

@@ -107,6 +107,7 @@ def main() -> None:
         "rows_8_over_1": round(rows[8] / rows[1], 3),
         "batches": batches,
         "batch_16_over_1": round(batches[16]["tok_s"] / batches[1]["tok_s"], 2),
+        "variant": load_library().variant,
         "command": vars(args),
         "machine": describe(torch.device("cpu")),
     }
