@@ -23,6 +23,7 @@ from paceline import LLM, SamplingParams
 from paceline.bench.machine import describe
 from paceline.draft import Draft
 from paceline.kernels.base import Output
+from paceline.kernels.cpu.build import load_library
 from paceline.runner.batch import Share, build_batch
 from paceline.types import Request
 
