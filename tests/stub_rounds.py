@@ -66,9 +66,6 @@ class StubRounds:
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         pass
 
-    def set_mask(self, lane: int, bits: np.ndarray, *, sure: int = 0) -> None:
-        pass
-
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         self.clock.now += self.host(seats)
         landed = [self._land(seat) for seat in seats]

@@ -17,7 +17,7 @@ from paceline.runner.rounds.rules import RoundRules
 
 @dataclass(slots=True)
 class PortableStep:
-    """What is known of a step: first its drafts, then the target's output, then its outcomes."""
+    """A step in flight: its drafts come first, then the target's output, then its outcomes."""
 
     read: list[Landed | None]  # outcomes of chunks
     seats: Sequence[Seat]
