@@ -23,16 +23,15 @@ import torch
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
-from paceline.kernels.edit_reference import Edits
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.batch_times import BatchTimes
-from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
+from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
 from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.cuda_ticket import Ticket
-from paceline.runner.rounds.device_state import Changes, DeviceState, edits_of
+from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
@@ -49,17 +48,15 @@ from paceline.runner.rounds.protocol import (
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
-from paceline.runner.rounds.rules import Judge, judged
+from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import MaskTable, Upload
+from paceline.runner.rounds.wanted import WantedBuckets, looks_up
 from paceline.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of drafts
-FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
-OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
 
 class CudaRounds:
@@ -100,14 +97,11 @@ class CudaRounds:
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
-        self._filtered: set[int] = set()  # lanes that filter logits
-        self._edited: set[int] = set()  # lanes that edit logits by more than a mask
+        self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
-        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
         # (draft length, drafter) → seconds of its rounds
         self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
-        self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
     def prepare(
@@ -130,7 +124,7 @@ class CudaRounds:
         known = {
             name: Drafts(
                 longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
-                finds_fewer=_looks_up(by),
+                finds_fewer=looks_up(by),
                 plain=bool(taps_of(by)),
             )
             for name, by in self.drafters.items()
@@ -143,7 +137,8 @@ class CudaRounds:
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
-        self._graphs.start(self._grid.start(known, offers=offers), seconds=seconds, report=report)
+        buckets = self._grid.start(known, offers=offers, scores=self._start_scores())
+        self._graphs.start(buckets, seconds=seconds, report=report)
         prepared = Prepared(
             graphs=len(self._graphs),
             record_seconds=time.perf_counter() - compiled,
@@ -159,10 +154,7 @@ class CudaRounds:
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
-        self._scorer.write(lane, sampler)
-        self._steady = None
-        (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
-        (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
+        self._wanted.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
@@ -170,7 +162,7 @@ class CudaRounds:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         recorded = len(self._graphs)
-        bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
+        bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context)) if seats else (None, None)
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
@@ -194,7 +186,7 @@ class CudaRounds:
             self.drafters.get(drafter or ""),
             self._held.get(drafter or ""),
             self._grid.context(context),
-            edits=bool(wanted) or any(chunk.lane in self._edited for chunk in chunks),
+            edits=bool(wanted) or self._wanted.edits([chunk.lane for chunk in chunks]),
             masks=self._mask_table(len(drawn)).write(wanted) if wanted else None,
         )
 
@@ -269,7 +261,7 @@ class CudaRounds:
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         by = self.drafters.get(drafter)
-        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
+        length = self._grid.draft(draft, finds_fewer=by is not None and looks_up(by))
         return self._seconds[length, drafter if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
@@ -298,50 +290,16 @@ class CudaRounds:
                 chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
 
-    def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
-        bound = self._grid.context(context)
-        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
-            return self._steady[3]
-        bucket = self._find_bucket(seats, drafter, bound)
-        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
-        return bucket
-
-    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
-        by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
-        lanes = [seat.lane for seat in seats]
-        finds_fewer = drafter is not None and _looks_up(self.drafters[drafter])
-        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
-        offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
-        count = self._grid.seats(len(seats))
-        wanted = self._expected(drafter, sum([min(length, draft) for length in by_drafter]))
-        wanted += self._expected(OFFERED, sum(by_host))
-        edits, masks = not self._edited.isdisjoint(lanes), any(seat.masked for seat in seats)
-        own = judged(seats)
-        return Bucket(
-            seats=count,
-            rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
-            draft=draft,
-            drafter=drafter if draft or drafter in self._held else None,
-            context=context,
-            filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
-            edits=edits,
-            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
-            offers=offers,
-            rules=tuple(sorted({seats[index].rule for index in own})),
-            judged=judged_count(len(own)),
-            tapped=any(seat.tapped for seat in seats),
-            masks=masks,
-        )
-
-    def _expected(self, drafter: str | None, allowed: int) -> int:
-        """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
-        if not allowed or drafter is None or (drafter != OFFERED and not self.drafters[drafter].finds_fewer):
-            return allowed
-        return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
+    def _start_scores(self) -> int:
+        """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""
+        rows = 2 * len(self._state.lengths) + self._grid.lanes + self._grid.max_drafted
+        vocab = self._target.vocab_size
+        enough = self._free_bytes() > SPARE_BYTES + 4 * rows * vocab
+        return 1 + min(TOPS[-1], vocab) if enough else 0
 
     def _make(self, bucket: Bucket) -> CudaRound:
+        if bucket.edits or bucket.masks:
+            self._state.make_tables(self._target.vocab_size)
         return CudaRound(
             bucket,
             self._state,
@@ -371,27 +329,11 @@ class CudaRounds:
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
+        offered = any(seat.offer is not None for seat in ticket.seats)
+        if not ticket.chunks and not offered and times.step and ticket.typical:
             self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
-        if not bucket.longest:
-            return
-        pairs = [*zip(ticket.seats, landed, strict=True)]
-        inside = [(min(seat.max_draft, bucket.draft), len(one.drafted)) for seat, one in pairs if seat.offer is None]
-        self._learn_found(bucket.drafter or "", inside)
-        if bucket.offers:
-            offered = [(min(seat.max_draft, bucket.offers), len(one.drafted)) for seat, one in pairs if seat.offer]
-            self._learn_found(OFFERED, offered)
-
-    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]]) -> None:
-        """Learn which share of the allowed tokens was found, by the numbers of both of each seat."""
-        if allowed := sum([most for most, _ in counts]):
-            share = sum([found for _, found in counts]) / allowed
-            self._found[drafter] = share + DECAY * (self._found[drafter] - share)
-
-
-def _looks_up(drafter: DeviceDrafter) -> bool:
-    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
-    return drafter.finds_fewer and not taps_of(drafter)
+        if bucket.longest:
+            self._wanted.learn(bucket, ticket.seats, landed)
 
 
 def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:

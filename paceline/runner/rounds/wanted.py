@@ -1,0 +1,108 @@
+"""The bucket that a step wants: the smallest of the grid in which all its seats find what they ask for.
+
+Which lanes filter, edit or score is known from the sequences written to them. Drafters that find fewer tokens than they
+may, and offers of the host, get rows for what they have found lately.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from paceline.kernels.edit_reference import Edits
+from paceline.runner.rounds.buckets import Bucket, Grid, judged_count
+from paceline.runner.rounds.device_state import edits_of
+from paceline.runner.rounds.protocol import DeviceDrafter, Landed, Seat, taps_of
+from paceline.runner.rounds.rules import judged
+from paceline.runner.rounds.scores import Scorer
+from paceline.sampling.sampler import Sampler
+
+DECAY = 0.9  # weight of the past in running averages of drafts
+FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
+OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
+
+
+class WantedBuckets:
+    def __init__(self, grid: Grid, drafters: Mapping[str, DeviceDrafter], scorer: Scorer, *, vocab_size: int) -> None:
+        self._grid = grid
+        self._drafters = drafters
+        self._scorer = scorer
+        self._vocab_size = vocab_size
+        self._filtered: set[int] = set()  # lanes that filter logits
+        self._edited: set[int] = set()  # lanes that edit logits by more than a mask
+        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
+        self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
+
+    def write(self, lane: int, sampler: Sampler) -> None:
+        """Begin a sequence in a lane."""
+        self._scorer.write(lane, sampler)
+        self._steady = None
+        (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
+        (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
+
+    def edits(self, lanes: Sequence[int]) -> bool:
+        """Return whether a lane edits logits by more than a mask."""
+        return not self._edited.isdisjoint(lanes)
+
+    def find(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
+        bound = self._grid.context(context)
+        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
+            return self._steady[3]
+        bucket = self._compute(seats, drafter, bound)
+        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
+        return bucket
+
+    def learn(self, bucket: Bucket, seats: Sequence[Seat], landed: Sequence[Landed]) -> None:
+        """Learn how many of the allowed tokens were found in a step that ran in `bucket`."""
+        pairs = [*zip(seats, landed, strict=True)]
+        inside = [(min(seat.max_draft, bucket.draft), len(one.drafted)) for seat, one in pairs if seat.offer is None]
+        self._learn_found(bucket.drafter or "", inside)
+        if bucket.offers:
+            offered = [(min(seat.max_draft, bucket.offers), len(one.drafted)) for seat, one in pairs if seat.offer]
+            self._learn_found(OFFERED, offered)
+
+    def _compute(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
+        by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
+        by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
+        lanes = [seat.lane for seat in seats]
+        by = None if drafter is None else self._drafters[drafter]
+        finds_fewer = by is not None and looks_up(by)
+        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
+        offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
+        count = self._grid.seats(len(seats))
+        wanted = self._expected(drafter, sum([min(length, draft) for length in by_drafter]))
+        wanted += self._expected(OFFERED, sum(by_host))
+        edits, masks, own = self.edits(lanes), any(seat.masked for seat in seats), judged(seats)
+        return Bucket(
+            seats=count,
+            rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
+            draft=draft,
+            drafter=drafter if draft or (by is not None and taps_of(by)) else None,
+            context=context,
+            filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
+            edits=edits,
+            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._vocab_size),
+            offers=offers,
+            rules=tuple(sorted({seats[index].rule for index in own})),
+            judged=judged_count(len(own)),
+            tapped=any(seat.tapped for seat in seats),
+            masks=masks,
+        )
+
+    def _expected(self, drafter: str | None, allowed: int) -> int:
+        """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
+        if not allowed or drafter is None or (drafter != OFFERED and not self._drafters[drafter].finds_fewer):
+            return allowed
+        return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
+
+    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]]) -> None:
+        """Learn which share of the allowed tokens was found, by the numbers of both of each seat."""
+        if allowed := sum([most for most, _ in counts]):
+            share = sum([found for _, found in counts]) / allowed
+            self._found[drafter] = share + DECAY * (self._found[drafter] - share)
+
+
+def looks_up(drafter: DeviceDrafter) -> bool:
+    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
+    return drafter.finds_fewer and not taps_of(drafter)
