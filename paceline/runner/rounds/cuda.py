@@ -16,7 +16,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.marks import Marks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
     NOTHING,
@@ -99,6 +99,7 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
+        self._mark: Callable[[], torch.cuda.Event | None] = Marks(device) if self.timed else lambda: None
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
         # (draft length, drafter) → seconds of its rounds
         self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
@@ -210,7 +211,6 @@ class CudaRounds:
             ticket.drafted.synchronize()
         return ticket.paths()
 
-    @torch.inference_mode()
     def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         assert ticket.round is not None, "a step without a round has nothing to draw"
         ticket.void, starts = [index for index in ticket.masked_seats if index not in masks], ticket.starts()
@@ -226,11 +226,11 @@ class CudaRounds:
         that the device has work behind the draw."""
         ticket, self._late = self._late, None
         if ticket is not None and ticket.round is not None:
-            ticket.round.mask(ticket.masks, ticket.void)
-            ticket.masked = self._mark()
-            self._end(ticket)
+            with torch.inference_mode():
+                ticket.round.mask(ticket.masks, ticket.void)
+                ticket.masked = self._mark()
+                self._end(ticket)
 
-    @torch.inference_mode()
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         if ticket is self._late:
             self._end_late()
@@ -254,9 +254,9 @@ class CudaRounds:
             if outcome.stamps is not None:
                 times = _parts(times, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
-                times = replace(times, verify=times.step)
+                times = times._replace(verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
-            times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
+            times = times._replace(read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
@@ -273,14 +273,6 @@ class CudaRounds:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """Have the device note the time at which it gets here."""
-        if self._state.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record()
-        return event
 
     def _read_dummies(self, most: int) -> None:
         """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
@@ -341,4 +333,4 @@ def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     if waits:
         verify = max(times.step - draft - accepting, 0.0)
-    return replace(times, draft=draft, verify=verify, accept=accepting)
+    return times._replace(draft=draft, verify=verify, accept=accepting)

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
-from paceline.runner.rounds.outcomes import Outcome
+from paceline.runner.rounds.outcomes import Fetched
 from paceline.runner.rounds.protocol import Chunk, Path, Seat
 from paceline.runner.rounds.round_states import RoundStates
 
@@ -36,7 +36,7 @@ class Ticket:
     masked: torch.cuda.Event | None = None  # the masks are there
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # by row
     void: Collection[int] = ()  # seats that draw nothing
-    outcome: Outcome | None = None  # of the seats
+    outcome: Fetched | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
 

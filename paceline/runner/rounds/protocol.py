@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -104,8 +105,7 @@ class Landed(NamedTuple):
         return len(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """Seconds that the device took; 0.0 where unknown."""
 
     step: float = 0.0
@@ -316,9 +316,15 @@ def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
-    old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
-    new = tuple(row[2 : 3 + accepted])
+    old, new = tuple(row[3 + longest : 3 + longest + drafted]), tuple(row[2 : 3 + accepted])
     if not tree:
-        return Landed(tuple(range(accepted)), old, new)
+        return Landed(_chain(accepted), old, new)
+    end = 4 + 2 * longest
     path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
     return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))
+
+
+@cache
+def _chain(accepted: int) -> tuple[int, ...]:
+    """Return the path of an accepted chain."""
+    return tuple(range(accepted))
