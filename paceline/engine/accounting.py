@@ -34,7 +34,7 @@ class Accounting:
 
     def charge(self, landing: Landing) -> None:
         """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
-        counts = [work.count + len(work.draft.tokens) for work in landing.works]
+        counts = [work.count + work.drafted for work in landing.works]
         rows = sum(counts)
         draft, verify = (seconds / max(rows, 1) for seconds in (landing.times.draft, landing.times.verify))  # of a row
         for work, count in zip(landing.works, counts, strict=True):
@@ -63,7 +63,7 @@ class Accounting:
     def count_tokens(self, work: Work, kept: int) -> None:
         """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor."""
         assert work.verdict is not None
-        sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(work.verdict.path)
+        sequence, drafted, accepted = work.sequence, work.drafted, len(work.verdict.path)
         counters, stats = sequence.counters, self._stats
         if counters.first_token is None:
             counters.first_token = self._clock()
@@ -72,7 +72,7 @@ class Accounting:
         stats.drafted += drafted
         stats.accepted += accepted
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
+            self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
         if work.drafter in sequence.predictors and not work.forced:
             counters.prediction_accepted += min(accepted, kept)
             counters.prediction_rejected += drafted - accepted

@@ -45,7 +45,7 @@ def origins(verdict: Verdict, count: int) -> tuple[Origin, ...]:
 
 def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
     """Make the event of a work, with the tokens `kept`."""
-    sequence, drafted = work.sequence, len(work.draft.tokens)
+    sequence, drafted = work.sequence, work.drafted
     return TokenEvent(
         sequence.request.id,
         sequence.sample,

@@ -76,7 +76,7 @@ class HostDrafters:
         """Report how many tokens of their drafts were right, once the new tokens are committed."""
         for work in works:
             sequence = work.sequence
-            if work.drafted_from >= 0 and work.draft and not work.forced and sequence.finish is None:
+            if work.drafted_from >= 0 and work.drafted and not work.forced and sequence.finish is None:
                 right = len(sequence.tokens) - 1 - work.drafted_from  # the last token is the target's own
                 self.guards[work.drafter or ""].observe(sequence.key, self._view(sequence), right)
 
