@@ -13,10 +13,10 @@ ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribut
 ALL_PLAIN = (PLAIN,)  # origins of a round without a draft
 
 
-def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
+def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[Seq[int], str]:
     """Return the tokens up to the first that ends the sequence, and their text. Sets `finish` if one ends it."""
     room, grammar, stream = sequence.max_length - len(sequence.tokens), sequence.sampler.grammar, sequence.stream
-    kept, shown, finish = list(tokens[:room]), room, None if len(tokens) < room else Finish.LENGTH
+    kept, shown, finish = (tokens, room, None) if len(tokens) < room else (tokens[:room], room, Finish.LENGTH)
     if grammar is not None:
         fitting, ending = grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
@@ -43,7 +43,7 @@ def origins(verdict: Verdict, count: int) -> tuple[Origin, ...]:
     return (*(ACCEPTED,) * len(verdict.path), BONUS)[:count]
 
 
-def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
+def event(work: Work, verdict: Verdict, kept: Seq[int], text: str) -> TokenEvent:
     """Make the event of a work, with the tokens `kept`."""
     sequence, drafted = work.sequence, work.drafted
     return TokenEvent(

@@ -32,6 +32,15 @@ LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
 
 
+class Best(NamedTuple):
+    """The best draft length of a drafter, as it was found some rounds ago."""
+
+    length: int  # tokens
+    batch: int  # sequences for which it is kept
+    rounds: int  # rounds for which it is kept
+    seconds: list[float]  # of rounds with drafts of 0, 1, … tokens, by which it is the best
+
+
 class Terms(NamedTuple):
     """Terms on which a drafter drafts in one step, for all its sequences."""
 
@@ -52,9 +61,7 @@ class Governor:
         self._rounds = rounds
         self._rests = Rests()
         self._trials = Trials()
-        self._best: dict[
-            str, tuple[int, int, int]
-        ] = {}  # drafter → best draft length, its batch, rounds to keep it for
+        self._best: dict[str, Best] = {}  # by drafter
         self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
         # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
@@ -211,6 +218,13 @@ class Governor:
         tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in self._weighed(sequences, resting)}
         return {drafter: table for drafter, table in tables.items() if table}
 
+    def _kept(self, drafter: str, batch: int) -> Best | None:
+        """Return the best length that is kept for this round, if there is one.
+
+        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
+        best = self._best.get(drafter)
+        return best if best is not None and best.length and best.rounds > 0 and best.batch == batch else None
+
     def _weighed(self, sequences: Seq[Sequence], resting: set[str | None]) -> list[str]:
         """List the device's drafters of the sequences that are weighed by the times of rounds."""
         if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
@@ -236,7 +250,9 @@ class Governor:
 
     def _table(self, drafter: str, *, batch: int) -> list[float]:
         """Return seconds of rounds with drafts of 0, 1, … tokens, as the device or the host needs: whichever is longer.
-        Empty if fewer than two lengths were measured."""
+        Empty if fewer than two lengths were measured. While a best length is kept, nobody looks for another one."""
+        if (best := self._kept(drafter, batch)) is not None:
+            return best.seconds
         device = self._device_table(drafter, batch=batch)
         plain, drafting = (self._host[by].near(batch) or 0.0 for by in (None, drafter))
         return [max(seconds, drafting if length else plain) for length, seconds in enumerate(device)]
@@ -256,7 +272,7 @@ class Governor:
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
 
     def _within_a_round(
-        self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: Seq[float]
+        self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: list[float]
     ) -> list[int]:
         """Cap the drafts of `drafter` at the length that maximises tokens per second of the batch, in which sequences
         of other drafters decode plainly. If that length is 0, this round probes, unless even perfect drafts would not
@@ -264,22 +280,17 @@ class Governor:
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
         if not any(own):
             return wishes
-        length = self._kept_length(drafter, len(sequences)) or self._best_length(sequences, own, drafter, seconds)
+        if (best := self._kept(drafter, len(sequences))) is not None:
+            self._best[drafter], length = best._replace(rounds=best.rounds - 1), best.length
+        else:
+            length = self._best_length(sequences, own, drafter, seconds)
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
-    def _kept_length(self, drafter: str, batch: int) -> int:
-        """Return the length that was best some rounds ago; 0: it is time to look again.
-
-        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
-        length, size, rounds = self._best.get(drafter, (0, 0, 0))
-        self._best[drafter] = length, size, rounds - 1
-        return length if size == batch and rounds > 0 else 0
-
-    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: Seq[float]) -> int:
+    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
         speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
         length, batch, tried = speed.index(max(speed)), len(sequences), self._trials.end(drafter)
-        self._best[drafter] = length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT)
+        self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
             self._rests.end(drafter)
             return length

@@ -18,6 +18,7 @@ of round can do all of it, and only its seats are powers of two.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,7 +114,7 @@ class Grid:
         """Return the draft length of the bucket for drafts of at most `length` tokens."""
         if length and finds_fewer:
             return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
-        return max(known for known in DRAFTS if known <= length)
+        return DRAFTS[bisect_right(DRAFTS, length) - 1]
 
     def rows(self, seats: int, longest: int, wanted: int, *, finds_fewer: bool) -> int:
         """Round the rows of a verification up, but not beyond what `seats` can draft, each `longest` tokens."""
