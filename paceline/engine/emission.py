@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cache
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
@@ -38,9 +39,10 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[Seq[int], str]:
     return kept, text
 
 
-def origins(verdict: Verdict, count: int) -> tuple[Origin, ...]:
+@cache
+def origins(accepted: int, count: int) -> tuple[Origin, ...]:
     """Return the origins of the first `count` new tokens after a draft. The last one of all is the target's own."""
-    return (*(ACCEPTED,) * len(verdict.path), BONUS)[:count]
+    return (*(ACCEPTED,) * accepted, BONUS)[:count]
 
 
 def event(work: Work, verdict: Verdict, kept: Seq[int], text: str) -> TokenEvent:
@@ -50,7 +52,7 @@ def event(work: Work, verdict: Verdict, kept: Seq[int], text: str) -> TokenEvent
         sequence.request.id,
         sequence.sample,
         tuple(kept),
-        origins(verdict, len(kept)) if drafted else ALL_PLAIN[: len(kept)],
+        origins(len(verdict.path), len(kept)) if drafted else ALL_PLAIN[: len(kept)],
         work.drafter if drafted and not work.forced else None,
         drafted,
         len(verdict.path),

@@ -124,8 +124,8 @@ class Governor:
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
-            output = len(sequence.tokens) - sequence.prompt_length
-            sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
+            pace, output = sequence.paces.get(drafter), len(sequence.tokens) - sequence.prompt_length
+            (pace or sequence.pace_with(drafter)).learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
             self._judged.add(drafter)
 
