@@ -50,11 +50,11 @@ class Accounting:
         self._stats.count_landing(times, waited=landing.waited, lap=lap, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
-            drawn = [work.verdict for work in landing.works if work.verdict is not None]
+            drawn = [len(work.verdict.path) for work in landing.works if work.verdict is not None]
             self._governor.cost.observe(
                 sequences=len(drawn),
                 rows=self._rows,
-                tokens=len(drawn) + sum([len(verdict.path) for verdict in drawn]),
+                tokens=len(drawn) + sum(drawn),
                 pass_seconds=times.verify,
                 step_seconds=times.step or self._mark - self._began,
                 draft_seconds=times.draft,

@@ -26,7 +26,7 @@ from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
-from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
+from paceline.runner.rounds.cuda_chunks import NOTHING_READ, ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.cuda_ticket import Ticket
@@ -167,7 +167,7 @@ class CudaRounds:
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
-        read = self._read_chunks(chunks, drafter, context)
+        read = self._read_chunks(chunks, drafter, context) if chunks else NOTHING_READ
         replayed = round is None or round.recorded or self._recorder is None
         typical = replayed and len(self._graphs) == recorded
         ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)

@@ -70,11 +70,11 @@ class WantedBuckets:
     def learn(self, bucket: Bucket, seats: Sequence[Seat], landed: Sequence[Landed]) -> None:
         """Learn how many of the allowed tokens were found in a step that ran in `bucket`."""
         pairs = [*zip(seats, landed, strict=True)]
-        inside = [(min(seat.max_draft, bucket.draft), len(one.drafted)) for seat, one in pairs if seat.offer is None]
-        self._learn_found(bucket.drafter or "", inside)
-        if bucket.offers:
-            offered = [(min(seat.max_draft, bucket.offers), len(one.drafted)) for seat, one in pairs if seat.offer]
-            self._learn_found(OFFERED, offered)
+        inside = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is None]
+        self._learn_found(bucket.drafter or "", inside, longest=bucket.draft)
+        if len(inside) < len(pairs):
+            offered = [(seat.max_draft, len(one.drafted)) for seat, one in pairs if seat.offer is not None]
+            self._learn_found(OFFERED, offered, longest=bucket.offers)
 
     def _demand(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Demand:
         by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
@@ -115,9 +115,9 @@ class WantedBuckets:
             return allowed
         return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
 
-    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]]) -> None:
-        """Learn which share of the allowed tokens was found, by the numbers of both of each seat."""
-        if allowed := sum([most for most, _ in counts]):
+    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]], *, longest: int) -> None:
+        """Learn which share of the allowed tokens, at most `longest` for a seat, was found."""
+        if allowed := sum([most if most < longest else longest for most, _ in counts]):
             share = sum([found for _, found in counts]) / allowed
             self._found[drafter] = share + DECAY * (self._found[drafter] - share)
 
