@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -89,9 +88,7 @@ class Products:
         """Return the matrix, or what it is as floats if there are many rows."""
         if matrix.format not in (GROUPED, NIBBLES) or len(x) < EXPANDED_ROWS:
             return matrix
-        floats = self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats")
-        expand(matrix, floats)
-        return replace(matrix, q=floats, format=FLOAT, scale=None)
+        return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
         if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
