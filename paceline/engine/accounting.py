@@ -61,9 +61,12 @@ class Accounting:
             )
 
     def count_tokens(self, work: Work, kept: int) -> None:
-        """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor."""
+        """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor.
+
+        Right tokens behind the end of the answer count neither as drafted nor as accepted: nobody gets them."""
         assert work.verdict is not None
-        sequence, drafted, accepted = work.sequence, work.drafted, len(work.verdict.path)
+        behind = max(len(work.verdict.path) - kept, 0)
+        sequence, drafted, accepted = work.sequence, work.drafted - behind, len(work.verdict.path) - behind
         counters, stats = sequence.counters, self._stats
         if counters.first_token is None:
             counters.first_token = self._clock()
@@ -74,7 +77,7 @@ class Accounting:
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
             self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
         if work.drafter in sequence.predictors and not work.forced:
-            counters.prediction_accepted += min(accepted, kept)
+            counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted
 
     def _lap(self) -> float:

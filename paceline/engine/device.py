@@ -170,10 +170,13 @@ class DeviceStepper:
         self._observed_at = now if self._launched else None
         if step is None or step.planned is None or not landing.decodes or not landing.times.typical:
             return
-        drafters = {work.drafter for work in landing.works if work.max_draft}
-        if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart
-            seconds = step.planned + now - self._landed_at
-            self._governor.learn_host(seconds, drafter=step.drafter if drafters else None, batch=len(step.seats))
+        drafters = {work.drafter for work in landing.works if work.max_draft and not work.forced}
+        self._governor.host.learn(
+            step.planned + now - self._landed_at,
+            drafter=step.drafter if step.drafter in drafters else next(iter(drafters), None),
+            batch=len(step.seats),
+            masked=any(work.sequence.sampler.grammar is not None for work in landing.works),
+        )
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()

@@ -51,7 +51,7 @@ from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import MaskTable, Upload
-from paceline.runner.rounds.wanted import WantedBuckets, looks_up
+from paceline.runner.rounds.wanted import OFFERED, WantedBuckets, looks_up
 from paceline.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -261,8 +261,8 @@ class CudaRounds:
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         by = self.drafters.get(drafter)
-        length = self._grid.draft(draft, finds_fewer=by is not None and looks_up(by))
-        return self._seconds[length, drafter if length else None].near(batch)
+        length = self._grid.draft(draft, finds_fewer=by is None or looks_up(by))
+        return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -321,9 +321,10 @@ class CudaRounds:
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        offered = any(seat.offer is not None for seat in ticket.seats)
-        if not ticket.chunks and not offered and times.step and ticket.typical:
-            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
+        offered = bool(bucket.offers) and any(seat.offer is not None for seat in ticket.seats)
+        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.draft else None)
+        if not ticket.chunks and not (offered and bucket.draft) and times.step and ticket.typical:
+            self._seconds[kind].learn(len(ticket.seats), times.step)
         if bucket.longest:
             self._wanted.learn(bucket, ticket.seats, landed)
 

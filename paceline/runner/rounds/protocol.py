@@ -164,7 +164,8 @@ class Rounds(Protocol):
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
 
-        With `draft` 0 it is a plain round, and the drafter does not matter."""
+        With `draft` 0 it is a plain round, and the drafter does not matter. Drafters on the host have the times of
+        rounds with offers."""
 
     def improve(self) -> bool:
         """Use a moment in which nothing is in flight to make later steps faster. False: nothing is left to do."""

@@ -179,8 +179,9 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
 
 
 def test_seconds_are_of_a_drafter(device: torch.device) -> None:
-    """And of a plain round whoever asks."""
+    """And of a plain round whoever asks. Drafters on the host share the times of rounds with offers."""
     rounds, _ = pair(device, "ngram")
+    rounds.drafters = {**rounds.drafters, "other": AGAIN["again"]}
     seats = {0: [Seat(0, 0)], 4: [Seat(0, 4)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (4, "ngram", 2.0), (4, "other", 3.0)]):
         bucket = replace(rounds._wanted.find(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
@@ -189,6 +190,11 @@ def test_seconds_are_of_a_drafter(device: torch.device) -> None:
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 4, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 4, "third") is None
+    offering = [Seat(0, 3, Offer(1, (1, 2, 3, 4)))] * 8
+    wanted = rounds._wanted.find(offering, None, 30)
+    ticket = Ticket([], offering, wanted, None, ReadChunks(), None, typical=True)
+    rounds._learn(ticket, [Landed((), (), (1,))] * 8, Times(step=4.0))
+    assert [rounds.round_seconds(8, draft, "third") for draft in (0, 1, 4, 5)] == [1.0, 4.0, 4.0, None]
     assert rounds.round_seconds(20, 4, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 4, "ngram") == 2.0
     assert rounds.round_seconds(10, 1, "ngram") == 2.0, "lookups of fewer tokens run in the same rounds"
