@@ -65,8 +65,9 @@ class Accounting:
 
         Right tokens behind the end of the answer count neither as drafted nor as accepted: nobody gets them."""
         assert work.verdict is not None
-        behind = max(len(work.verdict.path) - kept, 0)
-        sequence, drafted, accepted = work.sequence, work.drafted - behind, len(work.verdict.path) - behind
+        sequence, drafted, accepted = work.sequence, work.drafted, len(work.verdict.path)
+        if accepted > kept:
+            drafted, accepted = drafted - (accepted - kept), kept
         counters, stats = sequence.counters, self._stats
         if counters.first_token is None:
             counters.first_token = self._clock()

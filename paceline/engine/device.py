@@ -175,7 +175,7 @@ class DeviceStepper:
             step.planned + now - self._landed_at,
             drafter=step.drafter if step.drafter in drafters else next(iter(drafters), None),
             batch=len(step.seats),
-            masked=any(work.sequence.sampler.grammar is not None for work in landing.works),
+            masked=len(self._masks) > 0 and any(work.sequence.sampler.grammar is not None for work in landing.works),
         )
 
     def improve(self) -> bool:
@@ -262,16 +262,16 @@ class DeviceStepper:
     def _choose_drafter(self, wanting: Seq[Work], seats: Seq[Work], reading: Seq[Work]) -> str | None:
         """Pick the device's drafter of this step, round-robin; sequences of its other drafters decode plainly. If none
         drafts, pick one that has prompt tokens or hidden states to read. `wanting`: seats that want a draft."""
-        inside = [work for work in wanting if work.drafter in self._rounds.drafters]
-        wanted = list(dict.fromkeys(work.drafter for work in inside))
+        names = dict.fromkeys([work.drafter for work in wanting])
+        wanted = [name for name in names if name in self._rounds.drafters]
         if not wanted:
             readers = [work for work in reading if work.sequence.drafter in self._readers]
             readers += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
             return readers[0].sequence.drafter if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
-        for work in inside:
-            if work.drafter != chosen:
+        for work in wanting if len(wanted) > 1 else ():
+            if work.drafter != chosen and work.drafter in wanted:
                 work.go_plain(Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}"))
         return chosen
 

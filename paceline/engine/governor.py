@@ -75,11 +75,14 @@ class Governor:
             self._rests.tell(judged)
             self._trials.tell(judged)
         self._judged.clear()
-        resting = self._resting(sequences)
-        seconds = self._round_seconds(sequences, resting)
-        resting |= self._on_trial(sequences, resting, seconds)
-        drafters = dict.fromkeys([sequence.drafter for sequence in sequences])
-        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters if name is not None}
+        batch, names = len(sequences), dict.fromkeys([sequence.drafter for sequence in sequences])
+        drafters = [name for name in names if name is not None]
+        resting = self._resting(drafters, batch=batch)
+        awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
+        masked = any([sequence.sampler.grammar is not None for sequence in sequences])
+        seconds = self._round_seconds(awake, batch=batch, masked=masked)
+        resting |= self._on_trial([name for name in awake if name not in seconds], batch=batch)
+        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters}
         wishes = [
             self._wish(sequence, running, terms.get(sequence.drafter or ""))
             if sequence.sampler.grammar is not None
@@ -198,11 +201,10 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
+    def _resting(self, drafters: Seq[str], *, batch: int) -> set[str]:
         """Return the drafters that rest in this round."""
-        drafters = {sequence.drafter for sequence in sequences}
-        rested = {drafter for drafter in drafters if drafter is not None and drafter in self._rests}
-        resting = {drafter for drafter in drafters if self._rests.count_down(drafter, batch=len(sequences))}
+        rested = {drafter for drafter in drafters if drafter in self._rests}
+        resting = {drafter for drafter in rested if self._rests.count_down(drafter, batch=batch)}
         for drafter in rested:
             if drafter not in self._rests:
                 self.host.forget(drafter)  # a time that a busy moment made too long would keep it off for ever
@@ -213,11 +215,9 @@ class Governor:
             sequence.off = PLAIN_FASTER
         return 0
 
-    def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
+    def _round_seconds(self, drafters: Seq[str], *, batch: int, masked: bool) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
-        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
-        weighed = self._weighed(sequences, resting)
-        tables = {drafter: self._table(drafter, batch=len(sequences), masked=masked) for drafter in weighed}
+        tables = {drafter: self._table(drafter, batch=batch, masked=masked) for drafter in drafters}
         return {drafter: table for drafter, table in tables.items() if table}
 
     def _kept(self, drafter: str, batch: int) -> Best | None:
@@ -227,21 +227,16 @@ class Governor:
         best = self._best.get(drafter)
         return best if best is not None and best.length and best.rounds > 0 and best.batch == batch else None
 
-    def _weighed(self, sequences: Seq[Sequence], resting: set[str | None]) -> list[str]:
-        """List the drafters of the sequences that are weighed by the times of rounds: those of a device."""
-        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
-            return []
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
-        return [name for name in drafters if name is not None and name not in resting]
+    @property
+    def _weighs_rounds(self) -> bool:
+        """True if drafters are weighed by the times of rounds: on a device."""
+        return self._rounds is not None and self._weighs_cost
 
-    def _on_trial(
-        self, sequences: Seq[Sequence], resting: set[str | None], known: Mapping[str, Seq[float]]
-    ) -> set[str | None]:
-        """Return the drafters that are on trial and do not draft in this round."""
+    def _on_trial(self, drafters: Seq[str], *, batch: int) -> set[str]:
+        """Return those of the drafters without known times that do not draft in this round of their trial."""
         if self._rounds is None or not self._rounds.timed:
             return set()
-        unknown = [drafter for drafter in self._weighed(sequences, resting) if drafter not in known]
-        return {drafter for drafter in unknown if self._tries_plain(drafter, batch=len(sequences))}
+        return {drafter for drafter in drafters if self._tries_plain(drafter, batch=batch)}
 
     def _tries_plain(self, drafter: str, *, batch: int) -> bool:
         """Return whether a round of a trial is plain."""
