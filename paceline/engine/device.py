@@ -127,10 +127,11 @@ class DeviceStepper:
 
     def land(self) -> Landing:
         launched, began = self._launched.popleft(), self._clock()
+        self._rounds.wait(launched.ticket)
+        self._landed, self._landed_at = launched, self._clock()
+        waited = self._landed_at - began
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
-        self._landed_at = ended_at
-        waited = ended_at - began
+        self._step_seconds = times.step
         works, ended = [], []
         all_works, outcomes = [*launched.reading, *launched.seats], [*chunks[launched.extra :], *seats]
         rows = [*[work.count for work in launched.reading], *[0] * len(launched.seats)]

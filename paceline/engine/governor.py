@@ -79,7 +79,7 @@ class Governor:
         drafters = [name for name in names if name is not None]
         resting = self._resting(drafters, batch=batch)
         awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
-        masked = any([sequence.sampler.grammar is not None for sequence in sequences])
+        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
         resting |= self._on_trial([name for name in awake if name not in seconds], batch=batch)
         terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters}

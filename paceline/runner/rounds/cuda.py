@@ -231,12 +231,15 @@ class CudaRounds:
                 ticket.masked = self._mark()
                 self._end(ticket)
 
-    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+    def wait(self, ticket: Ticket) -> None:
         if ticket is self._late:
             self._end_late()
-        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        self.wait(ticket)
+        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         times = Times(step=ticket.seconds(), typical=ticket.typical)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []

@@ -156,8 +156,11 @@ class Rounds(Protocol):
         t // 32. They decide alone which stop tokens may be drawn, whatever `min_tokens` says. None: any token; the
         row's draft is never accepted. A masked seat that is missing draws nothing, and its lane stays as it is."""
 
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for a step, so that the time of the device can be told from that of the host."""
+
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        """Wait for a step. Each step is collected once, in the order of launches.
+        """Wait for a step, and read its outcome. Each step is collected once, in the order of launches.
 
         Returns outcomes of chunks (None if only keys and values were wanted), outcomes of seats, and times."""
 
