@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
-from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
 
@@ -33,6 +33,8 @@ from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
+SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
+ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 TRIES = 3  # timed runs of a way
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
@@ -42,6 +44,11 @@ Way = Callable[..., None]
 
 def _power_below(count: int) -> int:
     return 1 << (count.bit_length() - 1)
+
+
+def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
+    """Return True if each part of a product by tiles has programs of its own."""
+    return matrix.parts > 1 and len(x) <= FEW_ROWS
 
 
 class Products:
@@ -71,13 +78,16 @@ class Products:
         way(x, matrix, out, residual=residual, activation=activation)
 
     def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor) -> Tensor | None:
-        """Compute the parts of a product, float32 [parts, rows, outputs], by the library, for `finish_norm`; None: the
-        library is not the way to add this product to a residual `like`, or has nothing to finish."""
-        if matrix.parts == 1 and matrix.bias is None:
-            return None
-        if self._way(x, matrix, like, True, 0) != self.by_library:
-            return None
-        return self._library_sums(x, matrix, torch.float32)
+        """Compute the parts of a product, float32 [parts, rows, outputs], for `finish_norm`; None: the way to add this
+        product to a residual `like` has no parts, or adds them itself."""
+        bare = matrix.parts == 1 and matrix.bias is None
+        way = None if bare else self._way(x, matrix, like, True, 0)
+        if way == self.by_library:
+            return self._library_sums(x, matrix, torch.float32)
+        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
+            self.by_tiles(x, matrix, like, finished=False)
+            return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
+        return None
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
         if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
@@ -185,8 +195,10 @@ class Products:
         residual: Tensor | None = None,
         activation: int = 0,
         tiles: Tiles | None = None,
+        finished: bool = True,
     ) -> None:
-        """Compute a product with own tiles; other `tiles` than the best give the same bits."""
+        """Compute a product with own tiles; other `tiles` than the best give the same bits. If it is not to be
+        `finished`, spread parts are left in `partial`, and `out` is not written."""
         rows, inputs = x.shape
         tiles = tiles or Tiles.of(
             rows,
@@ -196,7 +208,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = matrix.parts > 1 and rows <= FEW_ROWS  # True: each part has programs of its own
+        spread = _spread(x, matrix)
         programs = triton.cdiv(matrix.outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows)
         _linear[(programs, matrix.parts if spread else 1)](
             x,
@@ -218,6 +230,7 @@ class Products:
             BLOCK_K=tiles.inputs,
             PARTS=matrix.parts,
             SPREAD=spread,
+            FINISHED=finished,
             EVEN=inputs % UNIT == 0 and matrix.outputs % tiles.outputs == 0,
             ACTIVATION=activation,
             RESIDUAL=residual is not None,
@@ -293,32 +306,16 @@ def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
 def _linear(
     x,  # [rows, inputs]
     w,  # [outputs, inputs]
-    out,
-    residual,
-    bias,
-    scale,
-    minimum,
+    out, residual, bias, scale, minimum,
     partial,  # float32 [parts, rows, outputs]
     counters,  # int32, all 0 between launches
-    rows,
-    outputs,
-    inputs,
+    rows, outputs, inputs,
     share,  # inputs of a part
     x_stride,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    SPREAD: tl.constexpr,
-    EVEN: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPREAD: tl.constexpr,
+    FINISHED: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
+    FORMAT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row_blocks = tl.cdiv(rows, BLOCK_R)
@@ -360,19 +357,20 @@ def _linear(
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
     total = tl.trans(total)  # [rows, outputs]
-    finishes = True
+    finishes = FINISHED
     if SPREAD:
         at = r[:, None] * outputs + n[None, :]
         known = known_r[:, None] & known_n[None, :]
         size = rows.to(tl.int64) * outputs
         tl.store(partial + tl.program_id(1) * size + at, total, mask=known)
-        tl.debug_barrier()
-        finishes = tl.atomic_add(counters + program, 1, sem="acq_rel") == PARTS - 1
-        if finishes:
-            total = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-            for part in tl.static_range(PARTS):
-                total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
-            tl.store(counters + program, 0)
+        if FINISHED:
+            tl.debug_barrier()
+            finishes = tl.atomic_add(counters + program, 1, sem="acq_rel") == PARTS - 1
+            if finishes:
+                total = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+                for part in tl.static_range(PARTS):
+                    total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
+                tl.store(counters + program, 0)
     if finishes:
         if FORMAT == 1 or FORMAT == 4:  # CHANNEL, FLOAT8
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]

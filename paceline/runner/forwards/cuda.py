@@ -1,9 +1,9 @@
 """The decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
 
-For up to 64 rows a layer is seven launches: norm, q·k·v, attention with rotation and KV store, o + residual, norm,
-gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, or if a sequence has more
-rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the same bits; the gate
-or a bias then takes a launch of its own.
+For up to 64 rows a layer is seven launches: q·k·v, attention with rotation and KV store, o, residual + norm, gate·up,
+down, residual + norm. The rotation is an eighth launch if queries and keys are normed, or if a sequence has more rows
+than one block of attention. Beyond 64 rows each product takes the fastest way with the same bits; with cuBLAS the gate
+or a bias is a launch of its own.
 
 All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a
 row by itself in a fixed order, so that a row's bits never depend on the other rows of a batch.

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
-from paceline.kernels.cuda.linear import GELU, SILU, Products
+from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
+from paceline.kernels.cuda.norm import finish_norm, norm
 from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
@@ -144,6 +145,30 @@ def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: tor
     product.by_tiles(x, matrix, mine, residual=residual, activation=activation)
     product.by_blocks(x, matrix, other, block=block, residual=residual, activation=activation)
     assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("format", ["floats", "int4", "int8"])
+@pytest.mark.parametrize("rows", [16, 18])
+def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Parts that are left to the norm give the bits of a product that adds them itself."""
+    x, w = random(rows, 2 * UNIT, device, dtype), random(128, 2 * UNIT, device, dtype, seed=1)
+    make = {
+        "floats": lambda w: w,
+        "int4": lambda w: quantise(w, bits=4, group=32),
+        "int8": lambda w: quantise(w, bits=8),
+    }
+    matrix = pack([make[format](w.float().cpu())], parts=2, dtype=dtype, device=device)
+    product, weight = products(matrix, device), random(1, 128, device, torch.float32, seed=2)[0]
+    mine, other = (random(rows, 128, device, dtype, seed=3) for _ in range(2))
+    normed, left = torch.empty_like(mine), torch.empty_like(mine)
+    product(x, matrix, mine, residual=mine)
+    norm(mine, weight, normed, eps=1e-5)
+    sums = product.sums(x, matrix, other)
+    assert (sums is None) == (format == "int8" or rows <= ALONE_ROWS)  # sums of int8 are scaled once they are whole
+    if sums is not None:
+        finish_norm(sums, None, other, weight, left, eps=1e-5)
+        assert torch.equal(mine, other)
+        assert torch.equal(normed, left)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
