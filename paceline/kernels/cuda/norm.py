@@ -117,9 +117,9 @@ def _embed(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    if PDL:  # in this order: kernels of a pass may rely on all work before it, see `attend`
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
     k = tl.arange(0, WIDTH)

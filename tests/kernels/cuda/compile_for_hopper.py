@@ -21,6 +21,8 @@ from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, _linear
 from paceline.kernels.cuda.many import BLOCKS, GROUP, Block, _many
+from paceline.kernels.cuda.norm import _embed
+from paceline.kernels.cuda.pair import _pair
 from paceline.kernels.cuda.prefill import BOX, _prefill
 from paceline.kernels.cuda.tiles import Tiles
 
@@ -37,6 +39,7 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
         "BLOCK_K": tiles.inputs,
         "PARTS": 1,
         "SPREAD": False,
+        "FINISHED": True,
         "EVEN": even,
         "ACTIVATION": SILU if gated else 0,
         "RESIDUAL": False,
@@ -120,6 +123,24 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
     return int(compiled.metadata.shared)
 
 
+def first_of_a_pass(kernel: Any) -> int:
+    """Compile a kernel that begins a pass. Raise AssertionError if it lets the next kernel start before it has waited:
+    attention reads the layout of its pass without waiting for it."""
+    numbers = {"WIDTH": 64, "FORMAT": FLOAT}
+    constants = {name: numbers.get(name, name == "PDL") for name in kernel.arg_names if name.isupper()}
+    kinds = dict.fromkeys(("table", "x", "paired", "states"), "*bf16") | dict.fromkeys(("tokens", "ends"), "*i32")
+    kinds |= dict.fromkeys(("scales", "minimums", "embed_norm", "state_norm"), "*fp32")
+    kinds |= dict.fromkeys(("scale", "eps"), "fp32") | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 1, "launch_pdl": True})
+    code = compiled.asm["ptx"]
+    assert 0 < code.find("griddepcontrol.wait") < code.find("griddepcontrol.launch_dependents"), (
+        f"{kernel} starts early"
+    )
+    return int(compiled.metadata.shared)
+
+
 def prompts(*, head_dim: int, stages: int, window: bool) -> int:
     """Return the bytes of attention of prompts with four query heads on each of 8 KV heads."""
     constants: dict[str, Any] = {
@@ -165,6 +186,8 @@ if __name__ == "__main__":
         "attention, splits": attention(solo=False, turn=True, tree=False),
         "attention, trees": attention(solo=False, turn=False, tree=True),
         "attention, all": attention(solo=True, turn=True, tree=False),
+        "embeddings": first_of_a_pass(_embed),
+        "pairs of a head": first_of_a_pass(_pair),
         "prompts": prompts(head_dim=128, stages=3, window=False),
         "prompts, narrow heads and a window": prompts(head_dim=64, stages=4, window=True),
     }
