@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -26,17 +27,16 @@ from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
-from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
+from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
+from paceline.kernels.cuda.ways import seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
-TRIES = 3  # timed runs of a way
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
-SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
 Way = Callable[..., None]
 
 
@@ -75,9 +75,11 @@ class Products:
         library is not the way to add this product to a residual `like`, or has nothing to finish."""
         if matrix.parts == 1 and matrix.bias is None:
             return None
-        if self._way(x, matrix, like, True, 0) != self.by_library:
+        way = self._way(x, matrix, like, True, 0)
+        if way not in (self.by_library, self.by_whole_library):
             return None
-        return self._library_sums(x, matrix, torch.float32)
+        with whole_sums() if way == self.by_whole_library else nullcontext():
+            return self._library_sums(x, matrix, torch.float32)
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
         if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
@@ -110,13 +112,13 @@ class Products:
         compared = list(same)
         if only_compiling() or not compared:
             return compared[0] if compared else self.by_tiles
-        return min(compared, key=lambda way: _seconds(partial(run, way, start), x.device))
+        return min(compared, key=lambda way: seconds_of(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
         whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
         blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
-        return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
+        return [self.by_library, self.by_whole_library, *(partial(self.by_blocks, block=block) for block in blocks)]
 
     def by_library(
         self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
@@ -130,6 +132,13 @@ class Products:
             torch.addmm(residual, x, matrix.q.T, out=out)
         else:
             torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+
+    def by_whole_library(
+        self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
+    ) -> None:
+        """Compute a product with cuBLASLt, which is told not to divide K."""
+        with whole_sums():
+            self.by_library(x, matrix, out, residual=residual, activation=activation)
 
     def by_blocks(
         self,
@@ -229,22 +238,6 @@ class Products:
             num_warps=tiles.warps,
             **({"launch_pdl": True} if self.pdl else {}),
         )
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Measure the best time of a run on the device, with cold caches."""
-    swept = torch.empty(SWEPT, dtype=torch.uint8, device=device)
-    found = []
-    for _ in range(TRIES):
-        for _ in range(4):  # long enough for the host to launch what follows
-            swept.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) / 1e3)
-    return min(found)
 
 
 @triton.jit
@@ -391,5 +384,5 @@ def _end(total, out, residual, r, tile, rows, outputs, ACTIVATION: tl.constexpr,
     at = r[:, None] * outputs + n[None, :]
     known = (r < rows)[:, None] & (n < outputs)[None, :]
     if RESIDUAL:
-        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+        total = added(total, tl.load(residual + at, mask=known, other=0.0), out.dtype.element_ty)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

@@ -16,6 +16,8 @@ FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix 
 UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
+MOST = 0.7  # share of the multiprocessors that programs must have at least
+HALF = 0.45  # share of the multiprocessors from which tiles of half the size give most of them a program
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
 STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
@@ -23,16 +25,19 @@ STEPS = {
     (False, True): ((128, 3), (128, 4), (64, 4), (64, 4)),
     (False, False): ((128, 5), (128, 3), (64, 4), (128, 3)),
 }
+# most rows → (rows, inputs of a step, stages, outputs) of tiles of half the size
+HALVES = {16: (16, 256, 6, 32), 32: (32, 128, 6, 32), 64: (32, 128, 6, 64)}
 
 
 def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Choose the number of equal ranges of K: the smallest that gives most multiprocessors a program, else the one
-    with the most programs. The library computes equal ranges in one call."""
-    if gated:
-        return 1
+    """Choose the number of equal ranges of K: one if tiles, or tiles of half the size, give most multiprocessors a
+    program; else the smallest number that does, or the one with the most programs. The library computes equal ranges in
+    one call."""
     tiles = triton.cdiv(outputs, OUTPUTS)
+    if gated or tiles > HALF * PROCESSORS:
+        return 1
     even = [parts for parts in (2, 3, 4) if inputs % (parts * UNIT) == 0 and inputs // parts > UNIT]
-    return next((parts for parts in (1, *even) if tiles * parts > 0.7 * PROCESSORS), max(even, default=1))
+    return next((parts for parts in even if tiles * parts > MOST * PROCESSORS), max(even, default=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class Tiles:
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts
+        if HALF * PROCESSORS < programs < MOST * PROCESSORS and not gated:
+            most = next(most for most in HALVES if rows <= most or most == FEW_ROWS)
+            rows, inputs, stages, each = HALVES[most]
+            return cls(rows=rows, inputs=inputs, stages=stages, outputs=each)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)
