@@ -10,7 +10,7 @@ import torch
 
 from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS
-from paceline.runner.forwards.cuda import padded_rows
+from paceline.runner.forwards.device_batch import padded_rows
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.rounds.cuda import OFFERED, CudaRounds, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
