@@ -7,10 +7,12 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
-The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
-second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
-of a shape and number of rows tries all of them on random numbers. Of those that give the same bits as the tiles here it
-keeps the library, or from 1,024 rows on the fastest.
+The sum is rounded to the type of `out` before the epilogue. The weight is the first factor (tile [outputs, k] times
+[k, rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 of a matrix whose tiles
+have half the size, there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of
+`many`. The first product of a shape and number of
+rows tries all of them on random numbers. Of those that give the same bits as the tiles here it keeps the library, or
+from 1,024 rows on the fastest.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch import Tensor
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
-from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
+from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
 from paceline.kernels.cuda.ways import seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
@@ -82,7 +84,8 @@ class Products:
             return self._library_sums(x, matrix, torch.float32)
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
-        if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
+        tiled = tiled_rows(matrix.outputs, matrix.parts, gated=activation != 0)
+        if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
         if key in self._ways:

@@ -33,7 +33,7 @@ from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.cuda.states import keep
-from paceline.kernels.cuda.tiles import FEW_ROWS, parts_of
+from paceline.kernels.cuda.tiles import FEWER_ROWS, parts_of
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
@@ -95,18 +95,23 @@ class CudaDecoder:
 
     def quantised(self, format: str) -> CudaDecoder:
         """Return a quantised copy that shares embedding, norms and rotary tables, with scratch memory of its own."""
+
+        def fewer(matrix: CudaMatrix, *, gated: bool = False) -> CudaMatrix:
+            parts = parts_of(matrix.outputs, matrix.inputs, gated=gated, floats=False)
+            return requantise(matrix, format, parts=parts)
+
         other = copy(self)
         other.layers = [
             replace(
                 layer,
-                qkv=requantise(layer.qkv, format),
-                o=requantise(layer.o, format),
-                gate_up=requantise(layer.gate_up, format),
-                down=requantise(layer.down, format),
+                qkv=fewer(layer.qkv),
+                o=fewer(layer.o),
+                gate_up=fewer(layer.gate_up, gated=True),
+                down=fewer(layer.down),
             )
             for layer in self.layers
         ]
-        other.head = requantise(self.head, format)
+        other.head = fewer(self.head)
         other.products = Products(other.matrices(), device=self.device, pdl=self.pdl)
         other.attention = Attention(device=self.device)
         other._buffers = {}
@@ -126,7 +131,7 @@ class CudaDecoder:
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
         smaller = (rows * share >> 2 + i for i in itertools.count() for share in (3, 2))
-        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEW_ROWS, smaller)):
+        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEWER_ROWS, smaller)):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
@@ -347,7 +352,8 @@ class CudaDecoder:
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
         taken = [weights.pop(name) for name in names]
         shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
-        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated)
+        floats = any(isinstance(weight, Tensor) for weight in taken)
+        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated, floats=floats)
         return pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
 
     def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:

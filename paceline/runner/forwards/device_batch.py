@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from paceline.kernels.cuda.tiles import FEW_ROWS
+from paceline.kernels.cuda.tiles import FEW_ROWS, FEWER_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Ends:
 
 def padded_rows(rows: int) -> int:
     """Round a number of rows up to one of few sizes: for each new size the results of cuBLAS must be checked."""
-    if rows <= FEW_ROWS:
+    if rows <= FEWER_ROWS:
         return rows
-    step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // 8)
+    power = 1 << (rows - 1).bit_length()
+    step = max(FEW_ROWS, power // 8) if rows > FEW_ROWS else power
     return -(-rows // step) * step

@@ -169,27 +169,33 @@ class ChunkReader:
             return None
         ending = [(chunk.lane, end, count) for chunk, end, count in zip(chunks, past, wanted, strict=True) if count]
         padding = np.zeros(padded_rows(sum(wanted)) - sum(wanted), dtype=np.int64)
-        return Ends(
-            index=self._upload(np.concatenate([*(np.arange(end - count, end) for _, end, count in ending), padding])),
-            row_starts=self._upload.ints([0, *itertools.accumulate(count for _, _, count in ending)]),
-            lanes=self._upload.ints([lane for lane, _, _ in ending]),
-            seats=len(ending),
-            max_rows=max(wanted),
+        index, row_starts, lanes = self._upload.together(
+            np.concatenate([*(np.arange(end - count, end) for _, end, count in ending), padding]),
+            np.array([0, *itertools.accumulate(count for _, _, count in ending)], dtype=np.int32),
+            np.array([lane for lane, _, _ in ending], dtype=np.int32),
         )
+        return Ends(index, row_starts, lanes, seats=len(ending), max_rows=max(wanted))
 
     def _rows(self, chunks: Sequence[Chunk], context: int, *, ahead: int = 0) -> DeviceBatch:
         """Lay out the rows of chunks. `ahead`: each with the token that many positions later."""
-        state, counts = self._state, [chunk.count for chunk in chunks]
-        lanes = self._upload.ints([chunk.lane for chunk in chunks])
+        state, counts, seats = self._state, [chunk.count for chunk in chunks], [chunk.lane for chunk in chunks]
         padding = padded_rows(sum(counts)) - sum(counts)
         places = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
-        owners = self._upload(np.repeat([*(chunk.lane for chunk in chunks), state.dummy], [*counts, padding]))
-        positions = self._upload(np.concatenate([*places, np.zeros(padding, dtype=np.int64)]))
+        owners = np.repeat([*seats, state.dummy], [*counts, padding])
+        place = np.concatenate([*places, np.zeros(padding, dtype=np.int64)])
+        token, page, inside, positions, row_starts, lanes = self._upload.together(
+            owners * state.tokens.shape[1] + place + ahead,
+            owners * state.pages.shape[1] + place // PAGE_SIZE,
+            (place % PAGE_SIZE).astype(np.int32),
+            place.astype(np.int32),
+            np.array([0, *itertools.accumulate(counts)], dtype=np.int32),
+            np.array(seats, dtype=np.int32),
+        )
         return DeviceBatch(
-            tokens=state.tokens[owners, positions + ahead],
-            positions=positions.int(),
-            slots=state.pages[owners, positions // PAGE_SIZE] * PAGE_SIZE + (positions % PAGE_SIZE).int(),
-            row_starts=self._upload.ints([0, *itertools.accumulate(counts)]),
+            tokens=state.tokens.view(-1)[token],
+            positions=positions,
+            slots=inside.add(state.pages.view(-1)[page], alpha=PAGE_SIZE),
+            row_starts=row_starts,
             page_table=state.pages,
             lanes=lanes,
             seats=len(chunks),

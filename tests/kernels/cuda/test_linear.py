@@ -8,7 +8,7 @@ from torch.nn import functional
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
-from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of
+from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -184,7 +184,7 @@ def test_the_library_gives_the_same_bits(rows: int, outputs: int, inputs: int, p
 
 
 @pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
-@pytest.mark.parametrize("rows", [80, 128, 320, 2048])
+@pytest.mark.parametrize("rows", [20, 64, 80, 128, 320, 2048])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (4096, 14336)])
 def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> None:
     """A library that may not divide K gives the bits of tiles at every number of rows, the residual included."""
@@ -205,10 +205,11 @@ def test_few_rows_have_small_tiles() -> None:
     assert more.rows == 64
 
 
-@pytest.mark.parametrize("rows", [1, 20, 64])
+@pytest.mark.parametrize("rows", [1, 64])
 def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
     tiles = Tiles.of(rows, outputs=4096, parts=parts_of(4096, 14336, gated=False), gated=False, format=FLOAT, size=2)
     assert MOST * PROCESSORS < 4096 // tiles.outputs * -(-rows // tiles.rows) <= PROCESSORS
+    assert tiled_rows(4096, 1, gated=False) < tiled_rows(4096, 2, gated=False) == tiled_rows(6144, 1, gated=False)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +227,7 @@ def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
 def test_narrow_matrices_are_divided(outputs: int, inputs: int, parts: int) -> None:
     assert parts_of(outputs, inputs, gated=False) == parts
     assert parts_of(outputs, inputs, gated=True) == 1
+    assert parts_of(outputs, inputs, gated=False, floats=False) == (2 if outputs in (4096, 5120) else parts)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="only beside a library there is a choice")
