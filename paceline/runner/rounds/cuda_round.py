@@ -25,7 +25,8 @@ from paceline.kernels.cuda.states import hold
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.states_reference import HeldStates
-from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from paceline.kernels.edit_reference import RowMasks
 
 MAX_PATCH = 128  # changes that travel in one small copy
+ALIGNED = 16  # bytes; kernels load this much at once from an address that is a multiple of it
 MAX_IN_FLIGHT = 4  # uploads of masks whose memory on the host is not used again yet
 
 
@@ -77,6 +79,16 @@ class Upload:
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
+
+    def together(self, *arrays: np.ndarray) -> list[Tensor]:
+        """Copy arrays [n] to the device in one piece, without waiting."""
+        starts = [0, *itertools.accumulate(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]
+        memory = np.zeros(starts[-1], dtype=np.uint8)
+        for start, array in zip(starts, arrays, strict=False):
+            memory[start : start + array.nbytes] = array.view(np.uint8)
+        whole, kinds = self(memory), [torch.from_numpy(array).dtype for array in arrays]
+        ends = [start + array.nbytes for start, array in zip(starts, arrays, strict=False)]
+        return [whole[start:end].view(kind) for start, end, kind in zip(starts, ends, kinds, strict=False)]
 
     def ints(self, values: Sequence[int]) -> Tensor:
         return self(np.array(values, dtype=np.int32))

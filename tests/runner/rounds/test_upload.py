@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from paceline.runner.rounds.upload import MAX_PATCH, MaskTable, Patches
+from paceline.runner.rounds.upload import ALIGNED, MAX_PATCH, MaskTable, Patches, Upload
 
 
 def test_rows_have_the_masks_that_were_written_last() -> None:
@@ -29,3 +30,15 @@ def test_patches_change_what_they_name() -> None:
         for place, value in changes.items():
             expected[place] = value
         assert table.tolist() == expected
+
+
+def test_arrays_travel_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps its type and values, and begins where kernels can load 16 bytes at once."""
+    copies, upload = [], Upload.__call__
+    monkeypatch.setattr(Upload, "__call__", lambda self, values: copies.append(values) or upload(self, values))
+    given = [np.arange(3), np.array([7], dtype=np.int32), np.zeros(0, dtype=np.int32), np.arange(5, dtype=np.int32)]
+    got = Upload(torch.device("cpu")).together(*given)
+    assert len(copies) == 1
+    assert [each.dtype for each in got] == [torch.int64, torch.int32, torch.int32, torch.int32]
+    assert all(np.array_equal(each.numpy(), array) for each, array in zip(got, given, strict=True))
+    assert all(each.storage_offset() * each.itemsize % ALIGNED == 0 for each in got)
