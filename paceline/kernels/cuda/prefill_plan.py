@@ -73,8 +73,8 @@ def rounds_of(count, KV_HEADS: gl.constexpr):
 
 
 @gluon.jit
-def block_of(plan, turn, count, window, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    """Read the block of this program in round `turn`: head, first row, rows, lane, position, first tile, end of tiles.
+def block_of(plan, turn, count, KV_HEADS: gl.constexpr):
+    """Read the block of this program in round `turn`: head, first row, rows, lane, position; past the end, no rows.
 
     Rounds go to and fro over the programs, so that those with a heavier block now have a lighter one next.
     """
@@ -84,12 +84,14 @@ def block_of(plan, turn, count, window, KV_HEADS: gl.constexpr, TILE: gl.constex
     there = item < count * KV_HEADS
     item = gl.where(there, item, 0)
     entry = plan + (1 + item // KV_HEADS) * 4
-    start = gl.load(entry)
     rows = gl.where(there, gl.load(entry + 1), 0)
-    lane = gl.load(entry + 2)
-    low = gl.load(entry + 3)
+    return item % KV_HEADS, gl.load(entry), rows, gl.load(entry + 2), gl.load(entry + 3)
+
+
+@gluon.jit
+def tiles_of(low, rows, window, TILE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr):
+    """Return the first tile of a block, at which a split begins, and the end of its tiles."""
     first = low * 0
     if WINDOW:
-        first = gl.maximum(low - window + 1, 0) // TILE
-    past = gl.where(there, (low + rows + TILE - 1) // TILE, 0)
-    return item % KV_HEADS, start, rows, lane, low, first, past
+        first = gl.maximum(low - window + 1, 0) // SPLIT * (SPLIT // TILE)
+    return first, gl.where(rows > 0, (low + rows + TILE - 1) // TILE, 0)

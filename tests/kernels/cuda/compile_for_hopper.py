@@ -127,13 +127,12 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,
         "TILE": 128,
-        "TILES": 2,
         "STAGES": stages,
         "PAGE": 16,
         "WINDOW": window,
     }
     boxes = dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[16, 64],{BOX!r}>")
-    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("positions", "page_table", "plan"), "*i32")
+    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("page_table", "plan"), "*i32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _prefill.arg_names}
     signature |= boxes | kinds | {"scale": "fp32"}
     numbers = {(_prefill.arg_names.index(name),): value for name, value in constants.items()}
