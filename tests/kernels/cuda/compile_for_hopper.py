@@ -164,7 +164,7 @@ if __name__ == "__main__":
         "attention, splits": attention(solo=False, turn=True, tree=False),
         "attention, trees": attention(solo=False, turn=False, tree=True),
         "attention, all": attention(solo=True, turn=True, tree=False),
-        "prompts": prompts(head_dim=128, stages=3, window=False),
+        "prompts": prompts(head_dim=128, stages=2, window=False),
         "prompts, narrow heads and a window": prompts(head_dim=64, stages=4, window=True),
     }
     for name, format in FORMATS.items():
