@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import triton
@@ -140,6 +142,7 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
     source = GluonASTSource(fn=_prefill, signature=signature, constexprs=numbers, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4})
     check_ends(compiled.asm["ttgir"])
+    check_waits(compiled.asm["ptx"], compiled.asm["cubin"])
     return int(compiled.metadata.shared)
 
 
@@ -157,6 +160,21 @@ def check_ends(code: str) -> None:
             assert f"{loop[2]} = " in inside, f"the loop over tiles ends at {loop[2]}, the same for all blocks"
         else:
             inside = ""
+
+
+def check_waits(code: str, binary: bytes) -> None:
+    """Raise AssertionError if the assembler waits for matrix instructions where the code does not.
+
+    It does so without a word if it cannot tell which registers a product in flight will write. One product then runs
+    after another, and other work no longer hides behind them.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("WARPGROUP.DEPBAR")
+    asked = code.count("wgmma.wait_group")
+    assert asked == found, f"the code waits for matrix instructions at {asked} places, the machine at {found}"
 
 
 if __name__ == "__main__":
