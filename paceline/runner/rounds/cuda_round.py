@@ -8,7 +8,7 @@ tokens are drawn once the host, which has read the drafts meanwhile, has sent th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +43,7 @@ from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Pairs, Verified, score_new
 from paceline.runner.rounds.upload import MaskTable, download
+from paceline.sampling.words import MaskSheet
 
 
 class CudaRound(CudaDraft):
@@ -131,10 +132,15 @@ class CudaRound(CudaDraft):
         """Launch the pass of the target in a round with masks."""
         self._launch(-2)
 
-    def mask(self, masks: Mapping[int, np.ndarray], void: Collection[int]) -> None:
+    def sheet(self) -> MaskSheet:
+        """Return an empty sheet for the masks of a round."""
+        assert self._masks is not None, "the bucket has no masks"
+        return self._masks.sheet()
+
+    def mask(self, sheet: MaskSheet, void: Collection[int]) -> None:
         """Set the masks of rows. Seats that are `void` draw nothing: their lanes stay as they are."""
         assert self._masks is not None, "the bucket has no masks"
-        self._masks.write(masks)
+        self._masks.send(sheet)
         for seat in void:
             self._asked[0, seat].fill_(self.state.dummy)
         self._last = None if void else self._last

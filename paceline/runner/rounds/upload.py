@@ -10,35 +10,45 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.edit_reference import RowMasks
+from paceline.sampling.words import MaskSheet, mask_words
 
 MAX_PATCH = 128  # changes that travel in one small copy
+ALIGNED = 4  # numbers: masks begin at a multiple, because kernels are compiled for aligned memory
 MAX_IN_FLIGHT = 4  # uploads of masks whose memory on the host is not used again yet
 
 
 class MaskTable:
-    """The masks of rows of logits: written by the host, and read by the device, with one copy for each use.
+    """The masks of rows of logits: written by the host to a sheet, and read by the device, with one copy for each use.
 
     The host's memory of a copy is not used again before `MAX_IN_FLIGHT` others. The device's keeps its address."""
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
-        self._rows = rows
-        size, pinned = rows * (1 + -(-vocab_size // 32)), device.type == "cuda"
+    def __init__(self, rows: int, vocab_size: int, device: torch.device, *, masks: int | None = None) -> None:
+        """`masks`: number of masks that a sheet has room for; None: as many as rows."""
+        shape = rows if masks is None else masks, mask_words(vocab_size)
+        self._rows, self._begin = rows, -(-rows // ALIGNED) * ALIGNED
+        size, pinned = self._begin + shape[0] * shape[1], device.type == "cuda"
         self._memory = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host = deque(torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self.masks = RowMasks(self._memory[:rows], self._memory[rows:].view(rows, -1))
+        self.masks = RowMasks(self._memory[:rows], self._memory[self._begin :].view(shape))
+        pieces = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT)]
+        self._host = deque((piece, self._sheet_over(piece.numpy(), shape)) for piece in pieces)
 
-    def write(self, masks: Mapping[int, np.ndarray]) -> RowMasks:
-        """Set the masks of some rows, uint32 [words] each, and take those of all others, without waiting."""
+    def sheet(self) -> MaskSheet:
+        """Return an empty sheet."""
         self._host.rotate()
-        width = self.masks.words.shape[1]
-        host, end = self._host[0].numpy(), self._rows + len(masks) * width
-        which, words = host[: self._rows], host[self._rows : end].reshape(len(masks), width)
-        which[:] = -1
-        which[[*masks]] = range(len(masks))
-        if masks:
-            np.stack([*masks.values()], out=words.view(np.uint32))
-        self._memory[:end].copy_(self._host[0][:end], non_blocking=True)
+        sheet = self._host[0][1]
+        sheet.clear()
+        return sheet
+
+    def send(self, sheet: MaskSheet) -> RowMasks:
+        """Set the masks of a sheet, and take those of all rows that are not on it, without waiting."""
+        sheet.settle()
+        end = self._begin + sheet.used * self.masks.words.shape[1]
+        piece = next(piece for piece, own in self._host if own is sheet)
+        self._memory[:end].copy_(piece[:end], non_blocking=True)
         return self.masks
+
+    def _sheet_over(self, memory: np.ndarray, shape: tuple[int, int]) -> MaskSheet:
+        return MaskSheet(memory[: self._rows], memory[self._begin :].reshape(shape).view(np.uint32))
 
 
 class Patches:
