@@ -67,6 +67,8 @@ class Grammars:
         ends = [token for token in self.eos_ids if token < vocab_size]
         self._not_ends = pack(range(vocab_size), vocab_size) & ~pack(ends, vocab_size)
         self._ends_are_tokens = bool(ends)
+        self._an_end = min(self.eos_ids)
+        self._a_word = vocab_size // 3 // 32  # among the words of text, behind control tokens and single bytes
         self._end_words = len({token >> 5 for token in self.eos_ids})
         self._spelt: dict[bytes, list[int]] = {}
 
@@ -115,8 +117,14 @@ class Grammars:
         )
 
     def may_end(self, mask: np.ndarray) -> bool:
-        """True if the text so far is complete."""
-        return any(has_token(mask, end) for end in self.eos_ids)
+        """True if the text so far is complete: llguidance then allows every end."""
+        return has_token(mask, self._an_end)
+
+    def leaves_choice(self, mask: np.ndarray) -> bool:
+        """True if several tokens are allowed, at once where these are many: two of one word suffice. False says
+        nothing."""
+        word: int = mask.item(self._a_word)
+        return word & (word - 1) != 0
 
     def goes_on(self, mask: np.ndarray) -> bool:
         """True if something other than the end may follow."""

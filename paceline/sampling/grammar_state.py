@@ -48,6 +48,7 @@ class GrammarState:
 
     def __init__(self, grammars: Grammars, grammar: Grammar) -> None:
         self.beside = False  # True: the mask behind the last token is computed later, by a worker if that takes long
+        self.may_force = True  # False: nothing is forced behind the committed tokens
         self._grammars = grammars
         self._grammar = grammar
         self._matcher, first = grammars.fresh(grammar)
@@ -102,6 +103,7 @@ class GrammarState:
             if self._matcher.is_error():
                 return Outlook.UNKNOWN
             mask = sheet.words[first]
+            self.may_force = not self._grammars.leaves_choice(mask)
             return Outlook.END if self._grammars.may_end(mask) and not self.goes_on(mask) else Outlook.TOKENS
 
     @property
@@ -116,9 +118,9 @@ class GrammarState:
     def fits(self, tokens: Sequence[int]) -> tuple[int, Finish | None]:
         """Count the `tokens` that belong to the text, and say why it ends there. STOP: it is complete; ERROR: the
         grammar cannot be followed; None: it goes on, or only the mask behind the last token says that it does not."""
+        if self.beside:
+            return self._fits_as_drawn(tuple(tokens))
         with self._lock:
-            if self.beside:
-                return self._fits_as_drawn(tuple(tokens))
             for count in range(1, len(tokens) + 1):
                 path = tuple(tokens[:count])
                 mask = self._look(path)
@@ -135,7 +137,7 @@ class GrammarState:
             if path != self._path and not self._walk(path) and not self._matcher.is_error():
                 self._lost = True
             self._committed += path
-            self._path, self._forced = (), (0, ())
+            self._path, self._forced, self.may_force = (), (0, ()), True
             if self._masks:
                 self._masks = {key[len(path) :]: mask for key, mask in self._masks.items() if key[: len(path)] == path}
 
@@ -165,17 +167,18 @@ class GrammarState:
         """Answer `fits` for tokens that were drawn with their masks, so that a text which could only end there goes on
         with an end. The mask behind the last token is not needed. A matcher at a limit says nothing: the next look at
         it finds out."""
-        if not self._grammars.eos_ids.isdisjoint(path):
-            count = next(i for i, token in enumerate(path) if token in self._grammars.eos_ids)
-            mask = self._look(path[:count])
-            if mask is not None and not self.goes_on(mask):
-                return count, Finish.STOP
-        fits, matcher = self._walk(path), self._matcher
-        if not matcher.is_stopped():  # as it is at a limit, too
-            return (len(path), None) if fits else (len(self._path), Finish.ERROR)
-        if matcher.is_error():
-            return len(path), None
-        return (len(path), Finish.STOP) if fits else (len(self._path), Finish.ERROR)
+        with self._lock:
+            if not self._grammars.eos_ids.isdisjoint(path):
+                count = next(i for i, token in enumerate(path) if token in self._grammars.eos_ids)
+                mask = self._look(path[:count])
+                if mask is not None and not self.goes_on(mask):
+                    return count, Finish.STOP
+            fits, stopped = self._walk(path), self._matcher.is_stopped()
+            if stopped and self._matcher.is_error():
+                return len(path), None
+            if not fits:
+                return len(self._path), Finish.ERROR
+            return len(path), Finish.STOP if stopped else None
 
     def _look(self, path: Path) -> np.ndarray | None:
         """Return a mask. An error may come from earlier queries, so only one after a fresh start counts."""
@@ -189,14 +192,13 @@ class GrammarState:
         """Write the masks of branches, each in one call from where it leaves those before it."""
         done: set[int] = set()
         for tokens, rows in branches:
-            start = _shared(rows, done)
-            if start:
-                tokens, rows, before = tokens[start:], rows[start:], tokens[:start]
-            else:
-                before = ()
+            before: Path = ()
+            if done and (start := _shared(rows, done)):
+                before, tokens, rows = tokens[:start], tokens[start:], rows[start:]
             if before == self._path or self._walk(before):  # else all rows are behind a token that does not fit
                 self._grammars.masks_along(self._matcher, tokens, sheet, sheet.take(rows))
-            done.update(rows)
+            if len(branches) > 1:
+                done.update(rows)
 
     def _fill_one_by_one(self, branches: Sequence[Branch], sheet: MaskSheet) -> None:
         """Write masks of which a worker has computed the first. The draft is laid out: no other waits for a worker."""

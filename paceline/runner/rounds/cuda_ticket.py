@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Ticket:
         """Return the branches of the masked seats' drafts, once they are there."""
         self.masked_seats = [index for index, seat in enumerate(self.seats) if seat.masked]
         if self.bucket is None or self.laid is None:  # a row for each seat
-            return {index: [Branch((), (index,))] for index in self.masked_seats}
+            return {index: _alone(index) for index in self.masked_seats}
         laid, rows = self.laid.tolist(), self.bucket.seats + 1  # `laid` has the rows' tokens from there on
         spans = {index: (laid[index], laid[index + 1]) for index in self.masked_seats}
         if self.ancestors is None:
@@ -72,3 +73,9 @@ class Ticket:
             index: branches([tuple(token for token in row if token >= 0) for row in before[first:stop]], first)
             for index, (first, stop) in spans.items()
         }
+
+
+@cache
+def _alone(row: int) -> list[Branch]:
+    """Return the branches of an empty draft."""
+    return [Branch((), (row,))]
