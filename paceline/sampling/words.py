@@ -29,7 +29,7 @@ class MaskSheet:
     """The masks of some rows of a step, in memory that a device can reach: they are written where they are sent from.
 
     which   int32 [rows]            index of each row's mask; -1: any token may be drawn
-    words   uint32 [masks, words]   a mask that is not written has the bit of a token that is never allowed
+    words   uint32 [masks, words]   a mask that is reserved and not written has the bit of an empty token
     """
 
     def __init__(self, which: np.ndarray, words: np.ndarray) -> None:
@@ -51,7 +51,6 @@ class MaskSheet:
     def clear(self) -> None:
         """Take all masks away."""
         self.which.fill(-1)
-        self.words[:, -1] = UNWRITTEN
         self.used = 0
         self._rows = []
         self._lapped = time.thread_time()
@@ -62,10 +61,12 @@ class MaskSheet:
         return self._lapped - since
 
     def take(self, rows: Sequence[int]) -> int:
-        """Reserve adjacent masks for these rows. Return the index of the first."""
+        """Reserve adjacent masks for these rows, of which the first will be written. Return its index."""
         first = self.used
         self.used += len(rows)
         self._rows += rows
+        if len(rows) > 1:
+            self.words[first + 1 : self.used, -1] = UNWRITTEN
         return first
 
     def address(self, mask: int) -> int:
@@ -74,7 +75,9 @@ class MaskSheet:
     def put(self, rows: Sequence[int], masks: Iterable[np.ndarray | None]) -> None:
         """Copy the masks of some rows; None: the row has none."""
         for index, mask in enumerate(masks, self.take(rows)):
-            if mask is not None:
+            if mask is None:
+                self.words[index, -1] = UNWRITTEN
+            else:
                 self.words[index, : len(mask)] = mask
                 self.words[index, len(mask) :] = 0
 

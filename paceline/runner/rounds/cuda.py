@@ -23,7 +23,7 @@ import torch
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
-from paceline.kernels.edit_reference import Edits, RowMasks
+from paceline.kernels.edit_reference import Edits
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds.batch_times import BatchTimes
@@ -51,7 +51,7 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer
-from paceline.runner.rounds.upload import MaskTable, Upload
+from paceline.runner.rounds.upload import MaskTable, Upload, first_masks
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 
@@ -98,7 +98,6 @@ class CudaRounds:
         self._state = DeviceState(lanes=lanes, width=width, scratch_page=scratch, device=device, max_draft=max_draft)
         self._changes = Changes(self._state, vocab_size=target.vocab_size)
         self._upload = Upload(device)
-        self._stream = torch.cuda.current_stream(device) if self.timed else None  # to look it up takes 10 µs
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
@@ -190,21 +189,15 @@ class CudaRounds:
 
     def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:
         drawn = [chunk.mask for chunk in chunks if chunk.target and chunk.draws]
-        wanted = any(mask is not None for mask in drawn)
+        masks = first_masks(drawn, self._upload, vocab_size=self._target.vocab_size)
         return self._read(
             chunks,
             self.drafters.get(drafter or ""),
             self._held.get(drafter or ""),
             self._grid.context(context),
-            edits=wanted or any(chunk.lane in self._edited for chunk in chunks),
-            masks=self._send_masks(drawn) if wanted else None,
+            edits=masks is not None or any(chunk.lane in self._edited for chunk in chunks),
+            masks=masks,
         )
-
-    def _send_masks(self, drawn: Sequence[np.ndarray | None]) -> RowMasks:
-        table = self._mask_table(len(drawn))
-        sheet = table.sheet()
-        sheet.put(range(len(drawn)), drawn)
-        return table.send(sheet)
 
     def _verify(self, ticket: Ticket, round: CudaRound) -> None:
         """Launch all that needs no masks."""
@@ -296,10 +289,10 @@ class CudaRounds:
 
     def _mark(self) -> torch.cuda.Event | None:
         """Have the device note the time at which it gets here."""
-        if self._stream is None:
+        if self._state.device.type != "cuda":
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record(self._stream)
+        event.record()
         return event
 
     def _read_dummies(self, most: int) -> None:
@@ -368,7 +361,7 @@ class CudaRounds:
             masks=self._mask_table(bucket.rows, tree=drafts_trees(drafter)) if bucket.masks else None,
         )
 
-    def _mask_table(self, rows: int, *, tree: bool = False) -> MaskTable:
+    def _mask_table(self, rows: int, *, tree: bool) -> MaskTable:
         """Return memory for the masks of so many rows; those of a tree may be there twice. Rounds of similar size share
         it."""
         size = 1 << (rows - 1).bit_length()

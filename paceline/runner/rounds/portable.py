@@ -22,7 +22,7 @@ from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.portable_rows import PortableRows
-from paceline.runner.rounds.portable_step import PortableStep, row_masks
+from paceline.runner.rounds.portable_step import PortableStep
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
@@ -39,7 +39,7 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
-from paceline.runner.rounds.upload import Upload, download
+from paceline.runner.rounds.upload import Upload, download, first_masks
 from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
@@ -133,7 +133,7 @@ class PortableRounds:
         began = time.perf_counter()
         void = [i for i, seat in enumerate(step.seats) if seat.masked and i not in drawing]
         lanes = [self._state.dummy if i in void else seat.lane for i, seat in enumerate(step.seats)]
-        masks = None if step.sheet is None else row_masks(step.sheet, self._state.device)
+        masks = None if step.sheet is None else self._upload.masks(step.sheet)
         targets, verdicts = self._draw_rows(step, masks)
         step.landed = self._accept(step, self._rows.ints(lanes), targets, verdicts)
         for index in void:
@@ -156,7 +156,7 @@ class PortableRounds:
         output = self._run(self._forward, self._rows.of_chunks(reading, [*itertools.chain(*outs)]))
         parts = torch.split(output.logits, [len(each) for each in outs])
         drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
-        masks = self._first_masks([reading[i].mask for i in drawing])
+        masks = first_masks([reading[i].mask for i in drawing], self._upload, vocab_size=self._forward.vocab_size)
         drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing], masks)
         self._show(reading, output, drafter)
         landed: list[Landed | None] = []
@@ -173,14 +173,6 @@ class PortableRounds:
             landed.append(own)
         left = iter(landed)
         return [next(left) if chunk.target else None for chunk in chunks]
-
-    def _first_masks(self, masks: Sequence[np.ndarray | None]) -> RowMasks | None:
-        """Return the masks of the first tokens after prompts; None: there are none."""
-        if all(mask is None for mask in masks):
-            return None
-        sheet = MaskSheet.empty(len(masks), len(masks), self._forward.vocab_size)
-        sheet.put(range(len(masks)), masks)
-        return row_masks(sheet, self._state.device)
 
     def _show(self, chunks: Sequence[Chunk], output: Output, drafter: str | None) -> None:
         """Hold the hidden state of the last row of each prompt that ends here, and let a head read all rows. A row

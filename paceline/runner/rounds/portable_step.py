@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from paceline.kernels.base import Batch, Output
-from paceline.kernels.edit_reference import RowMasks
 from paceline.runner.rounds.protocol import Landed, Seat
 from paceline.runner.rounds.rules import RoundRules
 from paceline.sampling.words import Branch, MaskSheet, branches
@@ -43,10 +40,3 @@ class PortableStep:
             paths = [tuple(token for token in row if token >= 0) for row in self.ancestors[first:end].tolist()]
             return branches(paths, first)
         return [Branch(tuple(self.batch.tokens[first + 1 : end].tolist()), range(first, end))]
-
-
-def row_masks(sheet: MaskSheet, device: torch.device) -> RowMasks:
-    """Copy the masks of a sheet to a device."""
-    sheet.settle()
-    which, words = torch.from_numpy(sheet.which), torch.from_numpy(sheet.words.view(np.int32))
-    return RowMasks(which.to(device), words.to(device))

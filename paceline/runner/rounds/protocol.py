@@ -149,7 +149,8 @@ class Rounds(Protocol):
         draft; without a draft it has one branch of one row."""
 
     def sheet(self, ticket: Ticket) -> MaskSheet:
-        """Return an empty sheet for the masks of a step's rows: by its branches, a row of each may be there twice."""
+        """Return an empty sheet for the masks of a step's rows, once every step before has been collected. Rows that
+        branches of a tree share may be on it several times."""
 
     def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         """Draw and accept in a step with masked seats; no step may be launched between its launch and this.

@@ -14,41 +14,26 @@ from paceline.sampling.words import MaskSheet, mask_words
 
 MAX_PATCH = 128  # changes that travel in one small copy
 ALIGNED = 4  # numbers: masks begin at a multiple, because kernels are compiled for aligned memory
-MAX_IN_FLIGHT = 4  # uploads of masks whose memory on the host is not used again yet
+MAX_IN_FLIGHT = 4  # uploads of changes whose memory on the host is not used again yet
 
 
 class MaskTable:
-    """The masks of rows of logits: written by the host to a sheet, and read by the device, with one copy for each use.
+    """The masks of rows of logits, in memory of the host that the device reads itself: nothing is copied.
 
-    The host's memory of a copy is not used again before `MAX_IN_FLIGHT` others. The device's keeps its address."""
+    Its address is fixed, so that it can be part of a graph, and there is one sheet: it may be asked for once the draw
+    with its last masks has ended."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device, *, masks: int | None = None) -> None:
-        """`masks`: number of masks that a sheet has room for; None: as many as rows."""
-        shape = rows if masks is None else masks, mask_words(vocab_size)
-        self._rows, self._begin = rows, -(-rows // ALIGNED) * ALIGNED
-        size, pinned = self._begin + shape[0] * shape[1], device.type == "cuda"
-        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
-        self.masks = RowMasks(self._memory[:rows], self._memory[self._begin :].view(shape))
-        pieces = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT)]
-        self._host = deque((piece, self._sheet_over(piece.numpy(), shape)) for piece in pieces)
+        """`masks`: number of masks that the sheet has room for; None: as many as rows."""
+        shape, begin = (masks or rows, mask_words(vocab_size)), -(-rows // ALIGNED) * ALIGNED
+        memory = torch.zeros(begin + shape[0] * shape[1], dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.masks = RowMasks(memory[:rows], memory[begin:].view(shape))
+        self._sheet = MaskSheet(self.masks.which.numpy(), self.masks.words.numpy().view(np.uint32))
 
     def sheet(self) -> MaskSheet:
-        """Return an empty sheet."""
-        self._host.rotate()
-        sheet = self._host[0][1]
-        sheet.clear()
-        return sheet
-
-    def send(self, sheet: MaskSheet) -> RowMasks:
-        """Set the masks of a sheet, and take those of all rows that are not on it, without waiting."""
-        sheet.settle()
-        end = self._begin + sheet.used * self.masks.words.shape[1]
-        piece = next(piece for piece, own in self._host if own is sheet)
-        self._memory[:end].copy_(piece[:end], non_blocking=True)
-        return self.masks
-
-    def _sheet_over(self, memory: np.ndarray, shape: tuple[int, int]) -> MaskSheet:
-        return MaskSheet(memory[: self._rows], memory[self._begin :].reshape(shape).view(np.uint32))
+        """Return the sheet, empty."""
+        self._sheet.clear()
+        return self._sheet
 
 
 class Patches:
@@ -91,8 +76,21 @@ class Upload:
     def ints(self, values: Sequence[int]) -> Tensor:
         return self(np.array(values, dtype=np.int32))
 
+    def masks(self, sheet: MaskSheet) -> RowMasks:
+        sheet.settle()
+        return RowMasks(self(sheet.which), self(sheet.words.view(np.int32)))
+
 
 def download(values: Tensor) -> Tensor:
     """Copy values to the host's memory without waiting: they are valid once the device has come so far."""
     memory = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return memory.copy_(values, non_blocking=True)
+
+
+def first_masks(masks: Sequence[np.ndarray | None], upload: Upload, *, vocab_size: int) -> RowMasks | None:
+    """Copy the masks of the first tokens after prompts to a device; None: there are none."""
+    if all(mask is None for mask in masks):
+        return None
+    sheet = MaskSheet.empty(len(masks), len(masks), vocab_size)
+    sheet.put(range(len(masks)), masks)
+    return upload.masks(sheet)

@@ -16,11 +16,13 @@ def test_rows_have_the_masks_that_were_written_last() -> None:
         masks = {row: pack([10 * turn % 70, row], 70) for row in (3, turn % 3)}
         sheet = table.sheet()
         sheet.put([*masks], masks.values())
-        which, words = table.send(sheet)
+        sheet.settle()
+        which, words = table.masks
         assert [row for row in range(4) if which[row] >= 0] == sorted(masks)
         for row in masks:
             assert np.array_equal(words[which[row]].numpy().view(np.uint32), masks[row])
-    assert table.send(table.sheet()).which.tolist() == [-1] * 4
+    table.sheet().settle()
+    assert table.masks.which.tolist() == [-1] * 4
 
 
 def test_patches_change_what_they_name() -> None:
