@@ -10,7 +10,8 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
 second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
 of a shape and number of rows tries all of them on random numbers. Of those that give the same bits as the tiles here it
-keeps the library, or from 1,024 rows on the fastest.
+keeps the library, or from 1,024 rows on the fastest. For many rows a matrix of a grouped format is expanded to floats
+first: the tiles here would compute its numbers again for every 64 rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
-from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
+from paceline.kernels.cuda.expand import expand
+from paceline.kernels.cuda.formats import FLOAT, GROUPED, NIBBLES, CudaMatrix
 from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
 from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
 
@@ -36,6 +38,7 @@ SILU, GELU = 1, 2  # activations
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
 TRIES = 3  # timed runs of a way
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
+EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
 SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
 Way = Callable[..., None]
 
@@ -55,7 +58,7 @@ class Products:
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
         self._ways: dict[tuple[object, ...], Way] = {}  # by operation, shape and rows
         self._descriptors = Descriptors()
-        self._scratch: dict[int, Tensor] = {}
+        self._scratch: dict[tuple[str, int], Tensor] = {}  # by use and bytes
 
     def __call__(
         self,
@@ -67,6 +70,7 @@ class Products:
         activation: int = 0,
     ) -> None:
         """Compute out = x · matrix. With an `activation` the matrix is gated, and out is activation(gate) · up."""
+        matrix = self._ready(matrix, x)
         way = self._way(x, matrix, out, residual is not None, activation)
         way(x, matrix, out, residual=residual, activation=activation)
 
@@ -75,9 +79,16 @@ class Products:
         library is not the way to add this product to a residual `like`, or has nothing to finish."""
         if matrix.parts == 1 and matrix.bias is None:
             return None
+        matrix = self._ready(matrix, x)
         if self._way(x, matrix, like, True, 0) != self.by_library:
             return None
         return self._library_sums(x, matrix, torch.float32)
+
+    def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
+        """Return the matrix, or what it is as floats if there are many rows."""
+        if matrix.format not in (GROUPED, NIBBLES) or len(x) < EXPANDED_ROWS:
+            return matrix
+        return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
         if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
@@ -157,7 +168,7 @@ class Products:
 
     def _library_sums(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs
-        sums = self._temporary((matrix.parts, rows, outputs), dtype)
+        sums = self._temporary((matrix.parts, rows, outputs), dtype, use="sums")
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
@@ -168,13 +179,13 @@ class Products:
             torch.bmm(left, right, out_dtype=sums.dtype, out=sums)
         return sums
 
-    def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype, *, use: str) -> Tensor:
         """Return scratch memory with a fixed address, shared by products of the same size up to a power of two."""
         bytes = math.prod(shape) * dtype.itemsize
         size = 1 << (bytes - 1).bit_length()
-        if size not in self._scratch:
-            self._scratch[size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
-        return self._scratch[size][:bytes].view(dtype).view(shape)
+        if (use, size) not in self._scratch:
+            self._scratch[use, size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
+        return self._scratch[use, size][:bytes].view(dtype).view(shape)
 
     def by_tiles(
         self,
@@ -205,7 +216,6 @@ class Products:
             out if residual is None else residual,
             out if matrix.bias is None else matrix.bias,
             out if matrix.scale is None else matrix.scale,
-            out if matrix.minimum is None else matrix.minimum,
             self.partial,
             self.counters,
             rows,
@@ -248,35 +258,29 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 @triton.jit
-def _weights(
-    pointer, scale, minimum, n, k, inputs, known, FORMAT: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
-):
-    """Load a tile [n, k] of the weights as `dtype`; elements that are not `known` are 0."""
-    q = tl.load(pointer + n[:, None] * inputs + k[None, :], mask=known, other=0)
-    if FORMAT == 2:  # GROUPED
-        at = n[:, None] * (inputs // GROUP) + k[None, :] // GROUP
-        return _scaled(q, scale + at, minimum + at, known, dtype)
-    if FORMAT == 4:  # FLOAT8
-        q = q.to(tl.float8e4nv, bitcast=True)
-    return q.to(dtype)
+def _add_groups(acc, x, w, scale, r, n, first, last, outputs, inputs, x_stride, known_r, known_n, FORMAT: tl.constexpr):
+    """Add the product of the 64 inputs from `first` on, which are two groups of a grouped format.
 
-
-@triton.jit
-def _nibbles(
-    pointer, scale, minimum, n, j, inputs, known, HIGH: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
-):
-    """Load half of a tile of 4-bit weights. Byte j of a row has input i = j // 32 · 64 + j % 32 in its low half, and
-    input i + 32 in its high half."""
-    q = tl.load(pointer + n[:, None] * (inputs // 2) + j[None, :], mask=known, other=0)
-    q = (q >> 4) if HIGH else (q & 15)
-    at = n[:, None] * (inputs // GROUP) + (j[None, :] // GROUP * 2 + HIGH)
-    return _scaled(q, scale + at, minimum + at, known, dtype)
-
-
-@triton.jit
-def _scaled(q, scale, minimum, known, dtype: tl.constexpr):
-    step = tl.load(scale, mask=known, other=0.0).to(tl.float32)
-    return (q.to(tl.float32) * step + tl.load(minimum, mask=known, other=0.0).to(tl.float32)).to(dtype)
+    A byte of NIBBLES has an input of the first group in its low half, and one of the second in its high half."""
+    i = tl.arange(0, 32)
+    if FORMAT == 3:  # NIBBLES
+        at = w + n[:, None] * (inputs // 2) + first // 2 + i[None, :]
+        packed = tl.load(at, mask=known_n[:, None] & (first < last), other=0)
+    for group in tl.static_range(2):
+        k = first + 32 * group + i
+        inside = k < last
+        if FORMAT == 3:  # NIBBLES
+            q = (packed >> 4) if group else (packed & 15)
+        else:
+            q = tl.load(w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & inside[None, :], other=0)
+        at = 2 * ((first // 32 + group) * outputs + n)
+        known = known_n & (first + 32 * group < last)
+        pair = tl.load(scale + at[:, None] + tl.arange(0, 2)[None, :], mask=known[:, None], other=0.0)
+        step, low = tl.split(pair.to(tl.float32))
+        xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=known_r[:, None] & inside[None, :], other=0.0)
+        weights = (q.to(tl.float32) * step[:, None] + low[:, None]).to(xt.dtype)
+        acc = tl.dot(weights, tl.trans(xt), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -296,8 +300,7 @@ def _linear(
     out,
     residual,
     bias,
-    scale,
-    minimum,
+    scale,  # float32 [outputs], or [groups, outputs, 2] of a grouped format
     partial,  # float32 [parts, rows, outputs]
     counters,  # int32, all 0 between launches
     rows,
@@ -338,16 +341,24 @@ def _linear(
         last = tl.minimum(first + share, inputs)
         acc = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
         for k0 in tl.range(first, last, BLOCK_K, num_stages=STAGES):
-            if FORMAT == 3:  # NIBBLES
-                j = k0 // 2 + tl.arange(0, BLOCK_K // 2)
-                known = known_n[:, None] & (j < inputs // 2)[None, :]
-                for high in tl.static_range(2):
-                    k = j // 32 * 64 + j % 32 + 32 * high
-                    xt = tl.load(
-                        x + r[None, :] * x_stride + k[:, None], mask=known_r[None, :] & (k < inputs)[:, None], other=0.0
+            if FORMAT == 2 or FORMAT == 3:  # GROUPED, NIBBLES
+                for step in tl.static_range(BLOCK_K // 64):
+                    acc = _add_groups(
+                        acc,
+                        x,
+                        w,
+                        scale,
+                        r,
+                        n,
+                        k0 + 64 * step,
+                        last,
+                        outputs,
+                        inputs,
+                        x_stride,
+                        known_r,
+                        known_n,
+                        FORMAT,
                     )
-                    wt = _nibbles(w, scale, minimum, n, j, inputs, known, high, 32, xt.dtype)
-                    acc = tl.dot(wt, xt, acc, input_precision="ieee")
             else:
                 k = k0 + tl.arange(0, BLOCK_K)
                 inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
@@ -355,8 +366,12 @@ def _linear(
                 if EVEN and FORMAT == 0:
                     wt = tl.load(w + n[:, None] * inputs + k[None, :])
                 else:
-                    known = known_n[:, None] & (k < last)[None, :]
-                    wt = _weights(w, scale, minimum, n, k, inputs, known, FORMAT, 32, xt.dtype)
+                    wt = tl.load(
+                        w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & (k < last)[None, :], other=0
+                    )
+                    if FORMAT == 4:  # FLOAT8
+                        wt = wt.to(tl.float8e4nv, bitcast=True)
+                    wt = wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
     total = tl.trans(total)  # [rows, outputs]

@@ -23,7 +23,6 @@ def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, p
         tokens,
         table.q,
         x if table.scale is None else table.scale,
-        x if table.minimum is None else table.minimum,
         x,
         table.outputs,
         table.inputs,
@@ -107,7 +106,6 @@ def _embed(
     tokens,
     table,
     scales,
-    minimums,
     x,
     vocab,
     hidden,
@@ -124,14 +122,14 @@ def _embed(
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
     k = tl.arange(0, WIDTH)
     known = k < hidden
-    value = embedding(table, scales, minimums, token, k, known, hidden, FORMAT)
+    value = embedding(table, scales, token, k, known, hidden, vocab, FORMAT)
     if SCALED:
         value = value.to(x.dtype.element_ty).to(tl.float32) * scale
     tl.store(x + row * hidden + k, value.to(x.dtype.element_ty), mask=known)
 
 
 @triton.jit
-def embedding(table, scales, minimums, token, k, known, hidden, FORMAT: tl.constexpr):
+def embedding(table, scales, token, k, known, hidden, vocab, FORMAT: tl.constexpr):
     """Load one row of an embedding of any format as float32."""
     if FORMAT == 3:  # NIBBLES
         q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
@@ -142,9 +140,9 @@ def embedding(table, scales, minimums, token, k, known, hidden, FORMAT: tl.const
         q = q.to(tl.float8e4nv, bitcast=True)
     value = q.to(tl.float32)
     if FORMAT == 2 or FORMAT == 3:
-        group = token * (hidden // 32) + k // 32
-        low = tl.load(minimums + group, mask=known, other=0.0).to(tl.float32)
-        value = value * tl.load(scales + group, mask=known, other=0.0).to(tl.float32) + low
+        group = scales + 2 * (k // 32 * vocab + token)
+        low = tl.load(group + 1, mask=known, other=0.0).to(tl.float32)
+        value = value * tl.load(group, mask=known, other=0.0).to(tl.float32) + low
     elif FORMAT == 1 or FORMAT == 4:
         value *= tl.load(scales + token)
     return value

@@ -40,7 +40,6 @@ def pair(
         tokens,
         table.q,
         x if table.scale is None else table.scale,
-        x if table.minimum is None else table.minimum,
         embed_norm,
         states,
         state_norm,
@@ -84,7 +83,6 @@ def _pair(
     tokens,
     table,
     scales,
-    minimums,
     embed_norm,
     states,
     state_norm,
@@ -112,7 +110,7 @@ def _pair(
     source = _source(ends, row, ENDS)
     state = tl.load(states + source * hidden + k, mask=known, other=0.0)
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
-    embedded = embedding(table, scales, minimums, token, k, known, hidden, FORMAT)
+    embedded = embedding(table, scales, token, k, known, hidden, vocab, FORMAT)
     embedded = embedded.to(x.dtype.element_ty).to(tl.float32)
     left = embedded * tl.rsqrt(tl.sum(embedded * embedded) / hidden + eps) * first
     wide = state.to(tl.float32)

@@ -27,6 +27,7 @@ from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.expand import expanded, has_room
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
@@ -93,9 +94,11 @@ class CudaDecoder:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
         pdl: bool | None = None,
+        expand: bool | None = None,
     ) -> None:
         """`pdl` turns on programmatic dependent launch: a kernel starts before the one before it has ended. None: on if
-        the device supports it, from Hopper on."""
+        the device supports it, from Hopper on. `expand` stores matrices of a grouped format as floats, which take more
+        memory, are faster to multiply with, and give the same bits. None: if the device has room for it."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
                 f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
@@ -104,6 +107,7 @@ class CudaDecoder:
         self.dtype = dtype
         self.device = torch.device(device)
         self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
+        self._expand = has_room(weights, self.device) if expand is None else expand
         self._assemble(weights, max_context)
         self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
@@ -347,7 +351,8 @@ class CudaDecoder:
         taken = [weights.pop(name) for name in names]
         shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
         parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated)
-        return pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
+        matrix = pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
+        return expanded(matrix, dtype=self.dtype) if self._expand else matrix
 
     def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:
         vector = weights.pop(name)

@@ -49,8 +49,7 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
     kinds = {"x": "*bf16", "w": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
     kinds |= dict.fromkeys(("bias", "partial"), "*fp32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _linear.arg_names}
-    scales = dict.fromkeys(("scale", "minimum"), "*fp16" if format in (GROUPED, NIBBLES) else "*fp32")
-    signature |= scales | kinds
+    signature |= kinds | {"scale": "*fp16" if format in (GROUPED, NIBBLES) else "*fp32"}
     whole = [i for i, name in enumerate(_linear.arg_names) if name not in (*constants, "rows")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
     source = ASTSource(fn=_linear, signature=signature, constexprs=constants, attrs=attributes)

@@ -31,11 +31,17 @@ if not ON_GPU:  # what "everything" has not
 
 
 def forwards(
-    config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    config: ModelConfig,
+    format: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    *,
+    expand: bool = False,
 ) -> tuple[CudaForward, TorchForward]:
     weights = random_weights(config, format)
     oracle = TorchForward(config, floats(weights), num_pages=15, device=device)
-    decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
+    decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU, expand=expand)
     assert not weights, "a weight was not packed"
     return CudaForward(decoder, new_kv(config, num_pages=15, dtype=kv_dtype or dtype, device=device)), oracle
 
@@ -154,6 +160,15 @@ def test_bits_of_a_row_depend_on_nothing_else(device: torch.device, dtype: torch
         whole = torch.cat(logits)
         wanted = whole if wanted is None else wanted
         assert torch.equal(whole, wanted)
+
+
+def test_expanded_weights_give_the_same_text(device: torch.device, dtype: torch.dtype) -> None:
+    """On a GPU by bits; the interpreter adds up the products of a step in another order."""
+    packed, whole = (forwards(PLAIN, "int4", device, dtype, expand=expand)[0] for expand in (False, True))
+    assert whole.decoder.weight_bytes > 2 * packed.decoder.weight_bytes
+    batch = rows_of((TOKENS, 0, 9, PAGES))
+    one, other = packed(batch).logits, whole(batch).logits
+    assert torch.equal(one, other) if ON_GPU else torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_small_passes_use_the_memory_of_large_ones(device: torch.device) -> None:

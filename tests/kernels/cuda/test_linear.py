@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.kernels.cuda import linear
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
@@ -109,6 +110,23 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
         first = out[0].clone() if first is None else first
         assert torch.equal(out[0], first)
         assert close(out, x[:count].float() @ w.float().T, dtype)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_expanded_matrices_give_the_same_bits(
+    bits: int, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of outputs, and of groups if there is one part."""
+    inputs, counts = (2 * UNIT if parts == 2 else 96, (8, 40)) if not ON_GPU else (2 * UNIT, (64, 300))
+    monkeypatch.setattr(linear, "EXPANDED_ROWS", counts[1])
+    w, x = random(70, inputs, device, dtype), random(counts[1], inputs, device, dtype, seed=1)
+    matrix = pack([quantise(w.float(), bits=bits, group=32)], parts=parts, dtype=dtype, device=device)
+    product, few, many = products(matrix, device), *(torch.empty(n, 70, device=device, dtype=dtype) for n in counts)
+    product(x[: counts[0]], matrix, few)
+    product(x, matrix, many)
+    assert torch.equal(many[: counts[0]], few)
+    assert close(many, x.float() @ dequantise(quantise(w.float(), bits=bits, group=32)).to(device).T, dtype)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
