@@ -51,7 +51,7 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer
-from paceline.runner.rounds.upload import MaskTable, Upload, first_masks
+from paceline.runner.rounds.upload import MaskTables, Upload, first_masks
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 
@@ -103,7 +103,7 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
-        self._masks: dict[tuple[int, int], MaskTable] = {}  # by numbers of rows and of masks, powers of two
+        self._masks = MaskTables(target.vocab_size, device)
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
         self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
         # (draft length, drafter) → seconds of its rounds
@@ -358,17 +358,8 @@ class CudaRounds:
             max_draft=self.max_draft,
             judge=self.judge,
             recorder=None if bucket.eager else self._recorder,
-            masks=self._mask_table(bucket.rows, tree=drafts_trees(drafter)) if bucket.masks else None,
+            masks=self._masks.of(bucket.rows, tree=drafts_trees(drafter)) if bucket.masks else None,
         )
-
-    def _mask_table(self, rows: int, *, tree: bool) -> MaskTable:
-        """Return memory for the masks of so many rows; those of a tree may be there twice. Rounds of similar size share
-        it."""
-        size = 1 << (rows - 1).bit_length()
-        masks = 2 * size if tree else size
-        if (size, masks) not in self._masks:
-            self._masks[size, masks] = MaskTable(size, self._target.vocab_size, self._state.device, masks=masks)
-        return self._masks[size, masks]
 
     def _has_room(self) -> bool:
         return self._recorder is not None and self._free_bytes() > SPARE_BYTES

@@ -36,6 +36,23 @@ class MaskTable:
         return self._sheet
 
 
+class MaskTables:
+    """Tables of masks by size: rounds of similar size share one, because they run one after the other."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._tables: dict[tuple[int, int], MaskTable] = {}  # by numbers of rows and of masks
+
+    def of(self, rows: int, *, tree: bool) -> MaskTable:
+        """Return a table for at least so many rows. Those of a tree may be there twice."""
+        size = 1 << (rows - 1).bit_length()
+        masks = 2 * size if tree else size
+        if (size, masks) not in self._tables:
+            self._tables[size, masks] = MaskTable(size, self._vocab_size, self._device, masks=masks)
+        return self._tables[size, masks]
+
+
 class Patches:
     """Small sets of changes to a table int32 [n]: each travels in one copy, over memory that is made once."""
 
