@@ -231,7 +231,7 @@ class DeviceStepper:
             return
         first = len(launched.parts) - launched.seats
         void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
-        for index, part in enumerate(launched.parts):
+        for index, part in enumerate(launched.parts if void else ()):
             if any(part.work is work for work in void):
                 launched.parts[index] = part._replace(void=True)
                 part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)

@@ -7,18 +7,23 @@ import pytest
 import torch
 
 from paceline.runner.rounds.upload import ALIGNED, MAX_PATCH, MaskTable, Patches, Upload
+from paceline.sampling.words import mask_words, pack
 
 
 def test_rows_have_the_masks_that_were_written_last() -> None:
-    table = MaskTable(4, 70, torch.device("cpu"))
-    assert table.masks.words.shape == (4, 3)
+    table = MaskTable(4, 70, torch.device("cpu"), masks=5)
+    assert table.masks.words.shape == (5, mask_words(70))
     for turn in range(9):  # more often than there is memory
-        masks = {row: np.full(3, 10 * turn + row, dtype=np.uint32) for row in (3, turn % 3)}
-        which, words = table.write(masks)
+        masks = {row: pack([10 * turn % 70, row], 70) for row in (3, turn % 3)}
+        sheet = table.sheet()
+        sheet.put([*masks], masks.values())
+        sheet.settle()
+        which, words = table.masks
         assert [row for row in range(4) if which[row] >= 0] == sorted(masks)
         for row in masks:
-            assert words[which[row]].tolist() == [10 * turn + row] * 3
-    assert table.write({}).which.tolist() == [-1] * 4
+            assert np.array_equal(words[which[row]].numpy().view(np.uint32), masks[row])
+    table.sheet().settle()
+    assert table.masks.which.tolist() == [-1] * 4
 
 
 def test_patches_change_what_they_name() -> None:
