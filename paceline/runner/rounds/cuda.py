@@ -5,8 +5,8 @@ The graph of plain decoding launches no draft. Verification is ragged: the graph
 shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
-with grammars is three graphs: draft, verification and draw. Only `drafts` and `collect` wait. Prompts are read by
-launches outside of graphs: their passes take longer than their launches.
+with grammars is three graphs: draft, verification and draw. Only `drafts`, `wait` and `collect` wait. Prompts are read
+by launches outside of graphs: their passes take longer than their launches.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ and verifies at once. It draws when `draw` brings the masks, which the host comp
     device    step 1 ··│ draft and verify 2 ···············  │ draw 2 │ draft and verify 3 ···
 
 Three things always hold. Steps take effect in the order of their launches; `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` and `drafts` waits for the device. A device writes only to pages in the lane's
-part of the page table, or to the scratch page.
+that follow them. Nothing but `wait`, `collect` and `drafts` waits for the device. A device writes only to pages in the
+lane's part of the page table, or to the scratch page.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Times(NamedTuple):
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread calls in order; only `collect` and `drafts` wait for the device."""
+    """Steps on a device. One thread calls in order; only `wait`, `collect` and `drafts` wait for the device."""
 
     drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
