@@ -98,14 +98,13 @@ def _pair(
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     k = tl.arange(0, WIDTH)
     known = k < hidden
     first = tl.load(embed_norm + k, mask=known, other=0.0)
     second = tl.load(state_norm + k, mask=known, other=0.0)
-    if PDL:
+    if PDL:  # in this order: kernels of a pass may rely on all work before it, see `attend`
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     source = _source(ends, row, ENDS)
     state = tl.load(states + source * hidden + k, mask=known, other=0.0)
