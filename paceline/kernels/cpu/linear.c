@@ -92,64 +92,67 @@ INLINE void next_group(quantised *in, const int rows) {
         if ((rows) > ROWS_WITHOUT_PREFETCH) prefetch_l1((w) + L1_AHEAD_BYTES);                                         \
     } while (0)
 
+/* Loop over the rows of a block. Unrolled, since gcc otherwise clears sums in memory before it moves them to registers. */
+#define EACH_ROW UNROLL for (int r = 0; r < rows; r++)
+
 /* out[r] ← products of one group of 8-bit weights with row r */
 INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *out) {
     dot8 sum[BLOCK];
-    for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
+    EACH_ROW sum[r] = dot8_begin(in->offset + r);
 #pragma GCC unroll 8
     for (int b = 0; b < 8; b++) {
         const vw8 weights = weights8(w + 64 * b);
         prefetch_ahead(w + 64 * b, rows);
-        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q8 + 4 * (rows * b + r));
+        EACH_ROW sum[r] = dot8_add(sum[r], weights, in->q8 + 4 * (rows * b + r));
     }
-    for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
+    EACH_ROW out[r] = vi_to_float(dot8_end(sum[r]));
 }
 
 INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK], sum[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 544, next_group(&in, rows)) {
         group8(w, &in, rows, sum);
         prefetch_ahead(w + 512, rows);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
-        for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
+        EACH_ROW total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
+    EACH_ROW vf_store(out + r * TILE, total[r]);
 }
 
 INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK], sum[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 512, next_group(&in, rows)) {
         group8(w, &in, rows, sum);
-        for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
+        EACH_ROW total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
     prefetch_ahead(w, rows);
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
+    EACH_ROW vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
 }
 
 INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 320, next_group(&in, rows)) {
         dot4 sum[BLOCK];
-        for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
+        EACH_ROW sum[r] = dot4_begin();
 #pragma GCC unroll 4
         for (int b = 0; b < 4; b++) {
             vw4 even, odd;
             weights4(w + 64 * b, &even, &odd);
             prefetch_ahead(w + 64 * b, rows);
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (rows * 2 * b + r));
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (rows * (2 * b + 1) + r));
+            EACH_ROW sum[r] = dot4_add(sum[r], even, in.q + 4 * (rows * 2 * b + r));
+            EACH_ROW sum[r] = dot4_add(sum[r], odd, in.q + 4 * (rows * (2 * b + 1) + r));
         }
         const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
         prefetch_ahead(w + 256, rows);
-        for (int r = 0; r < rows; r++) {
+        EACH_ROW {
             total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
             total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
         }
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
+    EACH_ROW vf_store(out + r * TILE, total[r]);
 }
 
 #define DISPATCH(kernel)                                                                                               \
