@@ -81,13 +81,13 @@ class Products:
         way = self._way(x, matrix, out, residual is not None, activation)
         way(x, matrix, out, residual=residual, activation=activation)
 
-    def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor) -> Tensor | None:
-        """Compute the parts of a product, float32 [parts, rows, outputs], for `finish_norm`; None: the way to add this
-        product to a residual `like` has no parts, or adds them itself."""
+    def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor, *, residual: bool = True) -> Tensor | None:
+        """Compute the parts of a product, float32 [parts, rows, outputs], for a kernel that adds them; None: the way to
+        compute a product `like` this, which a `residual` may be added to, has no parts or adds them itself."""
         if matrix.parts == 1 and matrix.bias is None:
             return None
         matrix = self._ready(matrix, x)
-        way = self._way(x, matrix, like, True, 0)
+        way = self._way(x, matrix, like, residual, 0)
         if way == self.by_library:
             return self._library_sums(x, matrix, torch.float32)
         if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:

@@ -228,15 +228,16 @@ class CudaDecoder:
         qkv = self._buffer("qkv", count, layer.qkv.outputs)
         queries = self._buffer("queries", count, heads * config.head_dim).view(count, heads, config.head_dim)
         out = self._buffer("attended", count, heads * config.head_dim)
-        self.products(y, layer.qkv, qkv)
         block_m = block_for(group, rows.max_rows)
-        rotation = None
-        if layer.q_norm is None and rows.max_rows <= block_m // group:
-            rotation = Rotation(rows.slots, layer.cos, layer.sin)
-        else:
+        turning = layer.q_norm is None and rows.max_rows <= block_m // group
+        sums = self.products.sums(y, layer.qkv, qkv, residual=False) if turning and layer.qkv.bias is None else None
+        if sums is None:
+            self.products(y, layer.qkv, qkv)
+        if not turning:
             self._rotate(index, layer, qkv, queries, rows, kv)
+        packed = qkv[None] if sums is None else sums
         self.attention(
-            queries if rotation is None else qkv,
+            packed if turning else queries,
             kv,
             index,
             row_starts=rows.row_starts,
@@ -253,7 +254,7 @@ class CudaDecoder:
             window=layer.window,
             scale=self.scale,
             block_m=block_m,
-            rotation=rotation,
+            rotation=Rotation(rows.slots, layer.cos, layer.sin, parts=len(packed)) if turning else None,
             pdl=self.pdl,
         )
         return out
