@@ -158,10 +158,12 @@ class Attention:
         rotating = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
-        programs, warps, stages = self._division(seats * blocks * kv_heads, splits, block_m, keys.itemsize)
+        narrow = head_dim <= 64 and block_m == 16
+        count, size = seats * blocks * kv_heads, keys.itemsize
+        programs, warps, stages = self._division(count, splits, block_m, size, narrow=narrow)
         solo = programs == 1
         if programs > 1:
-            self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
+            self.reserve(count, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
             queries,
             keys,
@@ -226,14 +228,17 @@ class Attention:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
-    def _division(self, blocks: int, splits: int, block_m: int, size: int) -> tuple[int, int, int]:
-        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes."""
+    def _division(self, blocks: int, splits: int, block_m: int, size: int, *, narrow: bool) -> tuple[int, int, int]:
+        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes. Many
+        `narrow` blocks, of few rows and small heads, take less time if all are on the device at once, with two warps
+        each."""
         even = blocks * (ALONE // blocks) > 3 * ALONE // 4  # programs of their own leave few multiprocessors idle
         fill = self.fill or (ALONE if even else SHARED)
         programs = min(splits, max(1, fill // blocks))
         long = programs == 1 and splits > 8 and blocks > ALONE and block_m == 16
         stages = 3 if blocks * programs <= ALONE and size < 4 else 2
-        return programs, self.warps or (8 if long else 4), self.stages or stages
+        warps = 8 if long else 2 if narrow and blocks > SHARED else 4
+        return programs, self.warps or warps, self.stages or stages
 
     @staticmethod
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:

@@ -397,6 +397,15 @@ def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
 
 
+def test_many_narrow_blocks_have_two_warps(device):
+    """Then all programs of 64 sequences of Llama-3.2-1B are on the device at once."""
+    attention = Attention(device=device)
+    assert attention._division(512, 2, 16, 2, narrow=True) == (1, 2, 2)
+    assert attention._division(512, 2, 16, 2, narrow=False) == (1, 4, 2)
+    assert attention._division(256, 2, 16, 2, narrow=True) == (1, 4, 2)
+    assert attention._division(512, 32, 16, 2, narrow=True) == (1, 8, 2)
+
+
 def test_tiles_and_splits_of_real_size(dtype, device):
     scene = Scene((4, 1, 64), dtype, device)
     shares = DECODE, share(2, 60, 1, *chain(4))
