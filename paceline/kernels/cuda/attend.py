@@ -135,7 +135,8 @@ class Attention:
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or SPLIT // tile
-        if rotation is None and tails is None and prefill.fits(queries, kv, group=group, tile=tile, max_rows=max_rows):
+        shape = {"group": group, "tile": tile, "tiles": tiles, "max_rows": max_rows}
+        if rotation is None and tails is None and prefill.fits(queries, kv, **shape):
             prefill.prefill(
                 queries,
                 kv,
@@ -149,7 +150,6 @@ class Attention:
                 window=window,
                 lanes=lanes,
                 tile=tile,
-                tiles=tiles,
             )
             return out
         block_m = max(16, block_m, triton.next_power_of_2(group))

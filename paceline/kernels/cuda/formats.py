@@ -64,7 +64,7 @@ def pack(
     return CudaMatrix(q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, bias=bias)
 
 
-def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
+def requantise(matrix: CudaMatrix, format: str, *, parts: int) -> CudaMatrix:
     """Quantise a matrix of floats to "int8", "fp8" or "int4"; one that is already quantised stays as it is."""
     if matrix.format != FLOAT:
         return matrix
@@ -74,9 +74,7 @@ def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
         "int4": lambda weight: quantise(weight, bits=4, group=GROUP),
     }
     biases = [] if matrix.bias is None else [matrix.bias]
-    return pack(
-        [makers[format](matrix.q)], parts=matrix.parts, biases=biases, dtype=matrix.q.dtype, device=matrix.q.device
-    )
+    return pack([makers[format](matrix.q)], parts=parts, biases=biases, dtype=matrix.q.dtype, device=matrix.q.device)
 
 
 Join = Callable[[list[Tensor]], Tensor]

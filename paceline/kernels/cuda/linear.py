@@ -7,17 +7,18 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
-The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
-second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
-of a shape and number of rows tries all of them on random numbers. Of those that give the same bits as the tiles here it
-keeps the library, or from 1,024 rows on the fastest. For many rows a matrix of a grouped format is expanded to floats
-first: the tiles here would compute its numbers again for every 64 rows.
+The sum is rounded to the type of `out` before the epilogue. The weight is the first factor (tile [outputs, k] times [k,
+rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
+there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. The first
+product of a shape and number of rows tries all on random numbers. Of those with the bits of the tiles it keeps the
+library, or from 1,024 rows on the fastest. For many rows a grouped format is expanded to floats once, not tile by tile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -28,8 +29,9 @@ from torch import Tensor
 from paceline.kernels.cuda.compiling import only_compiling
 from paceline.kernels.cuda.expand import expand
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix
-from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
-from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
+from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
+from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.ways import seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
@@ -38,10 +40,8 @@ SILU, GELU = 1, 2  # activations
 SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
 ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
-TRIES = 3  # timed runs of a way
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
 EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
-SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
 Way = Callable[..., None]
 
 
@@ -88,8 +88,9 @@ class Products:
             return None
         matrix = self._ready(matrix, x)
         way = self._way(x, matrix, like, residual, 0)
-        if way == self.by_library:
-            return self._library_sums(x, matrix, torch.float32)
+        if way in (self.by_library, self.by_whole_library):
+            with whole_sums() if way == self.by_whole_library else nullcontext():
+                return self._library_sums(x, matrix, torch.float32)
         if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
             self.by_tiles(x, matrix, like, finished=False)
             return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
@@ -102,7 +103,8 @@ class Products:
         return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
-        if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
+        tiled = tiled_rows(matrix.outputs, matrix.parts, gated=activation != 0)
+        if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
         if key in self._ways:
@@ -132,13 +134,13 @@ class Products:
         compared = list(same)
         if only_compiling() or not compared:
             return compared[0] if compared else self.by_tiles
-        return min(compared, key=lambda way: _seconds(partial(run, way, start), x.device))
+        return min(compared, key=lambda way: seconds_of(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
         whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
         blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
-        return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
+        return [self.by_library, self.by_whole_library, *(partial(self.by_blocks, block=block) for block in blocks)]
 
     def by_library(
         self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
@@ -152,6 +154,8 @@ class Products:
             torch.addmm(residual, x, matrix.q.T, out=out)
         else:
             torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+
+    by_whole_library = whole_sums()(by_library)  # K is not divided
 
     def by_blocks(
         self,
@@ -253,22 +257,6 @@ class Products:
             num_warps=tiles.warps,
             **({"launch_pdl": True} if self.pdl else {}),
         )
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Measure the best time of a run on the device, with cold caches."""
-    swept = torch.empty(SWEPT, dtype=torch.uint8, device=device)
-    found = []
-    for _ in range(TRIES):
-        for _ in range(4):  # long enough for the host to launch what follows
-            swept.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) / 1e3)
-    return min(found)
 
 
 @triton.jit
@@ -407,5 +395,5 @@ def _end(total, out, residual, r, tile, rows, outputs, ACTIVATION: tl.constexpr,
     at = r[:, None] * outputs + n[None, :]
     known = (r < rows)[:, None] & (n < outputs)[None, :]
     if RESIDUAL:
-        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+        total = added(total, tl.load(residual + at, mask=known, other=0.0), out.dtype.element_ty)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

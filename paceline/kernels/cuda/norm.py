@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.formats import CudaMatrix
+from paceline.kernels.cuda.many import added
 
 
 def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, pdl: bool = False) -> None:
@@ -200,7 +201,7 @@ def _finish_norm(
         total += tl.load(sums + part * size + at, mask=known, other=0.0)
     if BIAS:
         total += tl.load(bias + k, mask=known, other=0.0)
-    value = (total + tl.load(x + at, mask=known, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+    value = added(total, tl.load(x + at, mask=known, other=0.0), x.dtype.element_ty).to(x.dtype.element_ty)
     tl.store(x + at, value, mask=known)
     wide = value.to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide) / hidden + eps)

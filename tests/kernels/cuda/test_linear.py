@@ -10,7 +10,7 @@ from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBL
 from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
 from paceline.kernels.cuda.norm import finish_norm, norm
-from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
+from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -29,6 +29,11 @@ def products(matrix: CudaMatrix, device: torch.device) -> Products:
 def close(out: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
     error = (out.float() - wanted).norm() / wanted.norm()
     return bool(error < (1e-2 if dtype is torch.bfloat16 else 1e-5))
+
+
+def in_bf16(values: Tensor) -> Tensor:
+    """Round as the device does; Triton's interpreter cuts bits off."""
+    return values.bfloat16() if ON_GPU else (values.view(torch.int32) & -65536).view(torch.float32).bfloat16()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -53,6 +58,23 @@ def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.
     wanted = x.float() @ w.float().T + out.float()
     products(matrix, device)(x, matrix, out, residual=out)
     assert close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_is_rounded_before_the_residual_is_added(parts: int, device: torch.device) -> None:
+    """Small whole numbers have exact sums, so that only the two roundings to bf16 are seen."""
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    x, w = (random(n, 2 * UNIT, device, torch.float32, seed=n).mul(4).round().to(dtype) for n in (3, 40))
+    residual = random(3, 40, device, torch.bfloat16, seed=1)
+    exact = x.float() @ w.float().T
+    wanted = in_bf16(in_bf16(exact).float() + residual.float())
+    assert not torch.equal(wanted, in_bf16(exact + residual.float())), "these numbers show nothing"
+    matrix = pack([w], parts=parts, dtype=dtype, device=device)
+    out, finished = torch.full_like(residual, torch.nan), torch.full_like(residual, torch.nan)
+    products(matrix, device)(x, matrix, out, residual=residual)
+    finish(exact[None], None, residual, finished)
+    assert torch.equal(out, wanted)
+    assert torch.equal(finished, wanted)
 
 
 @pytest.mark.parametrize("activation", [SILU, GELU])
@@ -204,18 +226,41 @@ def test_the_library_gives_the_same_bits(rows: int, outputs: int, inputs: int, p
     assert product._way(x, matrix, mine, False, 0) != product.by_tiles
 
 
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+@pytest.mark.parametrize("rows", [20, 64, 80, 128, 320, 2048])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (4096, 14336)])
+def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> None:
+    """A library that may not divide K gives the bits of tiles at every number of rows, the residual included."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    matrix = pack([w], parts=1, dtype=dtype, device=device)
+    product, residual = products(matrix, device), random(rows, outputs, device, dtype, seed=2)
+    mine, other = residual.clone(), residual.clone()
+    product.by_tiles(x, matrix, mine, residual=mine)
+    product.by_whole_library(x, matrix, other, residual=other)
+    assert torch.equal(mine, other)
+    assert product._way(x, matrix, mine, True, 0) != product.by_tiles
+
+
 def test_few_rows_have_small_tiles() -> None:
     few, more = (Tiles.of(rows, outputs=4096, parts=2, gated=False, format=FLOAT, size=2) for rows in (1, 40))
     assert few.rows == 16
     assert more.rows == 64
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
+    tiles = Tiles.of(rows, outputs=4096, parts=parts_of(4096, 14336, gated=False), gated=False, format=FLOAT, size=2)
+    assert MOST * PROCESSORS < 4096 // tiles.outputs * -(-rows // tiles.rows) <= PROCESSORS
+    assert tiled_rows(4096, 1, gated=False) < tiled_rows(4096, 2, gated=False) == tiled_rows(6144, 1, gated=False)
+
+
 @pytest.mark.parametrize(
     ("outputs", "inputs", "parts"),
     [
         (6144, 4096, 1),
-        (4096, 14336, 2),
-        (5120, 25600, 2),
+        (4096, 14336, 1),
+        (5120, 25600, 1),
         (10240, 5120, 1),
         (2048, 8192, 4),
         (576, 1536, 3),
@@ -225,6 +270,7 @@ def test_few_rows_have_small_tiles() -> None:
 def test_narrow_matrices_are_divided(outputs: int, inputs: int, parts: int) -> None:
     assert parts_of(outputs, inputs, gated=False) == parts
     assert parts_of(outputs, inputs, gated=True) == 1
+    assert parts_of(outputs, inputs, gated=False, floats=False) == (2 if outputs in (4096, 5120) else parts)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="only beside a library there is a choice")
