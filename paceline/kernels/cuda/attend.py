@@ -52,7 +52,7 @@ from paceline.kernels.cuda.partials import (
     slots_of,
     write,
 )
-from paceline.kernels.cuda.rotate import narrowed, turned
+from paceline.kernels.cuda.rotate import narrowed, turned, whole
 from paceline.kernels.quant import FP8, FP8_MAX
 
 SPLIT = 256  # positions of a split
@@ -68,6 +68,7 @@ class Rotation:
     slots: Tensor  # int32 [rows]
     cos: Tensor  # float32 [positions, head_dim / 2]
     sin: Tensor  # float32 [positions, head_dim / 2]
+    parts: int = 1  # of the packed projection, that are not added yet
 
 
 class Attention:
@@ -115,7 +116,8 @@ class Attention:
         pdl: bool = False,
     ) -> Tensor:
         """Compute `out`, attention of queries as Batch describes it, both [rows, heads, head_dim]. With a `rotation`,
-        queries are the packed projection [rows, heads + 2 · kv_heads, head_dim], not rotated and not stored yet.
+        queries are the packed projection [rows, heads + 2 · kv_heads, head_dim], not rotated and not stored yet, or its
+        parts, float32 [parts, …].
 
         `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
         page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written. With
@@ -156,10 +158,12 @@ class Attention:
         rotating = rotation or Rotation(row_starts, out, out)  # placeholders, never read
         padded = max(16, triton.next_power_of_2(head_dim))
         splits = self._splits(tile * tiles, max_context, window, block_m // group)
-        programs, warps, stages = self._division(seats * blocks * kv_heads, splits, block_m, keys.itemsize)
+        narrow = head_dim <= 64 and block_m == 16
+        count, size = seats * blocks * kv_heads, keys.itemsize
+        programs, warps, stages = self._division(count, splits, block_m, size, narrow=narrow)
         solo = programs == 1
         if programs > 1:
-            self.reserve(seats * blocks * kv_heads, splits * block_m * (padded + 2))
+            self.reserve(count, splits * block_m * (padded + 2))
         _attend[(seats * blocks, kv_heads, programs)](
             queries,
             keys,
@@ -182,6 +186,7 @@ class Attention:
             len(rotating.cos),
             page_table.shape[1],
             0 if tails is None else tails.shape[1],
+            queries.numel() // rotating.parts,
             blocks,
             splits,
             HEADS=heads,
@@ -199,6 +204,7 @@ class Attention:
             SOLO=solo,
             EARLY=programs in (1, splits) and not window,
             TURN=rotation is not None,
+            PARTS=rotating.parts,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
             num_warps=warps if block_m < 64 else 2 * warps,
@@ -222,14 +228,17 @@ class Attention:
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         assert not capturing, "attention needs more scratch memory: make the same call once before capturing it"
 
-    def _division(self, blocks: int, splits: int, block_m: int, size: int) -> tuple[int, int, int]:
-        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes."""
+    def _division(self, blocks: int, splits: int, block_m: int, size: int, *, narrow: bool) -> tuple[int, int, int]:
+        """Choose the programs of a block, their warps and their stages; keys and values have `size` bytes. Many
+        `narrow` blocks, of few rows and small heads, take less time if all are on the device at once, with two warps
+        each."""
         even = blocks * (ALONE // blocks) > 3 * ALONE // 4  # programs of their own leave few multiprocessors idle
         fill = self.fill or (ALONE if even else SHARED)
         programs = min(splits, max(1, fill // blocks))
         long = programs == 1 and splits > 8 and blocks > ALONE and block_m == 16
         stages = 3 if blocks * programs <= ALONE and size < 4 else 2
-        return programs, self.warps or (8 if long else 4), self.stages or stages
+        warps = 8 if long else 2 if narrow and blocks > SHARED else 4
+        return programs, self.warps or warps, self.stages or stages
 
     @staticmethod
     def _splits(split: int, max_context: int, window: int, rows: int) -> int:
@@ -249,15 +258,15 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "splits"]
+    do_not_specialize=["window", "angles", "pages", "depth", "size", "splits"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
-    partials, counters, scale, window, angles, pages, depth, blocks, splits,
+    partials, counters, scale, window, angles, pages, depth, size, blocks, splits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
     TILE: tl.constexpr, TILES: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     LANES: tl.constexpr, TREE: tl.constexpr, SOLO: tl.constexpr, EARLY: tl.constexpr, TURN: tl.constexpr,
-    LIMIT: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -303,12 +312,13 @@ def _attend(
 
     if TURN:
         source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
-        q = turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
+        kind: tl.constexpr = out.dtype.element_ty
+        q = turned(queries + source[:, None], place, valid, cos, sin, angles, size, kind, HEAD_DIM, PADDED, PARTS)
         new = new & ((at // SPLIT - first) // each == me) & (new_slot >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
-        new_k = turned(queries + source[:, None], at, new, cos, sin, angles, HEAD_DIM, PADDED)
+        new_k = turned(queries + source[:, None], at, new, cos, sin, angles, size, kind, HEAD_DIM, PADDED, PARTS)
         stored = new[:, None] & (d < HEAD_DIM)[None, :]
-        new_v = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
+        new_v = whole(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], stored, size, kind, PARTS)
     else:
         q = tl.load(queries + cell, mask=mask, other=0.0)
     if (start >= stop) | (me * each >= count):

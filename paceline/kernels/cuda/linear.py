@@ -40,6 +40,7 @@ SILU, GELU = 1, 2  # activations
 SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
 ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
+GATED_ROWS = 128  # rows up to which the second of BLOCKS, which applies the gate, is faster than the library
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
 EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
 Way = Callable[..., None]
@@ -81,13 +82,13 @@ class Products:
         way = self._way(x, matrix, out, residual is not None, activation)
         way(x, matrix, out, residual=residual, activation=activation)
 
-    def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor) -> Tensor | None:
-        """Compute the parts of a product, float32 [parts, rows, outputs], for `finish_norm`; None: the way to add this
-        product to a residual `like` has no parts, or adds them itself."""
+    def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor, *, residual: bool = True) -> Tensor | None:
+        """Compute the parts of a product, float32 [parts, rows, outputs], for a kernel that adds them; None: the way to
+        compute a product `like` this, which a `residual` may be added to, has no parts or adds them itself."""
         if matrix.parts == 1 and matrix.bias is None:
             return None
         matrix = self._ready(matrix, x)
-        way = self._way(x, matrix, like, True, 0)
+        way = self._way(x, matrix, like, residual, 0)
         if way in (self.by_library, self.by_whole_library):
             with whole_sums() if way == self.by_whole_library else nullcontext():
                 return self._library_sums(x, matrix, torch.float32)
@@ -127,7 +128,7 @@ class Products:
             way(source, matrix, to, residual=to if residual else None, activation=activation)
             return to
 
-        wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out)
+        wanted, ways = run(self.by_tiles, start.clone()), self._candidates(x, out, activation)
         same = (way for way in ways if torch.equal(run(way, start.clone()), wanted) or only_compiling())
         if len(x) < MANY_ROWS:
             return next(same, self.by_tiles)
@@ -136,11 +137,12 @@ class Products:
             return compared[0] if compared else self.by_tiles
         return min(compared, key=lambda way: seconds_of(partial(run, way, start), x.device))
 
-    def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
+    def _candidates(self, x: Tensor, out: Tensor, activation: int) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
         whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
-        blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
-        return [self.by_library, self.by_whole_library, *(partial(self.by_blocks, block=block) for block in blocks)]
+        own = [partial(self.by_blocks, block=block) for block in BLOCKS if whole and block.rows < 2 * len(x)]
+        first = own[1:2] if activation and len(x) <= GATED_ROWS else []
+        return [*first, self.by_library, self.by_whole_library, *own]
 
     def by_library(
         self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
@@ -168,18 +170,8 @@ class Products:
         activation: int = 0,
     ) -> None:
         """Compute a product with blocks of `many`."""
-        multiply(
-            x,
-            matrix.q,
-            matrix.bias,
-            residual,
-            out,
-            parts=matrix.parts,
-            block=block,
-            activation=activation,
-            descriptors=self._descriptors,
-            pdl=self.pdl,
-        )
+        product = partial(multiply, x, matrix.q, matrix.bias, residual, out, parts=matrix.parts, block=block)
+        product(activation=activation, descriptors=self._descriptors, pdl=self.pdl)
 
     def _library_sums(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs

@@ -161,6 +161,17 @@ def turn(x, partner, c, s):
 
 
 @triton.jit
+def whole(source, mask, size, dtype: tl.constexpr, PARTS: tl.constexpr):
+    """Load numbers of a product; of one in PARTS, `size` numbers each, add the parts in order and round to `dtype`."""
+    if PARTS == 1:
+        return tl.load(source, mask=mask, other=0.0)
+    total = tl.zeros(mask.shape, tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(source + part * size, mask=mask, other=0.0)
+    return total.to(dtype)
+
+
+@triton.jit
 def narrowed(x, memory, LIMIT: tl.constexpr):
     """Convert x to the type of `memory`; with LIMIT > 0 it saturates at ±LIMIT."""
     if LIMIT > 0:
@@ -169,13 +180,16 @@ def narrowed(x, memory, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def turned(source, place, valid, cos, sin, angles, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
-    """Load heads [BLOCK_M, PADDED] and rotate them by their positions `place`, as `rotate` does."""
+def turned(
+    source, place, valid, cos, sin, angles, size, dtype: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Load heads [BLOCK_M, PADDED] as `whole` does and rotate them by their positions `place`, as `rotate` does."""
     HALF: tl.constexpr = HEAD_DIM // 2
     d = tl.arange(0, PADDED)
     mask = valid[:, None] & (d < HEAD_DIM)[None, :]
-    x = tl.load(source + d[None, :], mask=mask, other=0.0)
-    partner = tl.load(source + tl.where(d < HALF, d + HALF, d - HALF)[None, :], mask=mask, other=0.0)
+    x = whole(source + d[None, :], mask, size, dtype, PARTS)
+    partner = whole(source + tl.where(d < HALF, d + HALF, d - HALF)[None, :], mask, size, dtype, PARTS)
     known = mask & ((place >= 0) & (place < angles))[:, None]
     angle = place.to(tl.int64)[:, None] * HALF + tl.where(d < HALF, d, d - HALF)[None, :]
     c = tl.load(cos + angle, mask=known, other=1.0)

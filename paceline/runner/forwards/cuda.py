@@ -230,17 +230,20 @@ class CudaDecoder:
         config = self.config
         heads, group = config.num_heads, config.num_heads // config.num_kv_heads
         qkv = self._buffer("qkv", len(y), layer.qkv.outputs)
-        self.products(y, layer.qkv, qkv)
+        sums = None
+        if ends is None and layer.qkv.bias is None and self._turns(layer, rows):
+            sums = self.products.sums(y, layer.qkv, qkv, residual=False)
+        if sums is None:
+            self.products(y, layer.qkv, qkv)
         if ends is not None:
             self._rotate(index, layer, qkv, rows, kv)
             rows, qkv = ends.of(rows), qkv[ends.index]
         out = self._buffer("attended", len(qkv), heads * config.head_dim)
         if not rows.seats:
             return out
-        block_m = block_for(group, rows.max_rows)
-        turns = layer.q_norm is None and rows.max_rows <= block_m // group  # attention itself rotates
+        packed, turns = qkv[None] if sums is None else sums, self._turns(layer, rows)
         self.attention(
-            qkv if turns else self._rotate(index, layer, qkv, rows, kv),
+            packed if turns else self._rotate(index, layer, qkv, rows, kv),
             kv,
             index,
             row_starts=rows.row_starts,
@@ -256,11 +259,16 @@ class CudaDecoder:
             max_context=rows.max_context,
             window=layer.window,
             scale=self.scale,
-            block_m=block_m,
-            rotation=Rotation(rows.slots, layer.cos, layer.sin) if turns else None,
+            block_m=block_for(group, rows.max_rows),
+            rotation=Rotation(rows.slots, layer.cos, layer.sin, parts=len(packed)) if turns else None,
             pdl=self.pdl,
         )
         return out
+
+    def _turns(self, layer: CudaLayer, rows: DeviceBatch) -> bool:
+        """Return True if attention itself rotates: queries are not normed, and a block has all rows of a sequence."""
+        group = self.config.num_heads // self.config.num_kv_heads
+        return layer.q_norm is None and rows.max_rows <= block_for(group, rows.max_rows) // group
 
     def _rotate(self, index: int, layer: CudaLayer, qkv: Tensor, rows: DeviceBatch, kv: CudaKV) -> Tensor:
         """Store keys and values of the rows; return their queries [rows, heads, head_dim]."""

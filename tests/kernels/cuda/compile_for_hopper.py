@@ -110,12 +110,14 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
         "SOLO": solo,
         "EARLY": turn and not solo,
         "TURN": turn,
+        "PARTS": 2 if solo else 1,
         "LIMIT": 0.0,
         "PDL": True,
     }
     numbers = ("row_starts", "positions", "page_table", "lanes", "bases", "tails", "leads", "slots", "counters")
     kinds = dict.fromkeys(("queries", "keys", "values", "out"), "*bf16") | dict.fromkeys(numbers, "*i32")
     kinds |= dict.fromkeys(("cos", "sin", "partials"), "*fp32") | {"scale": "fp32"}
+    kinds |= {"queries": "*fp32"} if solo else {}
     signature = {name: "constexpr" if name in constants else "i32" for name in _attend.arg_names} | kinds
     pointers = [i for i, name in enumerate(_attend.arg_names) if signature[name].startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in pointers}

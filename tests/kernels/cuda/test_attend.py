@@ -365,6 +365,27 @@ def test_rotation_in_passing_is_rotation_bit_by_bit(sizes, form, fp8, branches, 
         assert torch.equal(one.float(), other.float())
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_the_projection_are_added_in_passing(parts, dtype, device):
+    """Attention adds the parts in order and rounds their sum, as a product that adds them itself."""
+    heads, kv_heads, head_dim = 4, 2, 32
+    works = share(0, 14, 1, *chain(1)), share(1, 89, 1)
+    here, there = (Scene((heads, kv_heads, head_dim), dtype, device) for _ in range(2))
+    batch, generator = here.batch(*works), torch.Generator().manual_seed(4)
+    sums = torch.randn((parts, 3, heads + 2 * kv_heads, head_dim), generator=generator).to(device)
+    packed = torch.zeros_like(sums[0])
+    for part in sums:
+        packed += part
+    cos, sin = torch.rand((2, 95, head_dim // 2), generator=generator).to(device).unbind()
+    outs = torch.full((2, 3, heads, head_dim), torch.nan).to(device, dtype)
+    for scene, queries, count, out in ((here, packed.to(dtype), 1, outs[0]), (there, sums, parts, outs[1])):
+        rotation = Rotation(batch.slots, cos, sin, parts=count)
+        run(made(device, "solo"), scene.kv, batch, queries, out, rotation=rotation, pdl=ON_GPU)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(here.kv.keys, there.kv.keys)
+    assert torch.equal(here.kv.values, there.kv.values)
+
+
 def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     """A captured graph keeps the scratch memory that it was captured with."""
     scene, attention = Scene((2, 1, 16), dtype, device), made(device)
@@ -374,6 +395,15 @@ def test_scratch_memory_grows_but_is_never_freed(dtype, device):
     assert attention.partials.numel() > small.numel() > 0
     assert any(old is small for old in attention._outgrown)
     close(scene.attend(attention, share(0, 40, 1)), scene.reference(share(0, 40, 1)))
+
+
+def test_many_narrow_blocks_have_two_warps(device):
+    """Then all programs of 64 sequences of Llama-3.2-1B are on the device at once."""
+    attention = Attention(device=device)
+    assert attention._division(512, 2, 16, 2, narrow=True) == (1, 2, 2)
+    assert attention._division(512, 2, 16, 2, narrow=False) == (1, 4, 2)
+    assert attention._division(256, 2, 16, 2, narrow=True) == (1, 4, 2)
+    assert attention._division(512, 32, 16, 2, narrow=True) == (1, 8, 2)
 
 
 def test_tiles_and_splits_of_real_size(dtype, device):

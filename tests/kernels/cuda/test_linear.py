@@ -242,6 +242,16 @@ def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> 
     assert product._way(x, matrix, mine, True, 0) != product.by_tiles
 
 
+@pytest.mark.parametrize(("rows", "activation", "first"), [(128, SILU, False), (129, SILU, True), (128, 0, True)])
+def test_blocks_come_first_for_few_gated_rows(rows: int, activation: int, first: bool, device: torch.device) -> None:
+    """There the library needs another launch for the gate. The first way with the right bits is taken."""
+    x, w = torch.empty((rows, 64), dtype=torch.bfloat16, device=device), torch.empty((256, 64), device=device)
+    product = products(pack([w], parts=1, dtype=torch.bfloat16, device=device), device)
+    ways = product._candidates(x, torch.empty((rows, 128), dtype=torch.bfloat16, device=device), activation)
+    assert (ways[0] == product.by_library) == first
+    assert product.by_library in ways
+
+
 def test_few_rows_have_small_tiles() -> None:
     few, more = (Tiles.of(rows, outputs=4096, parts=2, gated=False, format=FLOAT, size=2) for rows in (1, 40))
     assert few.rows == 16
