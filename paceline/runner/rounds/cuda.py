@@ -42,6 +42,7 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Times,
     drafts_trees,
+    head_of,
     held_by,
     longest_draft,
     read_all,
@@ -288,12 +289,18 @@ class CudaRounds:
         return event
 
     def _read_dummies(self, most: int) -> None:
-        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
+        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along. And
+        let heads catch up with held states, as after a rest: of one sequence, of two, of four …"""
         for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
             for drafter in (None, *self.readers, *self.tapping):
                 by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
                 chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
                 self._read([chunk], by, held, self._grid.context(rows), edits=False)
+        late = Chunk(self._state.dummy, 0, 1, draws=False, target=False, drafts=True)
+        for name in (name for name in self.tapping if head_of(self.drafters[name]) is not None):
+            for seats in (1 << power for power in range(self._grid.lanes.bit_length())):
+                context = self._grid.context(1)
+                self._read([late] * seats, self.drafters[name], self._held[name], context, edits=False)
 
     def _start_scores(self) -> int:
         """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""
