@@ -46,23 +46,23 @@ def add_tail(
     """Add a tile in which rows of a tree see slots of their own paths. `lead` [BLOCK_M]: rows of `tails` they read.
 
     A product adds DEEP positions at a time. So only the TAIL positions from the multiple of DEEP below the base on are
-    read once for each path; those before them are read once for all rows, to the same bits.
+    read once for each path; those before them are read once for all rows, to the same bits, with the first path.
     """
     cut = tl.maximum(base // DEEP * DEEP, tile * TILE)
+    main = tl.min(lead, 0)
+    past = tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1
     position = tile * TILE + tl.arange(0, TILE)
-    common = position < cut
-    slot = slots_of(table, tile, pages, TILE, PAGE, False)
-    k, v = _fetch(keys, values, slot, common, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
-    seen = _seen(place, position, window, WINDOW) & common[None, :]
+    inside = position < end
+    slot = _path_slots(table, position, tails, main, inside, base, depth, pages, PAGE)
+    k, v = _fetch(keys, values, slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
+    seen = _seen(place, position, window, WINDOW) & ((position < cut)[None, :] | (lead == main)[:, None])
     scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
 
     position = cut + tl.arange(0, TAIL)
     inside = position < tl.minimum(end, (tile + 1) * TILE)
     seen = _seen(place, position, window, WINDOW) & inside[None, :]
-    main = tl.min(lead, 0)
-    past = tl.max(tl.where(lead < NOBODY, lead, main), 0) + 1
     tail_scores = tl.full([q.shape[0], TAIL], float("-inf"), tl.float32)
-    for path in range(main, past):
+    for path in range(main + 1, past):
         own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
         own_k = _keys(keys, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         mine = seen & (lead == path)[:, None]
@@ -74,7 +74,7 @@ def add_tail(
     steps = steps_of(weights) + steps_of(tail_weights)
     total = tl.fma(total, old, steps.to(tl.float32) * STEP)
     acc = tl.dot(weights.to(v.dtype), v, acc * old[:, None], input_precision="ieee")
-    for path in range(main, past):
+    for path in range(main + 1, past):
         own_slot = _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE)
         own_v = _values(values, own_slot, inside, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
         more = tl.dot(tail_weights.to(v.dtype), own_v, acc, input_precision="ieee")

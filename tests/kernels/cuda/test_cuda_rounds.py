@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -268,6 +269,19 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
     assert not rounds._wanted.find(seats[:3], "ngram", 700).filters
     plain = rounds._wanted.find([Seat(0, 0)], "ngram", 3)
     assert (plain.seats, plain.rows, plain.draft, plain.drafter) == (1, 1, 0, None)
+
+
+def test_the_start_lets_heads_catch_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the kernels of it would be compiled when the first head has rested, while everybody waits."""
+    rounds, _ = pair(device, "eagle")
+    late: list[int] = []
+
+    def read(chunks: Sequence[Chunk], *_: Any, edits: bool) -> None:
+        late.extend([len(chunks)] * (not chunks[0].target))
+
+    monkeypatch.setattr(rounds, "_read", read)
+    rounds._read_dummies(64)
+    assert late == [1, 2, 4, 8]
 
 
 def test_prompts_are_padded_to_few_lengths() -> None:
