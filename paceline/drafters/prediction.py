@@ -8,7 +8,8 @@ Until a match is found the prediction drafts nothing, and the request's other dr
     answer       a b c X Y f g          parted at d, found again at f: h i … is the draft
 
 The engine keeps a `Trail` for each sequence, which sees committed tokens only. The drafter proposes the tokens ahead of
-the trail's place.
+the trail's place. Beside a device these tokens are an offer, and the device searches it in the same way for what the
+step in flight has committed (`kernels.offer_reference`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import Recipe
+from paceline.kernels.offer_reference import FAR_MATCH_TOKENS, MAX_MATCH_TOKENS
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 
 PREDICTION = "prediction"
 # Chosen on edits of code and text: docs/experiments.md, "Predictions: where to look again after an edit".
-MAX_MATCH_TOKENS = 8  # longest match that is counted, in tokens
 NEAR_TOKENS = 8  # distance from where the answer left the prediction, within which a match of one token is enough
-FAR_MATCH_TOKENS = 3  # shortest match further away than that
 MAX_CANDIDATES = 32  # places compared on either side of where the answer left the prediction
 
 

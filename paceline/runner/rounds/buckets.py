@@ -164,7 +164,7 @@ class Grid:
         masked = [replace(bucket, masks=True) for bucket in able if not bucket.longest]
         masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.draft]
         rest = [replace(bucket, masks=masks) for masks in (True, False) for bucket in (*beside, *alone)]
-        largest, *others = self._contexts()
+        largest, *others = self.contexts()
         general = [(buckets, [largest]) for buckets in (plain, drafting, able, masked)]
         later = [(plain, others), (drafting, others), (rest, [largest]), (partial, [*others, largest])]
         yield from dict.fromkeys(
@@ -240,7 +240,7 @@ class Grid:
     def _most_rows(self, seats: int, longest: int) -> int:
         return seats + min(seats * longest, self.max_drafted)
 
-    def _contexts(self) -> list[int]:
+    def contexts(self) -> list[int]:
         """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
         bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
         return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]

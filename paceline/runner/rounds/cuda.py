@@ -24,6 +24,7 @@ from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds import dummies
 from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
 from paceline.runner.rounds.cuda_chunks import NOTHING_READ, ChunkReader, ReadChunks
@@ -42,6 +43,7 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Times,
     drafts_trees,
+    head_of,
     held_by,
     longest_draft,
     read_all,
@@ -134,7 +136,7 @@ class CudaRounds:
         with compiling():
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
-            self._read_dummies(prompt_rows)
+            self._read_dummies(prompt_rows, self._grid.contexts())
             compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
@@ -282,13 +284,18 @@ class CudaRounds:
             device=decoder.device,
         )
 
-    def _read_dummies(self, most: int) -> None:
-        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
-        for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
-            for drafter in (None, *self.readers, *self.tapping):
-                by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-                chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
-                self._read([chunk], by, held, self._grid.context(rows), edits=False)
+    def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
+        """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
+        bounds of positions beside those that the chunks need themselves."""
+        lane, lanes, most = self._state.dummy, self._grid.lanes, min(most, self._grid.longest)
+        for drafter in (None, *self.readers, *self.tapping):
+            by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+            reads = [*dummies.prompts(lane, lanes=lanes, most=most, drafts=by is not None)]
+            if by is not None and head_of(by) is not None:
+                reads += dummies.held(lane, lanes=lanes)
+            for chunks in reads:
+                for context in dict.fromkeys([self._grid.context(chunks[0].count), *contexts]):
+                    self._read(chunks, by, states, context, edits=False)
 
     def _start_scores(self) -> int:
         """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""

@@ -38,6 +38,7 @@ from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Logprob
 
+SPARE_OFFERED = 8  # tokens of an offer behind its draft, in which a device looks for its place after an edit
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
@@ -48,10 +49,13 @@ class Offer:
     """A continuation that the host proposes for positions `start`, start + 1, … of a sequence.
 
     It may begin before the sequence's true end, because a step may be in flight. The device compares that part with
-    its own committed tokens: if they are equal the rest is the draft, else the sequence decodes plainly."""
+    its own committed tokens: if they are equal the rest is the draft, else the sequence decodes plainly. An offer with
+    a `near` is from a known text: the device then looks for the last committed tokens in it, and drafts what follows.
+    """
 
     start: int
     tokens: tuple[int, ...]
+    near: int = 0  # tokens from the expected place, within which a match of one token is enough; 0: do not look
 
 
 class Seat(NamedTuple):
@@ -278,7 +282,7 @@ def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
 
     Offered tokens for which the row has no room are left out."""
     count = min(len(offer.tokens), len(row) - HEADER)
-    row[: HEADER + count] = most, offer.start, count, *offer.tokens[:count]
+    row[: HEADER + count] = most, offer.start, count, offer.near, *offer.tokens[:count]
 
 
 def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
