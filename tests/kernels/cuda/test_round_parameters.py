@@ -182,7 +182,7 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
         monkeypatch.setattr(torch.cuda.Event, "query", lambda self: False)
     made = pair(device, "self")
     if late and not ON_GPU:
-        made[0]._mark = Busy
+        monkeypatch.setattr(made[0], "_mark", Busy)
         monkeypatch.setattr(CudaRound, "recorded", True)
     first, second = words(11, 30), words(12, 31)
     for rounds in made:
