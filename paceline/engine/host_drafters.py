@@ -78,9 +78,9 @@ class HostDrafters:
 
     def observe(self, works: Seq[Work]) -> None:
         """Report how many tokens of their drafts were right, once the new tokens are committed."""
-        for work in works:
+        for work in works if self.guards else ():
             sequence = work.sequence
-            if work.drafted_from >= 0 and work.draft and not work.forced and sequence.finish is None:
+            if work.drafted_from >= 0 and work.drafted and not work.forced and sequence.finish is None:
                 right = len(sequence.tokens) - 1 - work.drafted_from  # the last token is the target's own
                 self.guards[work.drafter or ""].observe(sequence.key, self._view(sequence), right)
 
@@ -111,7 +111,7 @@ class HostDrafters:
     def hand_over(self, works: Seq[Work], *, crowded: bool) -> None:
         """Hand the hidden states that a device has sent with works to the drafters that read them."""
         sent, rows = [], 0
-        for work in works:
+        for work in works if self._columns else ():
             if work.features is not None:
                 work.first_row, rows = rows, rows + len(work.features)
                 sent.append(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Trail
@@ -98,7 +99,7 @@ class Sequence:
             pace = self.paces[drafter] = Pace()
         return pace
 
-    def extend(self, tokens: list[int]) -> None:
+    def extend(self, tokens: Seq[int]) -> None:
         """Append tokens that were committed."""
         self.tokens += tokens
         self.sampler.advance(tokens)

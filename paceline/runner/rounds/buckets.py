@@ -18,6 +18,7 @@ of round can do all of it, and only its seats are powers of two.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,7 +114,7 @@ class Grid:
         """Return the draft length of the bucket for drafts of at most `length` tokens."""
         if length and finds_fewer:
             return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
-        return max(known for known in DRAFTS if known <= length)
+        return DRAFTS[bisect_right(DRAFTS, length) - 1]
 
     def rows(self, seats: int, longest: int, wanted: int, *, finds_fewer: bool) -> int:
         """Round the rows of a verification up, but not beyond what `seats` can draft, each `longest` tokens."""
@@ -163,7 +164,7 @@ class Grid:
         masked = [replace(bucket, masks=True) for bucket in able if not bucket.longest]
         masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.draft]
         rest = [replace(bucket, masks=masks) for masks in (True, False) for bucket in (*beside, *alone)]
-        largest, *others = self._contexts()
+        largest, *others = self.contexts()
         general = [(buckets, [largest]) for buckets in (plain, drafting, able, masked)]
         later = [(plain, others), (drafting, others), (rest, [largest]), (partial, [*others, largest])]
         yield from dict.fromkeys(
@@ -239,7 +240,7 @@ class Grid:
     def _most_rows(self, seats: int, longest: int) -> int:
         return seats + min(seats * longest, self.max_drafted)
 
-    def _contexts(self) -> list[int]:
+    def contexts(self) -> list[int]:
         """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
         bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
         return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]

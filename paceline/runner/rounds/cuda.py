@@ -5,8 +5,8 @@ The graph of plain decoding launches no draft. Verification is ragged: the graph
 shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
-with grammars is three graphs: draft, verification and draw. Only `drafts` and `collect` wait. Prompts are read by
-launches outside of graphs: their passes take longer than their launches.
+with grammars is three graphs: draft, verification and draw. Only `drafts`, `wait` and `collect` wait. Prompts are read
+by launches outside of graphs: their passes take longer than their launches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,14 +24,16 @@ from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds import dummies
 from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
-from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
+from paceline.runner.rounds.cuda_chunks import NOTHING_READ, ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.marks import Marks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
     NOTHING,
@@ -101,6 +102,7 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks = MaskTables(target.vocab_size, device)
+        self._mark: Callable[[], torch.cuda.Event | None] = Marks(device) if self.timed else lambda: None
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
         # (draft length, drafter) → seconds of its rounds
         self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
@@ -134,7 +136,7 @@ class CudaRounds:
         with compiling():
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
-            self._read_dummies(prompt_rows)
+            self._read_dummies(prompt_rows, self._grid.contexts())
             compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
@@ -168,7 +170,7 @@ class CudaRounds:
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
-        read = self._read_chunks(chunks, drafter, context)
+        read = self._read_chunks(chunks, drafter, context) if chunks else NOTHING_READ
         replayed = round is None or round.recorded or self._recorder is None
         typical = replayed and len(self._graphs) == recorded
         ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
@@ -217,7 +219,6 @@ class CudaRounds:
         ticket.sheet = ticket.round.sheet()
         return ticket.sheet
 
-    @torch.inference_mode()
     def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         assert ticket.round is not None, "a step without a round has nothing to draw"
         if len(drawing) < len(ticket.masked_seats):
@@ -232,17 +233,20 @@ class CudaRounds:
         that the device has work behind the draw."""
         ticket, self._late = self._late, None
         if ticket is not None and ticket.round is not None and ticket.sheet is not None:
-            ticket.round.mask(ticket.sheet, ticket.void)
-            ticket.masked = self._mark()
-            self._end(ticket)
+            with torch.inference_mode():
+                ticket.round.mask(ticket.sheet, ticket.void)
+                ticket.masked = self._mark()
+                self._end(ticket)
 
-    @torch.inference_mode()
-    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+    def wait(self, ticket: Ticket) -> None:
         if ticket is self._late:
             self._end_late()
-        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        self.wait(ticket)
+        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         times = Times(step=ticket.seconds(), typical=ticket.typical)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
@@ -260,9 +264,9 @@ class CudaRounds:
             if outcome.stamps is not None:
                 times = _parts(times, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
-                times = replace(times, verify=times.step)
+                times = times._replace(verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
-            times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
+            times = times._replace(read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
@@ -280,27 +284,18 @@ class CudaRounds:
             device=decoder.device,
         )
 
-    def _mark(self) -> torch.cuda.Event | None:
-        """Have the device note the time at which it gets here."""
-        if self._state.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record()
-        return event
-
-    def _read_dummies(self, most: int) -> None:
-        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along. And
-        let heads catch up with held states, as after a rest: of one sequence, of two, of four …"""
-        for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
-            for drafter in (None, *self.readers, *self.tapping):
-                by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-                chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
-                self._read([chunk], by, held, self._grid.context(rows), edits=False)
-        late = Chunk(self._state.dummy, 0, 1, draws=False, target=False, drafts=True)
-        for name in (name for name in self.tapping if head_of(self.drafters[name]) is not None):
-            for seats in (1 << power for power in range(self._grid.lanes.bit_length())):
-                context = self._grid.context(1)
-                self._read([late] * seats, self.drafters[name], self._held[name], context, edits=False)
+    def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
+        """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
+        bounds of positions beside those that the chunks need themselves."""
+        lane, lanes, most = self._state.dummy, self._grid.lanes, min(most, self._grid.longest)
+        for drafter in (None, *self.readers, *self.tapping):
+            by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+            reads = [*dummies.prompts(lane, lanes=lanes, most=most, drafts=by is not None)]
+            if by is not None and head_of(by) is not None:
+                reads += dummies.held(lane, lanes=lanes)
+            for chunks in reads:
+                for context in dict.fromkeys([self._grid.context(chunks[0].count), *contexts]):
+                    self._read(chunks, by, states, context, edits=False)
 
     def _start_scores(self) -> int:
         """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""
@@ -348,4 +343,4 @@ def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     if waits:
         verify = max(times.step - draft - accepting, 0.0)
-    return replace(times, draft=draft, verify=verify, accept=accepting)
+    return times._replace(draft=draft, verify=verify, accept=accepting)

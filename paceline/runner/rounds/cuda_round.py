@@ -30,7 +30,7 @@ from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Outcome, Outcomes
+from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Fetched, Outcomes
 from paceline.runner.rounds.protocol import (
     SPARE_OFFERED,
     DeviceDrafter,
@@ -144,7 +144,7 @@ class CudaRound(CudaDraft):
             self._asked[0, seat].fill_(self.state.dummy)
         self._last = None if void else self._last
 
-    def end(self) -> Outcome:
+    def end(self) -> Fetched:
         """Launch the rest of the round. Its outcome, in the host's memory, is valid once the step is done."""
         self._launch(-1)
         return self._outcomes.fetch()

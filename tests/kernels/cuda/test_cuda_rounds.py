@@ -273,15 +273,14 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
 
 def test_the_start_lets_heads_catch_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the kernels of it would be compiled when the first head has rested, while everybody waits."""
-    rounds, _ = pair(device, "eagle")
-    late: list[int] = []
+    rounds, late = pair(device, "eagle")[0], []
 
-    def read(chunks: Sequence[Chunk], *_: Any, edits: bool) -> None:
+    def note(chunks: Sequence[Chunk], *_: object, edits: bool) -> None:
         late.extend([len(chunks)] * (not chunks[0].target))
 
-    monkeypatch.setattr(rounds, "_read", read)
+    monkeypatch.setattr(rounds, "_read", note)
     rounds._read_dummies(64)
-    assert late == [1, 2, 4, 8]
+    assert late == [1, 2, 4, 8, LANES]
 
 
 def test_prompts_are_padded_to_few_lengths() -> None:
@@ -311,3 +310,20 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
     assert rounds._wanted.find(seats, "ngram", 30) == before
+
+
+def test_prompts_are_compiled_for_all_contexts_and_drafters(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dummies are read with each drafter that reads along, and with each bound of contexts that is asked for."""
+    rounds, read = pair(device, "model")[0], []
+
+    def note(chunks: list[Chunk], drafter: object, held: object, context: int, *, edits: bool) -> None:
+        read.append((len(chunks), chunks[0].count, drafter is None, context))
+
+    monkeypatch.setattr(rounds, "_read", note)
+    rounds._read_dummies(32, [70, 40])
+    for plain in (True, False):
+        for context in (70, 40):
+            assert (1, 32, plain, context) in read
+            assert (2, 16, plain, context) in read

@@ -138,3 +138,19 @@ def test_a_penalty_among_many_costs_no_larger_drafts() -> None:
         served[name], _ = traffic.graphs.find(traffic.wanted.find(seats, "eagle", 2000))
     assert served["penalty"].edits
     assert served["plain"] == replace(served["penalty"], edits=False, scores=0)
+
+
+def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
+    """A bucket is kept while nothing changes; a sequence that is written to a lane may change everything."""
+    traffic, seats = Traffic({"eagle": HEAD}), [Seat(lane, 4) for lane in range(LANES)]
+    first = traffic.wanted.find(seats, "eagle", 100)
+    assert traffic.wanted.find([*seats], "eagle", 100) is first
+    for _ in range(20):
+        traffic.wanted.learn(first, seats, [Landed((), (1,), (1,)) for _ in seats])
+    fewer = traffic.wanted.find(seats, "eagle", 100)
+    assert fewer == replace(first, rows=fewer.rows)
+    assert fewer.rows < first.rows
+    traffic.wanted.write(0, Sampler(SamplingParams.of(repetition_penalty=1.1), seed=0, vocab_size=VOCAB, eos_ids=()))
+    assert traffic.wanted.find(seats, "eagle", 100).edits
+    assert traffic.wanted.find(seats[1:], "eagle", 100).seats == LANES
+    assert traffic.wanted.find(seats[:2], "eagle", 100).seats == 2
