@@ -273,13 +273,12 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
 
 def test_the_start_lets_heads_catch_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the kernels of it would be compiled when the first head has rested, while everybody waits."""
-    rounds, _ = pair(device, "eagle")
-    late: list[int] = []
+    rounds, late = pair(device, "eagle")[0], []
 
-    def read(chunks: Sequence[Chunk], *_: Any, edits: bool) -> None:
+    def note(chunks: Sequence[Chunk], *_: object, edits: bool) -> None:
         late.extend([len(chunks)] * (not chunks[0].target))
 
-    monkeypatch.setattr(rounds, "_read", read)
+    monkeypatch.setattr(rounds, "_read", note)
     rounds._read_dummies(64)
     assert late == [1, 2, 4, 8, LANES]
 
