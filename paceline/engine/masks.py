@@ -23,7 +23,6 @@ from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
 from paceline.sampling.grammar_state import DEAD_END, WORKERS, GrammarState, Outlook
-from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Finish
 
 ENDS = {Outlook.END: (Finish.STOP, None), Outlook.NOTHING: (Finish.ERROR, DEAD_END)}  # others do not end a sequence
@@ -107,17 +106,15 @@ class Masks:
         """Compute the masks of a step, and have its tokens drawn. Every step before has landed. Returns the works that
         draw nothing: they have ended, or a worker must compute their masks."""
         drafts, sheet = self._rounds.drafts(ticket), self._rounds.sheet(ticket)
-        drawing = [
-            index
-            for index, branches in drafts.items()
-            if not seats[index].sequence.in_flight.left and self._fill(seats[index].sequence, branches, sheet)
-        ]
+        drawing = []
+        for index, branches in drafts.items():
+            sequence = seats[index].sequence
+            if sequence.in_flight.left or not self.has(sequence):
+                continue
+            if self._goes_on(sequence, sequence.sampler.fill(branches, sheet)):
+                drawing.append(index)
         self._rounds.draw(ticket, drawing)
         return [] if len(drawing) == len(drafts) else [seats[index] for index in drafts if index not in drawing]
-
-    def _fill(self, sequence: Sequence, branches: Seq[Branch], sheet: MaskSheet) -> bool:
-        """Write the masks of a sequence's rows. False: it draws nothing in this step."""
-        return self.has(sequence) and self._goes_on(sequence, sequence.sampler.fill(branches, sheet))
 
     def _goes_on(self, sequence: Sequence, outlook: Outlook) -> bool:
         """Return True if tokens may follow. Otherwise the sequence ends, or a worker finds out."""

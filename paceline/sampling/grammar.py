@@ -22,7 +22,7 @@ import numpy as np
 from paceline.errors import MissingExtra
 from paceline.sampling.grammar_source import first_lines, source, unusable
 from paceline.sampling.grammar_state import GrammarState
-from paceline.sampling.words import MaskSheet, Path, has_token, pack, padded_size
+from paceline.sampling.words import MaskSheet, Path, pack, padded_size
 from paceline.types import Grammar
 
 if TYPE_CHECKING:
@@ -113,12 +113,13 @@ class Grammars:
         adjacent masks of a sheet. Other threads run meanwhile."""
         # A method of its own with threads for many matchers exists; waking them takes longer than usual masks.
         matcher.unsafe_compute_mask_ptr_with_draft_token(  # type: ignore[attr-defined]  # not declared by llguidance
-            sheet.address(first), sheet.mask_bytes, [*path]
+            sheet.address + first * sheet.mask_bytes, sheet.mask_bytes, [*path]
         )
 
-    def may_end(self, mask: np.ndarray) -> bool:
-        """True if the text so far is complete: llguidance then allows every end."""
-        return has_token(mask, self._an_end)
+    def only_ends(self, mask: np.ndarray) -> bool:
+        """True if nothing but an end may follow. At once where the text is not complete: llguidance allows no end."""
+        end = self._an_end
+        return mask.item(end >> 5) >> (end & 31) & 1 != 0 and not self.goes_on(mask)
 
     def leaves_choice(self, mask: np.ndarray) -> bool:
         """True if several tokens are allowed, at once where these are many: two of one word suffice. False says

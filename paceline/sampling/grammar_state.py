@@ -104,7 +104,7 @@ class GrammarState:
                 return Outlook.UNKNOWN
             mask = sheet.words[first]
             self.may_force = not self._grammars.leaves_choice(mask)
-            return Outlook.END if self._grammars.may_end(mask) and not self.goes_on(mask) else Outlook.TOKENS
+            return Outlook.END if self._grammars.only_ends(mask) else Outlook.TOKENS
 
     @property
     def slow(self) -> bool:
@@ -144,6 +144,8 @@ class GrammarState:
     def forced(self, limit: int) -> Path:
         """List the tokens that must come next, at most `limit`: a draft that costs nothing. The spelling of the last
         one may depend on the text after it, so the target can still choose another."""
+        if not self.may_force:
+            return ()
         if limit > self._forced[0]:
             with self._lock:
                 self._forced = limit, self._find_forced(limit)

@@ -37,7 +37,7 @@ class MaskSheet:
         self.words = words
         self.mask_bytes: int = words.shape[1] * words.itemsize
         self.used = 0  # masks that are reserved
-        self._address = int(words.__array_interface__["data"][0])
+        self.address: int = words.__array_interface__["data"][0]  # of the first mask
         self._numbers = np.arange(len(words), dtype=np.int32)
         self._rows: list[int] = []  # the row of each mask
         self._lapped = 0.0  # CPU time of this thread, in seconds
@@ -68,9 +68,6 @@ class MaskSheet:
         if len(rows) > 1:
             self.words[first + 1 : self.used, -1] = UNWRITTEN
         return first
-
-    def address(self, mask: int) -> int:
-        return self._address + mask * self.mask_bytes
 
     def put(self, rows: Sequence[int], masks: Iterable[np.ndarray | None]) -> None:
         """Copy the masks of some rows; None: the row has none."""
