@@ -13,7 +13,6 @@ from paceline.engine.draft_rules import judge_drafts
 from paceline.kernels.edit_reference import Edits
 from paceline.rules import Rule
 from paceline.runner.rounds import cuda_chunks
-from paceline.runner.rounds.cuda import CudaRounds
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat
@@ -181,10 +180,10 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
     """As long as the device is busy, they wait for the next launch, or for somebody who waits for the step."""
     if late and ON_GPU:
         monkeypatch.setattr(torch.cuda.Event, "query", lambda self: False)
-    elif late:
-        monkeypatch.setattr(CudaRounds, "_mark", lambda self: Busy())
-        monkeypatch.setattr(CudaRound, "recorded", True)
     made = pair(device, "self")
+    if late and not ON_GPU:
+        made[0]._mark = Busy
+        monkeypatch.setattr(CudaRound, "recorded", True)
     first, second = words(11, 30), words(12, 31)
     for rounds in made:
         for lane in range(3):
