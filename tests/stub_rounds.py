@@ -77,9 +77,12 @@ class StubRounds:
             self.drafting += longest > 0
         return chunks, landed, Times(step=took, verify=took), self._free_at, longest
 
+    def wait(self, ticket: Ticket) -> None:
+        self.clock.now = max(self.clock.now, ticket[3])
+
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        chunks, landed, times, done, longest = ticket
-        self.clock.now = max(self.clock.now, done)
+        chunks, landed, times, _, longest = ticket
+        self.wait(ticket)
         if landed and not chunks:
             self._seconds[longest].learn(len(landed), times.step)
         self.tokens += sum(len(each.tokens) for each in landed)

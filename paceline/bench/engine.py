@@ -326,13 +326,17 @@ def run_batch(engine: Engine, requests: Sequence[Request], *, mode: Mode, round:
         engine.submit(request)
     while engine.has_work and not all(outputs.values()):
         _collect(engine.step(), outputs)
-    start = full = end = Moment(time.perf_counter(), _lengths(outputs), sequence_steps, replace(engine.stats))
+    tokens = sum(map(len, outputs.values()))
+    all_run = all(len(outputs[request.id]) < (request.sampling.max_tokens or 0) for request in requests)
+    start = full = end = Moment(time.perf_counter(), tokens, sequence_steps, replace(engine.stats))
     while engine.has_work:
         events = engine.step()
         if events:  # a device may run a last step without events
-            sequence_steps += _collect(events, outputs)
-            end = Moment(time.perf_counter(), _lengths(outputs), sequence_steps, replace(engine.stats))
-            full = end if _all_run(requests, outputs) else full
+            new = _collect(events, outputs)
+            tokens, sequence_steps = tokens + sum(new), sequence_steps + sum(map(bool, new))
+            all_run = all_run and not any(event.finish for event in events)
+            end = Moment(time.perf_counter(), tokens, sequence_steps, replace(engine.stats))
+            full = end if all_run else full
     _check(requests, outputs)
     full = end if full is start else full  # too short: the batch was never full
     return BatchRun(
@@ -349,21 +353,13 @@ def run_batch(engine: Engine, requests: Sequence[Request], *, mode: Mode, round:
     )
 
 
-def _all_run(requests: Sequence[Request], outputs: Mapping[str, Sequence[int]]) -> bool:
-    return all(len(outputs[request.id]) < (request.sampling.max_tokens or 0) for request in requests)
-
-
-def _collect(events: Sequence[TokenEvent], outputs: dict[str, list[int]]) -> int:
-    """Collect the tokens of a step; return the number of sequences that got any."""
+def _collect(events: Sequence[TokenEvent], outputs: dict[str, list[int]]) -> list[int]:
+    """Collect the tokens of a step; return how many each event has."""
     for event in events:
         if event.finish is Finish.ERROR:
             raise EngineDead(f"the engine stopped after an error ({event.error})")
         outputs[event.request_id] += event.tokens
-    return sum(bool(event.tokens) for event in events)
-
-
-def _lengths(outputs: Mapping[str, Sequence[int]]) -> int:
-    return sum(map(len, outputs.values()))
+    return [len(event.tokens) for event in events]
 
 
 def _check(requests: Sequence[Request], outputs: Mapping[str, Sequence[int]]) -> None:

@@ -8,7 +8,8 @@ Until a match is found the prediction drafts nothing, and the request's other dr
     answer       a b c X Y f g          parted at d, found again at f: h i … is the draft
 
 The engine keeps a `Trail` for each sequence, which sees committed tokens only. The drafter proposes the tokens ahead of
-the trail's place.
+the trail's place. Beside a device these tokens are an offer, and the device searches it in the same way for what the
+step in flight has committed (`kernels.offer_reference`).
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from paceline.draft import Draft
 from paceline.drafters.base import Ask, Drafter
 from paceline.drafters.options import parse_options
 from paceline.drafters.recipe import Recipe
+from paceline.kernels.offer_reference import FAR_MATCH_TOKENS, MAX_MATCH_TOKENS
 from paceline.models.weights import Progress
 from paceline.runner.loading.models import ReadyModel
 
 PREDICTION = "prediction"
 # Chosen on edits of code and text: docs/experiments.md, "Predictions: where to look again after an edit".
-MAX_MATCH_TOKENS = 8  # longest match that is counted, in tokens
 NEAR_TOKENS = 8  # distance from where the answer left the prediction, within which a match of one token is enough
-FAR_MATCH_TOKENS = 3  # shortest match further away than that
 MAX_CANDIDATES = 32  # places compared on either side of where the answer left the prediction
 
 
@@ -55,10 +54,12 @@ class Trail:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Follow tokens that were committed."""
+        predicted = self._prediction.tokens
         for token in tokens:
             self._recent.appendleft(token)
-            if self._place is not None and self.ahead(1) == (token,):
-                self._place, self._matched = self._place + 1, self._matched + 1
+            place = self._place
+            if place is not None and place < len(predicted) and predicted[place] == token:
+                self._place, self._matched = place + 1, self._matched + 1
             else:
                 self._place, self._matched = self._find(token)
             if self._place is not None and self._matched > 1:
@@ -72,20 +73,22 @@ class Trail:
         """Find the place after the best match of the last tokens, and count the tokens that match there.
 
         The place is None where no match is long enough."""
-        after = self._prediction.after.get(token, [])
+        after = self._prediction.after.get(token)
+        if after is None:
+            return None, 0
         middle = bisect_left(after, self._parted)
         places = after[max(middle - MAX_CANDIDATES, 0) : middle + MAX_CANDIDATES]
-        found = [(self._match(place), -abs(place - self._parted), place) for place in places]
-        matched, distance, place = max(found, default=(0, 0, 0))
-        if not matched or (-distance > NEAR_TOKENS and matched < FAR_MATCH_TOKENS):
-            return None, 0
-        return place, matched
+        matched, distance, place = max([(self._match(place), -abs(place - self._parted), place) for place in places])
+        return (None, 0) if -distance > NEAR_TOKENS and matched < FAR_MATCH_TOKENS else (place, matched)
 
     def _match(self, place: int) -> int:
         """Count the last tokens of the answer that are found right before this place."""
-        before = reversed(self._prediction.tokens[max(place - MAX_MATCH_TOKENS, 0) : place])
-        pairs = zip(before, self._recent, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        predicted, count = self._prediction.tokens, 0
+        for token in self._recent:
+            if count == place or predicted[place - 1 - count] != token:
+                break
+            count += 1
+        return count
 
 
 class PredictionDrafter(Drafter):

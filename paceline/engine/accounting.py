@@ -34,7 +34,7 @@ class Accounting:
 
     def charge(self, landing: Landing) -> None:
         """Divide the draft and verification time of a step among its sequences, in proportion to their rows."""
-        counts = [work.count + len(work.draft.tokens) for work in landing.works]
+        counts = [work.count + work.drafted for work in landing.works]
         rows = sum(counts)
         draft, verify = (seconds / max(rows, 1) for seconds in (landing.times.draft, landing.times.verify))  # of a row
         for work, count in zip(landing.works, counts, strict=True):
@@ -50,20 +50,24 @@ class Accounting:
         self._stats.count_landing(times, waited=landing.waited, lap=lap, inside=landing.inside)
         self._stats.wasted += landing.wasted
         if landing.decodes:
-            drawn = [work.verdict for work in landing.works if work.verdict is not None]
+            drawn = [len(work.verdict.path) for work in landing.works if work.verdict is not None]
             self._governor.cost.observe(
                 sequences=len(drawn),
                 rows=self._rows,
-                tokens=len(drawn) + sum([len(verdict.path) for verdict in drawn]),
+                tokens=len(drawn) + sum(drawn),
                 pass_seconds=times.verify,
                 step_seconds=times.step or self._mark - self._began,
                 draft_seconds=times.draft,
             )
 
     def count_tokens(self, work: Work, kept: int) -> None:
-        """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor."""
+        """Count the drafted, accepted and `kept` tokens of a work, and report the acceptance to the governor.
+
+        Right tokens behind the end of the answer count neither as drafted nor as accepted: nobody gets them."""
         assert work.verdict is not None
-        sequence, drafted, accepted = work.sequence, len(work.draft.tokens), len(work.verdict.path)
+        sequence, drafted, accepted = work.sequence, work.drafted, len(work.verdict.path)
+        if accepted > kept:
+            drafted, accepted = drafted - (accepted - kept), kept
         counters, stats = sequence.counters, self._stats
         if counters.first_token is None:
             counters.first_token = self._clock()
@@ -72,9 +76,9 @@ class Accounting:
         stats.drafted += drafted
         stats.accepted += accepted
         if (drafted or work.max_draft) and not work.forced and sequence.finish is None:
-            self._governor.learn(sequence, drafter=work.drafter, drafted=work.draft.depth, accepted=accepted)
+            self._governor.learn(sequence, drafter=work.drafter, drafted=work.depth, accepted=accepted)
         if work.drafter in sequence.predictors and not work.forced:
-            counters.prediction_accepted += min(accepted, kept)
+            counters.prediction_accepted += accepted
             counters.prediction_rejected += drafted - accepted
 
     def _lap(self) -> float:

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from paceline.accept.registry import in_use
 from paceline.draft import Draft
@@ -40,24 +39,15 @@ from paceline.types import Off, OffKind, Rule, Verdict
 DEPTH = 1  # steps that may be in flight while the host plans another
 
 
-class Part(NamedTuple):
-    """One sequence's part of a step in flight: a chunk of its prompt, or a seat in the round if it decodes."""
-
-    work: Work
-    rows: int  # committed tokens that a chunk reads; 0 for a seat
-    draws: bool
-    void: bool = False  # True: a seat that draws nothing, because its mask is not there
-
-
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step in flight."""
+    """A step in flight. Its works are chunks of prompts, or seats in the round if their sequence decodes."""
 
     ticket: Ticket
     drafter: str | None
-    parts: list[Part]  # chunks, then seats
-    seats: int
-    extra: int  # chunks that only the drafter reads: first in the launch, and in no part
+    reading: list[Work]  # chunks
+    seats: list[Work]
+    extra: int  # chunks that only the drafter reads: first in the launch, and of no work
     crowded: bool  # too many sequences run for any to draft
     planned: float | None  # seconds in which the host planned and launched it; None: not known
 
@@ -82,7 +72,7 @@ class DeviceStepper:
         self._offers = Offers(drafters, governor, clock)
         self._hearing = Hearing(rounds)
         # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
-        own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing]
+        own = [name for name in rounds.drafters if name in rounds.readers or name in self._hearing.heads]
         self._readers = {name: Reader(pool) for name in own}
         self._governor = governor
         self._max_step_tokens = max_step_tokens
@@ -90,9 +80,8 @@ class DeviceStepper:
         self._launched: deque[Launched] = deque()
         self._masks = Masks(rounds)
         self._undrawn: Launched | None = None  # the latest step, if it lacks masks
-        self._kept_seats: dict[
-            int, tuple[tuple[object, ...], Seat]
-        ] = {}  # sequence → what its latest seat is for, seat
+        self._kept_seats: dict[int, Seat] = {}  # sequence → its latest seat
+        self._kept_for: tuple[float, bool] = 0.0, False  # price and kind of drafts that these seats are for
         self._turn = 0  # counter that picks the drafter of a step if sequences want several
         self._step_seconds = 0.0  # time that the device took for the last step
         self._landed: Launched | None = None  # the step that landed last
@@ -123,7 +112,7 @@ class DeviceStepper:
         self._kept_seats.pop(sequence.key, None)
 
     def knows(self, sequence: Sequence, page: int) -> bool:
-        heads = [name for name in sequence.drafters if name in self._hearing]
+        heads = [name for name in sequence.drafters if name in self._hearing.heads]
         return self._drafters.knows(sequence, page) and all(page in self._readers[name] for name in heads)
 
     def ready(self, sequence: Sequence) -> bool:
@@ -139,27 +128,30 @@ class DeviceStepper:
 
     def land(self) -> Landing:
         launched, began = self._launched.popleft(), self._clock()
+        self._rounds.wait(launched.ticket)
+        self._landed, self._landed_at = launched, self._clock()
+        waited = self._landed_at - began
         chunks, seats, times = self._rounds.collect(launched.ticket)
-        ended_at, self._step_seconds, self._landed = self._clock(), times.step, launched
-        self._landed_at = ended_at
-        waited = ended_at - began
+        self._step_seconds = times.step
         works, ended = [], []
-        for (work, rows, draws, void), landed in zip(launched.parts, [*chunks[launched.extra :], *seats], strict=True):
+        all_works, outcomes = [*launched.reading, *launched.seats], [*chunks[launched.extra :], *seats]
+        rows = [*[work.count for work in launched.reading], *[0] * len(launched.seats)]
+        for work, landed, read in zip(all_works, outcomes, rows, strict=True):
             state = work.sequence.in_flight
-            if void:
+            if work.void:
                 state.steps -= 1
             else:
-                state.land(rows, draws, work.max_draft)
-            if not state.left and not void:
+                state.land(read, work.samples, work.max_draft)
+            if not state.left and not work.void:
                 if landed is not None:  # else only keys and values were wanted
                     self._settle(work, landed)
                 works.append(work)
             elif state.left and not state.steps:
                 ended.append(work.sequence)
-        decodes = len(launched.parts) == launched.seats == len(works) and not launched.extra and times.step > 0
+        wasted = len(all_works) - len(works)
+        decodes = not launched.reading and not wasted and not launched.extra and times.step > 0
         if decodes:
             self._observe_draft(works, launched.drafter, times)
-        wasted = len(launched.parts) - len(works)
         return Landing(
             works, times, decodes=decodes, ended=ended, wasted=wasted, waited=waited, crowded=launched.crowded
         )
@@ -180,10 +172,13 @@ class DeviceStepper:
         self._observed_at = now if self._launched else None
         if step is None or step.planned is None or not landing.decodes or not landing.times.typical:
             return
-        drafters = {work.drafter for work in landing.works if work.max_draft}
-        if not drafters or drafters == {step.drafter}:  # else drafters on the host take part, whose time counts apart
-            seconds = step.planned + now - self._landed_at
-            self._governor.learn_host(seconds, drafter=step.drafter if drafters else None, batch=step.seats)
+        drafters = {work.drafter for work in landing.works if work.max_draft and not work.forced}
+        self._governor.host.learn(
+            step.planned + now - self._landed_at,
+            drafter=step.drafter if step.drafter in drafters else next(iter(drafters), None),
+            batch=len(step.seats),
+            masked=len(self._masks) > 0 and any(work.sequence.sampler.grammar is not None for work in landing.works),
+        )
 
     def improve(self) -> bool:
         return not self._launched and self._rounds.improve()
@@ -199,19 +194,23 @@ class DeviceStepper:
             state, span = work.sequence.in_flight, work.sequence.span
             if not state.on_device or span is None or state.pages < len(span.pages):
                 self._write(work.sequence)
-        seats = [work for work in works if _decodes(work)]
-        reading = [work for work in works if not _decodes(work)] if len(seats) < len(works) else []
+        # Works that decode are seats, but hidden states of a pooled prompt come from chunks alone.
+        seats = [work for work in works if work.samples and work.count == 1 and work.sequence.pool is None]
+        reading = []
+        if len(seats) < len(works):
+            reading = [work for work in works if not work.decodes or work.sequence.pool is not None]
         forced = self._masks.offers(works)
-        drafter = self._choose_drafter(seats, reading)
-        offers = forced | self._make_offers(seats)
+        wanting = [work for work in seats if work.max_draft and not work.forced]
+        drafter = self._choose_drafter(wanting, seats, reading)
+        offers = forced | self._make_offers(wanting)
         read_along = self._catch_up(seats) if drafter in self._rounds.readers else []
         extra = [*read_along, *self._hearing.catch_up(seats, drafter)]
         chunks = [self._chunk(work, drafter) for work in reading]
-        parts = [Part(work, work.count, work.samples) for work in reading]
-        parts += [Part(work, 0, True) for work in seats]
-        for work, rows, draws, _ in parts:
+        for work in reading:
+            work.sequence.in_flight.launch(work.count, work.samples, 0, offered=False)
+        for work in seats:
             offered = work.forced or work.drafted_from >= 0
-            work.sequence.in_flight.launch(rows, draws, work.max_draft, offered=offered)
+            work.sequence.in_flight.launch(0, True, work.max_draft, offered=offered)
         ticket = self._rounds.launch(
             [*extra, *chunks],
             self._seats(seats, offers, drafter),
@@ -219,7 +218,7 @@ class DeviceStepper:
             context=max([len(work.sequence.tokens) + work.sequence.in_flight.most for work in works]),
         )
         planned = None if self._observed_at is None else self._clock() - self._observed_at
-        launched = Launched(ticket, drafter, parts, len(seats), extra=len(extra), crowded=crowded, planned=planned)
+        launched = Launched(ticket, drafter, reading, seats, extra=len(extra), crowded=crowded, planned=planned)
         self._launched.append(launched)
         if self._masks and any(work.sequence.sampler.grammar is not None for work in seats):
             self._undrawn = launched
@@ -229,26 +228,25 @@ class DeviceStepper:
         launched = self._undrawn
         if launched is None or launched is not self._launched[0]:
             return
-        first = len(launched.parts) - launched.seats
-        void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
-        for index, part in enumerate(launched.parts if void else ()):
-            if any(part.work is work for work in void):
-                launched.parts[index] = part._replace(void=True)
-                part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)
+        for work in self._masks.draw(launched.ticket, launched.seats):
+            work.void = True
+            work.sequence.in_flight.void(draws=True, max_draft=work.max_draft)
         self._undrawn = None
 
     def _seats(self, works: Seq[Work], offers: Mapping[int, Offer], drafter: str | None) -> list[Seat]:
         """Make the seats of works; if nothing has changed, a seat is that of the sequence's step before."""
         price = self._governor.seat_price(drafter) if drafter is not None else 0.0
         tree, reads = drafts_trees(self._rounds.drafters.get(drafter or "")), self._drafters.reads
+        if self._kept_for != (price, tree):
+            self._kept_for = price, tree
+            self._kept_seats.clear()
         kept, seats = self._kept_seats, []
         for work in works:
             key = work.sequence.key
             offer, tapped, seat = offers.get(key), reads(work.sequence), kept.get(key)
-            same = work.max_draft, price, tree, tapped, offer
-            if seat is None or seat[0] != same:
-                kept[key] = seat = same, _seat(work, offer, price, tree=tree, tapped=tapped)
-            seats.append(seat[1])
+            if seat is None or seat.max_draft != work.max_draft or seat.offer != offer or seat.tapped != tapped:
+                kept[key] = seat = _seat(work, offer, price, tree=tree, tapped=tapped)
+            seats.append(seat)
         return seats
 
     def _write(self, sequence: Sequence) -> None:
@@ -264,26 +262,24 @@ class DeviceStepper:
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
             state.pages = len(span.pages)
 
-    def _choose_drafter(self, seats: Seq[Work], reading: Seq[Work]) -> str | None:
+    def _choose_drafter(self, wanting: Seq[Work], seats: Seq[Work], reading: Seq[Work]) -> str | None:
         """Pick the device's drafter of this step, round-robin; sequences of its other drafters decode plainly. If none
-        drafts, pick one that has prompt tokens or hidden states to read."""
-        wanting = [work for work in seats if work.max_draft and not work.forced]
-        inside = [work for work in wanting if work.drafter in self._rounds.drafters]
-        wanted = list(dict.fromkeys(work.drafter for work in inside))
+        drafts, pick one that has prompt tokens or hidden states to read. `wanting`: seats that want a draft."""
+        names = dict.fromkeys([work.drafter for work in wanting])
+        wanted = [name for name in names if name in self._rounds.drafters]
         if not wanted:
             readers = [work for work in reading if work.sequence.drafter in self._readers]
             readers += [work for work in seats if work.sequence.drafter in self._rounds.tapping]
             return readers[0].sequence.drafter if readers else None
         self._turn += 1
         chosen = wanted[self._turn % len(wanted)]
-        for work in inside:
-            if work.drafter != chosen:
+        for work in wanting if len(wanted) > 1 else ():
+            if work.drafter != chosen and work.drafter in wanted:
                 work.go_plain(Off(OffKind.OTHER_TURN, f"it is the turn of drafter {chosen}"))
         return chosen
 
-    def _make_offers(self, seats: Seq[Work]) -> dict[int, Offer]:
-        """Ask the drafters on the host for works that have no drafter on the device."""
-        wanting = [work for work in seats if work.max_draft and not work.forced]
+    def _make_offers(self, wanting: Seq[Work]) -> dict[int, Offer]:
+        """Ask the drafters on the host for works that want a draft and have no drafter on the device."""
         works = [work for work in wanting if work.drafter not in self._rounds.drafters]
         works = [work for work in works if self._drafters.may_ask(work)]
         return self._offers.make(works, free=self._step_seconds if self._launched else 0.0) if works else {}
@@ -333,26 +329,25 @@ class DeviceStepper:
         path, drafted, tokens, parents, work.scores, work.prompt_scores, work.states, work.features = landed
         if not tokens:
             return
-        verdict, sequence = Verdict(path, tokens[-1]), work.sequence
+        sequence = work.sequence
         length = len(sequence.tokens)
         if work.max_draft and not work.forced and work.drafter is not None:
             follower = sequence.in_flight.follower
             if work.drafter in self._rounds.readers and follower is not None:
                 # The drafter has read its drafted tokens but the last one; the accepted ones among them stay valid.
-                follower.reach(length + min(len(verdict.path), work.max_draft - 1))
-            elif drafted and work.drafter in self._hearing:
+                follower.reach(length + min(len(path), work.max_draft - 1))
+            elif drafted and work.drafter in self._hearing.heads:
                 self._hearing.reach(sequence, length - 1, work.drafter)
-        if drafted:
-            work.draft = Draft(tokens=drafted, parents=parents)
+        work.drafted = len(drafted)
+        work.depth = Draft(drafted, parents).depth if parents else work.drafted
         work.start = length - work.count  # where it was planned, no draft was known yet
-        work.verdict, work.tokens = verdict, tokens[: 1 + len(verdict.path)]
-        work.in_place = True
+        work.verdict, work.tokens, work.in_place = Verdict(path, tokens[-1]), tokens, True
 
     def _observe_draft(self, works: Seq[Work], drafter: str | None, times: Times) -> None:
         """Tell the cost model how long the drafts of a step took."""
         if drafter is None:
             return
-        drafted = sum([len(work.draft.tokens) for work in works if work.drafter == drafter])
+        drafted = sum([work.drafted for work in works if work.drafter == drafter])
         if drafted:
             self._governor.cost.observe_draft(drafter, tokens=drafted, depth=drafted, seconds=times.draft)
 
@@ -368,8 +363,3 @@ def _seat(work: Work, offer: Offer | None, price: float, *, tree: bool, tapped: 
     threshold = speculation.threshold or rule.threshold or 0.0
     masked = sampler.grammar is not None
     return Seat(work.sequence.lane, work.max_draft, offer, price, rule, threshold, speculation.p_min, tapped, masked)
-
-
-def _decodes(work: Work) -> bool:
-    """True if the work is a seat of the round. Hidden states of a pooled prompt come from chunks alone."""
-    return work.samples and work.count == 1 and work.sequence.pool is None

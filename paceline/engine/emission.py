@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cache
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
@@ -13,10 +14,10 @@ ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribut
 ALL_PLAIN = (PLAIN,)  # origins of a round without a draft
 
 
-def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
+def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[Seq[int], str]:
     """Return the tokens up to the first that ends the sequence, and their text. Sets `finish` if one ends it."""
     room, grammar, stream = sequence.max_length - len(sequence.tokens), sequence.sampler.grammar, sequence.stream
-    kept, shown, finish = list(tokens[:room]), room, None if len(tokens) < room else Finish.LENGTH
+    kept, shown, finish = (tokens, room, None) if len(tokens) < room else (tokens[:room], room, Finish.LENGTH)
     if grammar is not None:
         fitting, ending = grammar.fits(kept)
         kept, finish = kept[:fitting], ending or finish
@@ -38,19 +39,20 @@ def keep(sequence: Sequence, tokens: Seq[int]) -> tuple[list[int], str]:
     return kept, text
 
 
-def origins(verdict: Verdict, count: int) -> tuple[Origin, ...]:
+@cache
+def origins(accepted: int, count: int) -> tuple[Origin, ...]:
     """Return the origins of the first `count` new tokens after a draft. The last one of all is the target's own."""
-    return (*(ACCEPTED,) * len(verdict.path), BONUS)[:count]
+    return (*(ACCEPTED,) * accepted, BONUS)[:count]
 
 
-def event(work: Work, verdict: Verdict, kept: list[int], text: str) -> TokenEvent:
+def event(work: Work, verdict: Verdict, kept: Seq[int], text: str) -> TokenEvent:
     """Make the event of a work, with the tokens `kept`."""
-    sequence, drafted = work.sequence, len(work.draft.tokens)
+    sequence, drafted = work.sequence, work.drafted
     return TokenEvent(
         sequence.request.id,
         sequence.sample,
         tuple(kept),
-        origins(verdict, len(kept)) if drafted else ALL_PLAIN[: len(kept)],
+        origins(len(verdict.path), len(kept)) if drafted else ALL_PLAIN[: len(kept)],
         work.drafter if drafted and not work.forced else None,
         drafted,
         len(verdict.path),

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from paceline.config import EngineConfig
 from paceline.drafters.guard import Guard
 from paceline.engine.cost import CostModel
+from paceline.engine.host_times import HostTimes
 from paceline.engine.pace import Others, Pace
-from paceline.engine.rests import AFTER_TRIAL, MAX_REST, PLAIN, Chance, Rests, Trials, speeds
+from paceline.engine.rests import MAX_REST, PLAIN, Chance, Rests, Trials, speeds
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.batch_times import BatchTimes
 from paceline.runner.rounds.protocol import Rounds, longest_draft
 from paceline.types import Off, OffKind
 
@@ -30,6 +30,15 @@ from paceline.types import Off, OffKind
 PRIOR_PRICE, PRIOR_ROW_PRICE = 0.12, 0.06
 LOOK_SEQUENCES, MAX_KEPT = 12, 4  # sequences per round, and rounds at most, for which a best draft length is kept
 PLAIN_FASTER = Off(OffKind.PLAIN_FASTER, "paused: plain rounds make more tokens a second")
+
+
+class Best(NamedTuple):
+    """The best draft length of a drafter, as it was found some rounds ago."""
+
+    length: int  # tokens
+    batch: int  # sequences for which it is kept
+    rounds: int  # rounds for which it is kept
+    seconds: list[float]  # of rounds with drafts of 0, 1, … tokens, by which it is the best
 
 
 class Terms(NamedTuple):
@@ -52,13 +61,10 @@ class Governor:
         self._rounds = rounds
         self._rests = Rests()
         self._trials = Trials()
-        self._best: dict[
-            str, tuple[int, int, int]
-        ] = {}  # drafter → best draft length, its batch, rounds to keep it for
+        self._best: dict[str, Best] = {}  # by drafter
         self._judged: set[str | None] = set()  # drafters with drafts that were judged since the last step was planned
         self._others: defaultdict[str | None, Others] = defaultdict(Others)  # by drafter
-        # drafter → seconds that the host needs for a round with its drafts; None: for a plain one
-        self._host: defaultdict[str | None, BatchTimes] = defaultdict(BatchTimes)
+        self.host = HostTimes()
         self._limits: dict[str, int] = {}  # drafter → tokens of its longest draft
         self._enders: dict[str, bool] = {}  # drafter → whether it ends drafts itself
 
@@ -69,11 +75,14 @@ class Governor:
             self._rests.tell(judged)
             self._trials.tell(judged)
         self._judged.clear()
-        resting = self._resting(sequences)
-        seconds = self._round_seconds(sequences, resting)
-        resting |= self._on_trial(sequences, resting, seconds)
-        drafters = dict.fromkeys([sequence.drafter for sequence in sequences])
-        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters if name is not None}
+        batch, names = len(sequences), dict.fromkeys([sequence.drafter for sequence in sequences])
+        drafters = [name for name in names if name is not None]
+        resting = self._resting(drafters, batch=batch)
+        awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
+        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
+        seconds = self._round_seconds(awake, batch=batch, masked=masked)
+        resting |= self._on_trial([name for name in awake if name not in seconds], batch=batch)
+        terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters}
         wishes = [
             self._wish(sequence, running, terms.get(sequence.drafter or ""))
             if sequence.sampler.grammar is not None
@@ -117,14 +126,10 @@ class Governor:
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
-            output = len(sequence.tokens) - sequence.prompt_length
-            sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
+            pace, output = sequence.paces.get(drafter), len(sequence.tokens) - sequence.prompt_length
+            (pace or sequence.pace_with(drafter)).learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
             self._judged.add(drafter)
-
-    def learn_host(self, seconds: float, *, drafter: str | None, batch: int) -> None:
-        """Learn how long the host was busy with a round that only decodes; `drafter`: the one that drafted in it."""
-        self._host[drafter].learn(batch, seconds)
 
     def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
         """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
@@ -197,49 +202,60 @@ class Governor:
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
 
-    def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
+    def _resting(self, drafters: Seq[str], *, batch: int) -> set[str]:
         """Return the drafters that rest in this round."""
-        drafters = {sequence.drafter for sequence in sequences}
-        return {drafter for drafter in drafters if self._rests.count_down(drafter, batch=len(sequences))}
+        rested = {drafter for drafter in drafters if drafter in self._rests}
+        resting = {drafter for drafter in rested if self._rests.count_down(drafter, batch=batch)}
+        for drafter in rested:
+            if drafter not in self._rests:
+                self.host.forget(drafter)  # a time that a busy moment made too long would keep it off for ever
+        return resting
 
     def _rest(self, sequence: Sequence) -> int:
         if sequence.drafter is not None:
             sequence.off = PLAIN_FASTER
         return 0
 
-    def _round_seconds(self, sequences: Seq[Sequence], resting: set[str | None]) -> dict[str, list[float]]:
+    def _round_seconds(self, drafters: Seq[str], *, batch: int, masked: bool) -> dict[str, list[float]]:
         """Map each drafter to the seconds of its rounds with drafts of 0, 1, … tokens; only those with known times."""
-        tables = {drafter: self._table(drafter, batch=len(sequences)) for drafter in self._weighed(sequences, resting)}
+        tables = {drafter: self._table(drafter, batch=batch, masked=masked) for drafter in drafters}
         return {drafter: table for drafter, table in tables.items() if table}
 
-    def _weighed(self, sequences: Seq[Sequence], resting: set[str | None]) -> list[str]:
-        """List the device's drafters of the sequences that are weighed by the times of rounds."""
-        if self._rounds is None or self._config.fixed_draft or not self._config.measure_cost:
-            return []
-        drafters = dict.fromkeys(sequence.drafter for sequence in sequences)
-        return [name for name in drafters if name is not None and name in self._rounds.drafters and name not in resting]
+    def _kept(self, drafter: str, batch: int) -> Best | None:
+        """Return the best length that is kept for this round, if there is one.
 
-    def _on_trial(
-        self, sequences: Seq[Sequence], resting: set[str | None], known: Mapping[str, Seq[float]]
-    ) -> set[str | None]:
-        """Return the drafters that are on trial and do not draft in this round."""
+        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
+        best = self._best.get(drafter)
+        return best if best is not None and best.length and best.rounds > 0 and best.batch == batch else None
+
+    @property
+    def _weighs_rounds(self) -> bool:
+        """True if drafters are weighed by the times of rounds: on a device."""
+        return self._rounds is not None and self._weighs_cost
+
+    def _on_trial(self, drafters: Seq[str], *, batch: int) -> set[str]:
+        """Return those of the drafters without known times that do not draft in this round of their trial."""
         if self._rounds is None or not self._rounds.timed:
             return set()
-        batch = len(sequences)
-        return {
-            drafter
-            for drafter in self._weighed(sequences, resting)
-            if drafter not in known
-            and self._trials.goes_plain(
-                drafter, batch=batch, knows_plain=self._rounds.round_seconds(batch, 0, drafter) is not None
-            )
-        }
+        return {drafter for drafter in drafters if self._tries_plain(drafter, batch=batch)}
 
-    def _table(self, drafter: str, *, batch: int) -> list[float]:
+    def _tries_plain(self, drafter: str, *, batch: int) -> bool:
+        """Return whether a round of a trial is plain."""
+        assert self._rounds is not None
+        times = self._rounds.round_seconds(batch, 0, drafter), self.host.of(None, batch=batch)
+        return self._trials.goes_plain(drafter, batch=batch, knows_plain=None not in times)
+
+    def _table(self, drafter: str, *, batch: int, masked: bool) -> list[float]:
         """Return seconds of rounds with drafts of 0, 1, … tokens, as the device or the host needs: whichever is longer.
-        Empty if fewer than two lengths were measured."""
-        device = self._device_table(drafter, batch=batch)
-        plain, drafting = (self._host[by].near(batch) or 0.0 for by in (None, drafter))
+        Empty if fewer than two lengths were measured, or if the host was not. While a best length is kept, nobody looks
+        for another one."""
+        assert self._rounds is not None
+        if (best := self._kept(drafter, batch)) is not None:
+            return best.seconds
+        device, host = self._device_table(drafter, batch=batch), self.host.pair(drafter, batch=batch, masked=masked)
+        if host is None:
+            return [] if self._rounds.timed else device
+        plain, drafting = host
         return [max(seconds, drafting if length else plain) for length, seconds in enumerate(device)]
 
     def _device_table(self, drafter: str, *, batch: int) -> list[float]:
@@ -257,7 +273,7 @@ class Governor:
         return [max(base + slope * i, least) if seconds is None else seconds for i, seconds in enumerate(measured)]
 
     def _within_a_round(
-        self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: Seq[float]
+        self, sequences: Seq[Sequence], wishes: list[int], drafter: str, seconds: list[float]
     ) -> list[int]:
         """Cap the drafts of `drafter` at the length that maximises tokens per second of the batch, in which sequences
         of other drafters decode plainly. If that length is 0, this round probes, unless even perfect drafts would not
@@ -265,22 +281,18 @@ class Governor:
         own = [wish if s.drafter == drafter else 0 for s, wish in zip(sequences, wishes, strict=True)]
         if not any(own):
             return wishes
-        length = self._kept_length(drafter, len(sequences)) or self._best_length(sequences, own, drafter, seconds)
+        if (best := self._kept(drafter, len(sequences))) is not None:
+            self._best[drafter], length = best._replace(rounds=best.rounds - 1), best.length
+        else:
+            length = self._best_length(sequences, own, drafter, seconds)
         return [min(wish, length) if mine else wish for wish, mine in zip(wishes, own, strict=True)]
 
-    def _kept_length(self, drafter: str, batch: int) -> int:
-        """Return the length that was best some rounds ago; 0: it is time to look again.
-
-        Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
-        length, size, rounds = self._best.get(drafter, (0, 0, 0))
-        self._best[drafter] = length, size, rounds - 1
-        return length if size == batch and rounds > 0 else 0
-
-    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: Seq[float]) -> int:
+    def _best_length(self, sequences: Seq[Sequence], wishes: Seq[int], drafter: str, seconds: list[float]) -> int:
         others, pairs = self._others[drafter], [*zip(sequences, wishes, strict=True)]
         speed = speeds([Chance(*s.pace.recent(others), wish) if wish else PLAIN for s, wish in pairs], seconds)
-        length, batch, tried = speed.index(max(speed)), len(sequences), self._trials.end(drafter)
-        self._best[drafter] = length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT)
+        length, batch = speed.index(max(speed)), len(sequences)
+        tried = self._trials.end(drafter, pays=length > 0)
+        self._best[drafter] = Best(length, batch, min(batch // LOOK_SEQUENCES, MAX_KEPT), seconds)
         if length:
             self._rests.end(drafter)
             return length
@@ -290,17 +302,15 @@ class Governor:
             sequence.pace.pauses += begins
         return length
 
-    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: bool) -> int:
+    def _probe(self, drafter: str, wishes: Seq[int], speed: Seq[float], seconds: Seq[float], *, tried: int) -> int:
         """Return the draft length of a probe before a rest, the fastest but 0. No probe (0) if the drafter rests
-        already, has just been `tried`, or if even perfect drafts would not pay."""
+        already, if even perfect drafts would not pay, or after a trial; `tried`: rounds of the rest after that."""
         if drafter in self._rests:
             return 0
         perfect = speeds([Chance(1.0, 1.0, wish) for wish in wishes], seconds)
         length = speed.index(max(speed[1:])) if max(perfect) > perfect[0] else 0
-        if not length:
-            self._host.pop(drafter, None)  # no probe will correct a time that a busy moment made too long
         dearer = seconds[length] / seconds[0] - 1 if length else float(MAX_REST)
-        self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=AFTER_TRIAL if tried else MAX_REST)
+        self._rests.begin(drafter, batch=len(wishes), dearer=dearer, most=tried or MAX_REST)
         return 0 if tried else length
 
     def _affordable(self, sequence: Sequence, pace: Pace) -> int | None:

@@ -21,20 +21,19 @@ from paceline.runner.rounds.protocol import Chunk, Rounds, head_of, held_by, lon
 class Hearing:
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._heads = {name for name, by in rounds.drafters.items() if head_of(by) is not None}
-
-    def __contains__(self, drafter: str | None) -> bool:
-        """Tell whether a drafter has a head that reads hidden states."""
-        return drafter in self._heads
+        # Drafters with a head that reads hidden states → positions of a sequence whose states are held.
+        self.heads = {
+            name: held_by(by, rounds.max_draft) for name, by in rounds.drafters.items() if head_of(by) is not None
+        }
 
     def catch_up(self, seats: Seq[Work], drafter: str | None) -> list[Chunk]:
         """Make chunks with which a head reads held states of sequences that have decoded plainly."""
-        if drafter is None or drafter not in self._heads:
+        if drafter is None or drafter not in self.heads:
             return []
         usual = 1 + longest_draft(self._rounds.drafters[drafter], self._rounds.max_draft)  # read by a draft itself
         plain = [work for work in seats if not work.sequence.in_flight.drafts]  # a draft reads what is held itself
         lags = [(work, _unheard(work.sequence)) for work in plain if work.sequence.drafter == drafter]
-        full = any(lag >= self._capacity(drafter) - usual for _, lag in lags)
+        full = any(lag >= self.heads[drafter] - usual for _, lag in lags)
         late = [work.sequence for work, lag in lags if lag > usual and (full or work.max_draft)]
         for sequence in late:
             self.reach(sequence, _known_end(sequence), drafter)
@@ -44,13 +43,11 @@ class Hearing:
         """Note that the head has read the states before `end`. If states were lost, pages keep a gap: the follower, who
         tells which of them other sequences can use, stays behind."""
         state = sequence.in_flight
-        whole = end - state.heard <= self._capacity(drafter)
-        if state.follower is not None and state.follower.known >= state.heard and whole:
-            state.follower.reach(end)
-        state.heard = max(end, state.heard)
-
-    def _capacity(self, drafter: str) -> int:
-        return held_by(self._rounds.drafters[drafter], self._rounds.max_draft)
+        follower, heard = state.follower, state.heard
+        if follower is not None and follower.known >= heard and end - heard <= self.heads[drafter]:
+            follower.reach(end)
+        if end > heard:
+            state.heard = end
 
 
 def _unheard(sequence: Sequence) -> int:

@@ -132,7 +132,8 @@ class HostStepper:
         return grammar.forced(work.max_draft) if grammar is not None and work.max_draft else ()
 
     def _attach(self, work: Work, draft: Draft) -> None:
-        work.draft, work.drafted_from = draft, len(work.sequence.tokens)
+        work.draft, work.drafted, work.depth = draft, len(draft.tokens), draft.depth
+        work.drafted_from = len(work.sequence.tokens)
         self._lanes.write(work.sequence.lane, len(work.sequence.tokens), draft.tokens)
 
     def _verify(self, plan: StepPlan) -> Output:

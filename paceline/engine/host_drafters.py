@@ -18,6 +18,7 @@ from paceline.engine.governor import Governor
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.lanes import Lanes
+from paceline.runner.rounds.protocol import SPARE_OFFERED
 from paceline.types import Off, OffKind
 
 
@@ -53,9 +54,12 @@ class HostDrafters:
 
     def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
         """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
-        behind what is in flight."""
+        behind what is in flight. A predicted text goes on behind an edit."""
         prices = self._governor.price(name), self._governor.row_price
-        return [self._ask(work.sequence, work.sequence.in_flight.most + work.max_draft, *prices) for work in works]
+        spare = SPARE_OFFERED if self.guards[name].needs_prediction and not self._waits else 0
+        states = [work.sequence.in_flight for work in works]
+        lengths = [state.most + work.max_draft + spare for state, work in zip(states, works, strict=True)]
+        return [self._ask(work.sequence, length, *prices) for work, length in zip(works, lengths, strict=True)]
 
     def _ask(self, sequence: Sequence, max_draft: int, price: float, row_price: float) -> Ask:
         return Ask(
@@ -74,9 +78,9 @@ class HostDrafters:
 
     def observe(self, works: Seq[Work]) -> None:
         """Report how many tokens of their drafts were right, once the new tokens are committed."""
-        for work in works:
+        for work in works if self.guards else ():
             sequence = work.sequence
-            if work.drafted_from >= 0 and work.draft and not work.forced and sequence.finish is None:
+            if work.drafted_from >= 0 and work.drafted and not work.forced and sequence.finish is None:
                 right = len(sequence.tokens) - 1 - work.drafted_from  # the last token is the target's own
                 self.guards[work.drafter or ""].observe(sequence.key, self._view(sequence), right)
 
@@ -107,7 +111,7 @@ class HostDrafters:
     def hand_over(self, works: Seq[Work], *, crowded: bool) -> None:
         """Hand the hidden states that a device has sent with works to the drafters that read them."""
         sent, rows = [], 0
-        for work in works:
+        for work in works if self._columns else ():
             if work.features is not None:
                 work.first_row, rows = rows, rows + len(work.features)
                 sent.append(work)

@@ -8,6 +8,9 @@ continuation of the text that the host knows, which is longer than the step in f
     step in flight            │ c d                 may commit up to `in_flight.most` tokens
     offer                     │ c d e f g           e f g is the draft of the next step
 
+A predicted text is offered somewhat further. If the step in flight leaves it, the device looks for the last tokens in
+the offer, and drafts what follows them.
+
 A drafter that is not inline answers when it can. Its answer is used as long as the text agrees with it, and nobody
 waits for it: meanwhile its sequences decode plainly.
 """
@@ -19,11 +22,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from paceline.draft import Draft
+from paceline.drafters.prediction import NEAR_TOKENS
 from paceline.engine.governor import Governor
 from paceline.engine.host_drafters import HostDrafters
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.runner.rounds.protocol import Offer
+from paceline.runner.rounds.protocol import SPARE_OFFERED, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,10 @@ class Offers:
         if answer is None or not work.max_draft:
             return None
         work.drafted_from = answer.start
-        return Offer(len(sequence.tokens), rest[: sequence.in_flight.most + work.max_draft])
+        most = sequence.in_flight.most + work.max_draft
+        if self._drafters.guards[answer.drafter].needs_prediction:
+            return Offer(len(sequence.tokens), rest[: most + SPARE_OFFERED], near=NEAR_TOKENS)
+        return Offer(len(sequence.tokens), rest[:most])
 
 
 def likely_path(draft: Draft) -> tuple[int, ...]:

@@ -9,13 +9,14 @@ drafts would not pay there is no probe.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 PROBE_SHARE = 0.005  # share of the time that probes may take
 MAX_TRIAL = 16  # rounds after which a drafter drafts although the times of its rounds are not known
-AFTER_TRIAL = 128  # rounds of the rest after a trial at most: a single measurement may be wrong
+AFTER_TRIAL = 128  # rounds of the rest after a first trial at most: a single measurement may be wrong
 MAX_REST = 512  # rounds after which everything is computed anew, because sequences and their texts have changed
 
 
@@ -74,6 +75,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._trials: dict[str, Trial] = {}  # by drafter
+        self._failed: Counter[str] = Counter()  # drafter → trials in a row after which it rested
 
     def goes_plain(self, drafter: str, *, batch: int, knows_plain: bool) -> bool:
         """Count a round, and return whether it is plain. Never after MAX_TRIAL rounds: their times stay unknown."""
@@ -90,9 +92,15 @@ class Trials:
         if (trial := self._trials.get(drafter or "")) is not None:
             trial.drafting = False
 
-    def end(self, drafter: str) -> bool:
-        """End a trial, and return whether there was one."""
-        return self._trials.pop(drafter, None) is not None
+    def end(self, drafter: str, *, pays: bool) -> int:
+        """End a trial if there is one. Return the rounds of the rest after it at most, which grow with each trial that
+        ends in one; 0: there was none."""
+        if pays:
+            del self._failed[drafter]
+        if self._trials.pop(drafter, None) is None:
+            return 0
+        self._failed[drafter] += 1
+        return min(AFTER_TRIAL << (self._failed[drafter] - 1), MAX_REST)
 
 
 class Chance(NamedTuple):

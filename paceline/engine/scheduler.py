@@ -44,7 +44,9 @@ class Work:
     samples: bool  # the last committed token is among the rows, so that the next one can be drawn
     max_draft: int = 0
     drafter: str | None = None  # drafter of this step; the sequence may have changed to another when the step lands
-    draft: Draft = EMPTY  # on a device known only when the step has landed
+    draft: Draft = EMPTY  # a device keeps its own
+    drafted: int = 0  # tokens of the draft; on a device known only when the step has landed
+    depth: int = 0  # tokens of the draft's longest path
     forced: bool = False  # the draft comes from the grammar, not from the drafter
     drafted_from: int = -1  # position of the first token of the host's draft, which may be before the end: see Offer
     first_row: int = 0  # index of the work's first row among those of the pass
@@ -52,6 +54,7 @@ class Work:
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
+    void: bool = False  # a seat of a device's round that draws nothing, because its mask is not there
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
     tokens: Seq[
         int
@@ -68,7 +71,7 @@ class Work:
 
     @property
     def rows(self) -> int:
-        return self.count + len(self.draft.tokens)
+        return self.count + self.drafted
 
     @property
     def outs(self) -> int:

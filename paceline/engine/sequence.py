@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from paceline.drafters.prediction import Trail
@@ -14,6 +15,8 @@ from paceline.kv.cache import Span
 from paceline.sampling.sampler import Sampler
 from paceline.text.detokenizer import TextStream
 from paceline.types import Finish, Logprob, Off, OffKind, Request, SequenceStats
+
+NOTHING_PREDICTED = Off(OffKind.NOTHING_PREDICTED, "the prediction has nothing to say here")
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +99,7 @@ class Sequence:
             pace = self.paces[drafter] = Pace()
         return pace
 
-    def extend(self, tokens: list[int]) -> None:
+    def extend(self, tokens: Seq[int]) -> None:
         """Append tokens that were committed."""
         self.tokens += tokens
         self.sampler.advance(tokens)
@@ -106,10 +109,11 @@ class Sequence:
     def choose_drafter(self, trail: Trail) -> None:
         """Choose the drafter: the prediction while the answer follows it on its trail, else the other drafter."""
         output, lost = len(self.tokens) - self.prompt_length, not trail.ahead(1)
-        silent = {name for name in self.predictors if lost or self.pace_with(name).paused(output)}
-        self.drafter = next((name for name in self.drafters if name not in silent), None)
-        if self.drafter is None:
-            self.off = Off(OffKind.NOTHING_PREDICTED, "the prediction has nothing to say here")
+        for name in self.drafters:
+            if name not in self.predictors or not (lost or self.pace_with(name).paused(output)):
+                self.drafter = name
+                return
+        self.drafter, self.off = None, NOTHING_PREDICTED
 
     def stats(self, *, now: float) -> SequenceStats:
         c = self.counters

@@ -49,7 +49,7 @@ def keeps_a_rejected_slot(patch: pytest.MonkeyPatch) -> None:
     def kept(self: Engine, landing: Landing) -> None:
         commit(self, landing)
         for work in landing.works:
-            if work.verdict is not None and len(work.verdict.path) < len(work.draft):
+            if work.verdict is not None and len(work.verdict.path) < work.drafted:
                 assert work.sequence.span is not None
                 end = work.start + work.count + len(work.verdict.path)
                 slots = self._cache.slots(work.sequence.span, end - 1, end + 1)

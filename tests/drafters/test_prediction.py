@@ -133,7 +133,8 @@ def test_what_comes_after_a_stop_is_not_counted(answer: list[int]) -> None:
     rig = build("toy", RIGS["prediction"], max_draft=16)
     told = run(rig, [replace(asked, sampling=replace(SAMPLING, stop_ids=(stop,)))])["r", 0]
     assert told.tokens == answer[: answer.index(stop) + 1]
-    assert told.stats.prediction_accepted == told.origins.count(Origin.ACCEPTED) < told.stats.accepted
+    assert told.stats.prediction_accepted == told.stats.accepted == told.origins.count(Origin.ACCEPTED)
+    assert told.stats.drafted == told.stats.accepted, "tokens behind the stop are not drafted, either"
 
 
 def test_after_an_edit_it_is_followed_again(answer: list[int]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from paceline.engine.rests import PROBE_SHARE
 from paceline.runner.rounds.protocol import DraftingRound
 from paceline.types import Request, SamplingParams, Speculation
+from tests.odd_drafters import AgainOnDevice
 from tests.rig import DEVICE_RIGS, DeviceRig, Itself, Rig, build
 from tests.runs import Told, prompt, run
 from tests.tiny_models import TARGET
@@ -67,14 +68,17 @@ def test_no_draft_where_plain_rounds_are_faster_than_any() -> None:
 
 def test_where_drafts_are_not_good_enough_there_are_probes() -> None:
     """After each rest one, for things may have changed, so that all of them take a two-hundredth of the time."""
-    asked, _, told = draft_on_device(
-        lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft), DEVICE_RIGS["bad"], count=1, min_acceptance=0.0
+    asked, rig, told = draft_on_device(
+        lambda batch, draft, drafter: 0.001 * (1 + 0.1 * draft), AgainOnDevice(), count=1, min_acceptance=0.0
     )
-    probes = [i for i, length in enumerate(asked) if length and i > 40]
-    assert 2 <= len(probes) <= 4
+    assert rig.engine.stats.accepted == 0, "a probe with luck would end a rest"
+    first = asked.index(0)
+    probes = [i for i, length in enumerate(asked) if length and i > first]
+    assert len(probes) >= 3
     assert {asked[i] for i in probes} == {1}, "a probe is no longer than it must be"
-    assert {after - before for before, after in itertools.pairwise(probes)} == {0.1 / PROBE_SHARE + 1}
-    assert told.stats.pauses >= 2
+    rests = {after - before - 1 for before, after in itertools.pairwise([first - 1, *probes])}
+    assert rests == {0.1 / PROBE_SHARE}
+    assert told.stats.pauses == 1 + len(probes)
     assert told.stats.off_reason is not None
 
 

@@ -9,23 +9,29 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig
+from paceline.draft import Draft
+from paceline.drafters.base import Ask, Drafter
+from paceline.drafters.guard import Guard
 from paceline.engine import governor
 from paceline.engine.engine import Engine
-from paceline.engine.rests import Chance, speeds
+from paceline.engine.host_times import HostTimes
+from paceline.engine.rests import AFTER_TRIAL, MAX_REST, Chance, Trials, speeds
 from paceline.kv.cache import KVCache
 from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Seat
 from paceline.types import Request, SamplingParams, Speculation
-from tests.stub_rounds import Clock, StubRounds
+from tests.stub_rounds import TOKEN, Clock, StubRounds
 from tests.tiny_models import TARGET
 
-CONTEXT, MILLISECOND = 1024, 1e-3
+CONTEXT, MILLISECOND, VOCAB = 1024, 1e-3, 64
 Host = Callable[[Sequence[Seat]], float]
 Device = Callable[[int, int], float]
 
 
-def speed(host: Host, device: Device, *, batch: int, steps: int, drafts: bool, **stub: Any) -> tuple[float, StubRounds]:
-    """Return tokens per second of the first `steps` rounds in which all sequences decode."""
+def speed(
+    host: Host, device: Device, *, batch: int, steps: int, drafts: bool, drafter: Drafter | None = None, **stub: Any
+) -> tuple[float, StubRounds]:
+    """Return tokens per second of the first `steps` rounds in which all decode; `drafter`: one on the host, if any."""
     clock = Clock()
     rounds = StubRounds(clock, device, host, **stub)
     config = EngineConfig.of(
@@ -39,7 +45,8 @@ def speed(host: Host, device: Device, *, batch: int, steps: int, drafts: bool, *
         lanes=lanes,
         cache=KVCache(forward.kv, share_prefixes=False),
         max_context=CONTEXT,
-        default_drafter="stub",
+        drafters={} if drafter is None else {drafter.name: Guard(drafter, vocab_size=VOCAB, timeout=1.0)},
+        default_drafter="stub" if drafter is None else drafter.name,
         rounds=rounds,
         clock=clock,
     )
@@ -119,17 +126,68 @@ def test_the_same_drafts_pay_where_the_host_is_quick() -> None:
 
 
 @dataclass
-class BusyOnce:
-    """A quick host that another process kept busy for 30 ms during its first round with drafts."""
+class BusyAtFirst:
+    """A quick host that another process kept busy for 30 ms in each of its first rounds with drafts."""
 
-    met: bool = False
+    rounds: int
 
     def __call__(self, seats: Sequence[Seat]) -> float:
-        first = not self.met and any(seat.max_draft for seat in seats)
-        self.met = self.met or first
-        return 30 * MILLISECOND if first else quick(seats)
+        busy = self.rounds > 0 and any(seat.max_draft for seat in seats)
+        self.rounds -= busy
+        return 30 * MILLISECOND if busy else quick(seats)
 
 
-def test_a_busy_moment_in_the_first_drafting_round_does_not_end_drafting() -> None:
-    _, rounds = speed(BusyOnce(), flat, batch=16, steps=800, drafts=True, rate=0.8)
-    assert rounds.drafting > 200
+@pytest.mark.parametrize("busy", [1, 2])
+def test_busy_moments_in_the_first_rounds_with_drafts_do_not_end_drafting(busy: int) -> None:
+    """After a rest the host is measured anew, so that a time that was too long is forgotten."""
+    _, rounds = speed(BusyAtFirst(busy), flat, batch=16, steps=800, drafts=True, rate=0.8)
+    assert rounds.drafting > 100
+    assert rounds.rounds - rounds.drafting < (2**busy - 1) * AFTER_TRIAL + 32
+
+
+def test_rests_after_trials_grow() -> None:
+    trials = Trials()
+    rests = []
+    for _ in range(4):
+        trials.goes_plain("stub", batch=4, knows_plain=True)
+        rests.append(trials.end("stub", pays=False))
+    assert rests == [AFTER_TRIAL, 2 * AFTER_TRIAL, MAX_REST, MAX_REST]
+    assert trials.end("stub", pays=True) == 0, "there was no trial"
+    trials.goes_plain("stub", batch=4, knows_plain=True)
+    assert trials.end("stub", pays=False) == AFTER_TRIAL, "it starts anew once drafts have paid"
+
+
+def test_masks_have_times_of_their_own() -> None:
+    """Sixteen grammars take the host several times as long; the next requests without one do not pay for that."""
+    times = HostTimes()
+    times.learn(0.5, drafter=None, batch=16)
+    assert times.pair("head", batch=16, masked=False) is None
+    times.learn(1.0, drafter="head", batch=16)
+    times.learn(3.3, drafter="head", batch=16, masked=True)
+    assert times.pair("head", batch=16, masked=False) == (0.5, 1.0)
+    assert times.pair("head", batch=16, masked=True) == (0.5, 1.0), "a plain round with masks was not measured"
+    times.learn(2.0, drafter=None, batch=16, masked=True)
+    assert times.pair("head", batch=16, masked=True) == (2.0, 3.3)
+    times.forget("head")
+    assert times.pair("head", batch=16, masked=True) is None
+    assert times.of(None, batch=16) == 0.5
+
+
+class Always(Drafter):
+    """A drafter on the host that always has tokens."""
+
+    name = "host"
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft(tokens=(TOKEN,) * ask.max_draft) for ask in asks]
+
+
+@pytest.mark.parametrize(("host", "drafting"), [(slow, False), (quick, True)])
+def test_drafters_on_the_host_are_weighed_as_well(host: Host, drafting: bool) -> None:
+    """Their offers keep the host busy beside the device; where that takes longer than they bring, they rest."""
+    chances = {"batch": 64, "steps": 300, "rate": 0.5}
+    plain, _ = speed(host, flat, drafts=False, **chances)
+    with_drafts, rounds = speed(host, flat, drafts=True, drafter=Always(), drafters={}, **chances)
+    assert rounds.drafting >= 1, "it was never tried"
+    assert (rounds.drafting > 0.9 * rounds.rounds) is drafting
+    assert with_drafts >= 0.98 * plain

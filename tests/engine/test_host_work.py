@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.types import Request, SamplingParams
-from tests.rig import build
+from tests.rig import EagleMade, build
 from tests.runs import prompt
 from tests.tiny_models import TARGET
 
@@ -44,7 +44,11 @@ def calls_in(batch: int, on_device: Mapping[str, Any]) -> int:
     return count
 
 
-@pytest.mark.parametrize(("on_device", "most"), [({}, 17), ({"good": TARGET}, 40)], ids=["plain", "drafting"])
+@pytest.mark.parametrize(
+    ("on_device", "most"),
+    [({}, 14), ({"good": TARGET}, 34), ({"eagle": EagleMade()}, 27)],
+    ids=["plain", "model", "head"],
+)
 def test_one_more_sequence_takes_few_calls(on_device: Mapping[str, Any], most: int) -> None:
     few, many = (calls_in(batch, on_device) for batch in (2, 8))
     assert (many - few) / 6 / STEPS <= most

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.draft import EMPTY, Draft
 from paceline.drafters.base import Ask, Drafter
-from paceline.drafters.prediction import PREDICTION, PredictionDrafter
+from paceline.drafters.prediction import NEAR_TOKENS, PREDICTION, PredictionDrafter
 from paceline.engine.offers import Answer, likely_path
 from paceline.types import OFF, Request, SamplingParams, Speculation
 from tests.laws.under_law import nearly
@@ -200,3 +200,18 @@ def test_a_request_s_own_limit(speculation: Speculation) -> None:
     run(rig, requests)
     assert max(seat.max_draft for seats in rig.rounds.seats for seat in seats) == speculation.max_draft
     assert rig.engine.stats.accepted == rig.engine.stats.drafted > 10
+
+
+def test_after_an_edit_a_prediction_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer leaves out two tokens now and then. The device looks for its place in the offer, before the host has
+    seen what the step in flight committed."""
+    (said,) = tokens_of(run(build("toy"), plain([ask()]))).values()
+    edited = tuple(each for i, token in enumerate(said) for each in ((1, 2, token) if i % 12 == 5 else (token,)))
+    steps = {}
+    for near in (NEAR_TOKENS, 0):
+        monkeypatch.setattr("paceline.engine.offers.NEAR_TOKENS", near)
+        rig = engine(PredictionDrafter(), fixed_draft=True)
+        told = run(rig, [replace(ask(), prediction=edited)])
+        assert tokens_of(told) == {("a", 0): said}
+        steps[near] = rig.engine.stats.steps
+    assert steps[NEAR_TOKENS] <= steps[0] - 4, "a step for each of the edits"

@@ -51,6 +51,7 @@ CONFIGS = {
     "long-window": replace(PLAIN, windows=(131,), local_rope_theta=50.0),
     "post-norms": replace(PLAIN, post_norms=True),
     "two-layers": replace(PLAIN, num_layers=2),
+    "long-rows": replace(PLAIN, hidden_size=800, intermediate_size=864),  # more groups than are quantised at once
     "everything": replace(
         PLAIN,
         num_layers=2,

@@ -11,7 +11,10 @@
 #define L2_AHEAD_BYTES 32768         /* from the weights in use to those prefetched into the second-level cache */
 #define L1_AHEAD_BYTES 1024          /* from the weights in use to those prefetched into the first-level cache */
 #define LINES_PER_GROUP 5            /* cache lines that memory delivers while a thread quantises GROUP inputs */
+#define GROUPS_AT_ONCE 24            /* groups of a row that are quantised together */
 #define ROWS_WITHOUT_PREFETCH 3      /* rows up to which memory is the limit, and the hardware prefetches best alone */
+
+_Static_assert(BLOCK <= ROWS_QUANTISED_ALONE, "quantise_rows has room for the factors of a block");
 
 /* Whether the outputs are logits, exact or rough. If so, only rows with logits are computed. */
 static int gives_logits(const operation *o) { return o->epilogue == LOGITS || o->epilogue == ROUGH; }
@@ -29,53 +32,12 @@ INLINE void prefetch_some(weight_span *w) {
     for (int line = 0; line < LINES_PER_GROUP && w->next < w->end; line++, w->next += CACHE_LINE) prefetch_l2(w->next);
 }
 
-/* Quantise GROUP inputs to int8 with the given factor, store them among the rows of the block, and return their sum. */
-INLINE int32_t quantise_group(vf low, vf high, vf factor, int8_t *q, input8 *q8, int rows) {
-    const vi first = vf_to_int(vf_mul(low, factor)), second = vf_to_int(vf_mul(high, factor));
-    store_inputs(q, q8, first, 4 * rows);
-    store_inputs(q + LANES * rows, q8 ? q8 + LANES * rows : NULL, second, 4 * rows);
-    return vi_sum(vi_add(first, second));
-}
-
-/* Quantise groups [from, to) of a row of k inputs, multiplied by `factor` and `norm` where there is a norm. */
-static void quantise_row(const quantised *in, int row, const float *x, const float *norm, vf factor, int k, int from,
-                         int to, weight_span *meanwhile) {
-    const int block = row / BLOCK, lane = row % BLOCK, rows = block_rows(in, block);
-    int64_t place = (int64_t)block * BLOCK * k + (int64_t)from * GROUP * rows + lane * 4;
-    int64_t at = (int64_t)block * BLOCK * (k / GROUP) + (int64_t)from * rows + lane;
-    for (int j = from * GROUP; j < to * GROUP; j += GROUP, place += GROUP * rows, at += rows) {
-        vf low = vf_load(x + j), high = vf_load(x + j + LANES);
-        prefetch_some(meanwhile);
-        if (norm) {
-            low = vf_mul(vf_mul(low, factor), vf_load(norm + j));
-            high = vf_mul(vf_mul(high, factor), vf_load(norm + j + LANES));
-        }
-        const float top = vf_top(vf_max(vf_abs(low), vf_abs(high)));
-        const vf steps = vf_set1(top > 0.0f ? 127.0f / top : 0.0f);
-        const int32_t sum = quantise_group(low, high, steps, in->q + place, in->q8 ? in->q8 + place : NULL, rows);
-        in->scale[at] = top * (1.0f / 127.0f);
-        in->shift[at] = in->scale[at] * (float)sum;
-        in->offset[at] = -128 * sum;
-    }
-}
-
-static int has_8_bits(const operation *o) {
-    for (int i = 0; i < o->parts; i++)
-        if (o->part[i].format != GROUP4) return 1;
-    return 0;
-}
-
-/* Quantise groups [from, to) of rows [first, last) of the input. */
-static void quantise_rows(program *p, const operation *o, const quantised *inputs, int first, int last, int from,
-                          int to, weight_span meanwhile) {
-    const int k = o->part[0].inputs;
-    quantised in = *inputs;
-    if (!has_8_bits(o)) in.q8 = NULL;
-    for (int row = first; row < last; row++) {
-        const float *x = row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
-        const vf factor = vf_set1(o->norm ? rms_factor(x, k, o->epsilon) : 1.0f);
-        quantise_row(&in, row, x, o->norm, factor, k, from, to, &meanwhile);
-    }
+/* Return where a group of a row begins in a block whose rows have `groups` groups. */
+static quantised place_of(const quantised *in, int block, int groups, int group, int lane) {
+    const int rows = block_rows(in, block);
+    const int64_t at = (int64_t)block * BLOCK * groups + (int64_t)group * rows;
+    return (quantised){in->q + at * GROUP + lane * 4, in->q8 + at * GROUP + lane * 4, in->scale + at + lane,
+                       in->shift + at + lane, in->offset + at + lane, rows};
 }
 
 INLINE void next_group(quantised *in, const int rows) {
@@ -86,70 +48,140 @@ INLINE void next_group(quantised *in, const int rows) {
     in->offset += rows;
 }
 
+/* Quantise GROUP inputs to int8 with the given factor, store them among the rows of the block, and return their sum. */
+INLINE int32_t quantise_group(const float *x, vf factor, int8_t *q, input8 *q8, int rows) {
+    const vi first = vf_to_int(vf_mul(vf_load(x), factor)), second = vf_to_int(vf_mul(vf_load(x + LANES), factor));
+    store_inputs(q, q8, first, 4 * rows);
+    store_inputs(q + LANES * rows, q8 ? q8 + LANES * rows : NULL, second, 4 * rows);
+    return vi_sum(vi_add(first, second));
+}
+
+INLINE void normalise_group(float *out, const float *x, const float *norm, vf factor) {
+    vf_store(out, vf_mul(vf_mul(vf_load(x), factor), vf_load(norm)));
+    vf_store(out + LANES, vf_mul(vf_mul(vf_load(x + LANES), factor), vf_load(norm + LANES)));
+}
+
+/* Quantise up to GROUPS_AT_ONCE groups of a row, multiplied by `factor` and `norm` where there is a norm, to the places
+   that `in` begins with. All magnitudes come first: one whole group after the other would mostly wait for results. */
+static void quantise_groups(quantised in, int wide, const float *x, const float *norm, vf factor, int groups,
+                            weight_span *meanwhile) {
+    float normalised[GROUPS_AT_ONCE * GROUP], tops[GROUPS_AT_ONCE];
+    for (int g = 0; g < groups; g++) {
+        prefetch_some(meanwhile);
+        if (norm) normalise_group(normalised + g * GROUP, x + g * GROUP, norm + g * GROUP, factor);
+        const float *from = (norm ? normalised : x) + g * GROUP;
+        tops[g] = vf_top(vf_max(vf_abs(vf_load(from)), vf_abs(vf_load(from + LANES))));
+    }
+    const float *from = norm ? normalised : x;
+    for (int g = 0; g < groups; g++, from += GROUP, next_group(&in, in.rows)) {
+        const vf steps = vf_set1(tops[g] > 0.0f ? 127.0f / tops[g] : 0.0f);
+        const int32_t sum = quantise_group(from, steps, in.q, wide ? in.q8 : NULL, in.rows);
+        *in.scale = tops[g] * (1.0f / 127.0f);
+        *in.shift = *in.scale * (float)sum;
+        *in.offset = -128 * sum;
+    }
+}
+
+/* Quantise groups [from, to) of a row of k inputs. wide: also for 8-bit weights. */
+static void quantise_row(const quantised *in, int row, int wide, const float *x, const float *norm, vf factor, int k,
+                         int from, int to, weight_span *meanwhile) {
+    for (int g = from; g < to; g += GROUPS_AT_ONCE) {
+        const quantised first = place_of(in, row / BLOCK, k / GROUP, g, row % BLOCK);
+        quantise_groups(first, wide, x + g * GROUP, norm ? norm + g * GROUP : NULL, factor,
+                        to - g < GROUPS_AT_ONCE ? to - g : GROUPS_AT_ONCE, meanwhile);
+    }
+}
+
+static int has_8_bits(const operation *o) {
+    for (int i = 0; i < o->parts; i++)
+        if (o->part[i].format != GROUP4) return 1;
+    return 0;
+}
+
+static const float *input_of(const program *p, const operation *o, int row) {
+    return row_of(p, o->input, gives_logits(o) ? p->batch->logit_rows[row] : row);
+}
+
+/* Quantise groups [from, to) of rows [first, last), at most ROWS_QUANTISED_ALONE, of the input. The factors of all rows
+   come first: each is a long chain of dependent sums, and the chains of several rows overlap. */
+static void quantise_rows(const program *p, const operation *o, const quantised *in, int first, int last, int from,
+                          int to, weight_span meanwhile) {
+    const int k = o->part[0].inputs, wide = has_8_bits(o);
+    float factor[ROWS_QUANTISED_ALONE];
+    for (int row = first; row < last; row++)
+        factor[row - first] = o->norm ? rms_factor(input_of(p, o, row), k, o->epsilon) : 1.0f;
+    for (int row = first; row < last; row++)
+        quantise_row(in, row, wide, input_of(p, o, row), o->norm, vf_set1(factor[row - first]), k, from, to,
+                     &meanwhile);
+}
+
 #define prefetch_ahead(w, rows)                                                                                        \
     do {                                                                                                               \
         if ((rows) > ROWS_WITHOUT_PREFETCH) prefetch_l2((w) + L2_AHEAD_BYTES);                                         \
         if ((rows) > ROWS_WITHOUT_PREFETCH) prefetch_l1((w) + L1_AHEAD_BYTES);                                         \
     } while (0)
 
+/* Loop over the rows of a block, unrolled: gcc otherwise clears sums in memory, and then moves them to registers. */
+#define EACH_ROW UNROLL for (int r = 0; r < rows; r++)
+
 /* out[r] ← products of one group of 8-bit weights with row r */
 INLINE void group8(const uint8_t *w, const quantised *in, const int rows, vf *out) {
     dot8 sum[BLOCK];
-    for (int r = 0; r < rows; r++) sum[r] = dot8_begin(in->offset + r);
+    EACH_ROW sum[r] = dot8_begin(in->offset + r);
 #pragma GCC unroll 8
     for (int b = 0; b < 8; b++) {
         const vw8 weights = weights8(w + 64 * b);
         prefetch_ahead(w + 64 * b, rows);
-        for (int r = 0; r < rows; r++) sum[r] = dot8_add(sum[r], weights, in->q8 + 4 * (rows * b + r));
+        EACH_ROW sum[r] = dot8_add(sum[r], weights, in->q8 + 4 * (rows * b + r));
     }
-    for (int r = 0; r < rows; r++) out[r] = vi_to_float(dot8_end(sum[r]));
+    EACH_ROW out[r] = vi_to_float(dot8_end(sum[r]));
 }
 
 INLINE void tile_group8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK], sum[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 544, next_group(&in, rows)) {
         group8(w, &in, rows, sum);
         prefetch_ahead(w + 512, rows);
         const vf scale = vf_load_half((const uint16_t *)(w + 512));
-        for (int r = 0; r < rows; r++) total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
+        EACH_ROW total[r] = vf_fma(vf_mul(sum[r], vf_set1(in.scale[r])), scale, total[r]);
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
+    EACH_ROW vf_store(out + r * TILE, total[r]);
 }
 
 INLINE void tile_channel8(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK], sum[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 512, next_group(&in, rows)) {
         group8(w, &in, rows, sum);
-        for (int r = 0; r < rows; r++) total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
+        EACH_ROW total[r] = vf_fma(sum[r], vf_set1(in.scale[r]), total[r]);
     }
     prefetch_ahead(w, rows);
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
+    EACH_ROW vf_store(out + r * TILE, vf_mul(total[r], vf_load((const float *)w)));
 }
 
 INLINE void tile_group4(const uint8_t *w, int groups, quantised in, const int rows, float *out) {
     vf total[BLOCK];
-    for (int r = 0; r < rows; r++) total[r] = vf_set1(0.0f);
+    EACH_ROW total[r] = vf_set1(0.0f);
     for (int g = 0; g < groups; g++, w += 320, next_group(&in, rows)) {
         dot4 sum[BLOCK];
-        for (int r = 0; r < rows; r++) sum[r] = dot4_begin();
+        EACH_ROW sum[r] = dot4_begin();
 #pragma GCC unroll 4
         for (int b = 0; b < 4; b++) {
             vw4 even, odd;
             weights4(w + 64 * b, &even, &odd);
             prefetch_ahead(w + 64 * b, rows);
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], even, in.q + 4 * (rows * 2 * b + r));
-            for (int r = 0; r < rows; r++) sum[r] = dot4_add(sum[r], odd, in.q + 4 * (rows * (2 * b + 1) + r));
+            EACH_ROW sum[r] = dot4_add(sum[r], even, in.q + 4 * (rows * 2 * b + r));
+            EACH_ROW sum[r] = dot4_add(sum[r], odd, in.q + 4 * (rows * (2 * b + 1) + r));
         }
         const vf scale = vf_load_half((const uint16_t *)(w + 256)), minimum = vf_load_half((const uint16_t *)(w + 288));
         prefetch_ahead(w + 256, rows);
-        for (int r = 0; r < rows; r++) {
+        EACH_ROW {
             total[r] = vf_fma(vf_mul(vi_to_float(dot4_end(sum[r])), vf_set1(in.scale[r])), scale, total[r]);
             total[r] = vf_fma(minimum, vf_set1(in.shift[r]), total[r]);
         }
     }
-    for (int r = 0; r < rows; r++) vf_store(out + r * TILE, total[r]);
+    EACH_ROW vf_store(out + r * TILE, total[r]);
 }
 
 #define DISPATCH(kernel)                                                                                               \
@@ -166,15 +198,13 @@ DISPATCH(tile_channel8)
 /* Compute the outputs of one tile for the rows of one block: out [rows][TILE]. */
 static void tile_product(const matrix *m, int tile, const quantised *inputs, int block, float *out) {
     const uint8_t *w = m->data + tile * m->stride;
-    const int groups = m->inputs / GROUP, rows = block_rows(inputs, block);
-    const int64_t at = (int64_t)block * BLOCK * groups;
-    const quantised in = {inputs->q + at * GROUP,  inputs->q8 + at * GROUP, inputs->scale + at,
-                          inputs->shift + at, inputs->offset + at,     rows};
+    const int groups = m->inputs / GROUP;
+    const quantised in = place_of(inputs, block, groups, 0, 0);
     if (m->format == GROUP8) tile_group8_rows(w, groups, in, out);
     else if (m->format == GROUP4) tile_group4_rows(w, groups, in, out);
     else tile_channel8_rows(w, groups, in, out);
     if (m->bias)
-        for (int r = 0; r < rows; r++)
+        for (int r = 0; r < in.rows; r++)
             vf_store(out + r * TILE, vf_add(vf_load(out + r * TILE), vf_load(m->bias + tile * TILE)));
 }
 

@@ -98,13 +98,17 @@ def count(state: EditedLanes, *, seats: Tensor, outcomes: Tensor, pdl: bool = Fa
 
 
 def raw_rows(rows: int, vocab: int, device: torch.device) -> Tensor:
-    """Return memory float32 [rows, vocab] for the `raw` logits of a round. Rounds of similar size share it."""
-    return _raw_memory(triton.next_power_of_2(rows), vocab, device)[:rows]
+    """Return memory float32 [rows, vocab] for the `raw` logits of a round. Rounds share it with larger ones."""
+    known = _raw_memory(vocab, device)
+    if not known or len(known[-1]) < rows:
+        known.append(torch.zeros((rows, vocab), device=device))
+    return known[-1][:rows]
 
 
-@cache  # never freed: captured graphs keep the address
-def _raw_memory(rows: int, vocab: int, device: torch.device) -> Tensor:
-    return torch.zeros((rows, vocab), device=device)
+@cache
+def _raw_memory(vocab: int, device: torch.device) -> list[Tensor]:
+    """Memory of `raw_rows`, the largest last. Never freed: captured graphs keep the address."""
+    return []
 
 
 @triton.jit(do_not_specialize=["offset", "depth"])

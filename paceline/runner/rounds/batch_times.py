@@ -36,5 +36,7 @@ class BatchTimes:
 
     def near(self, batch: int) -> float | None:
         """Return the seconds of the measured batch next in size; None: none is within a quarter."""
+        if batch in self._averages:
+            return self._averages[batch].seconds
         near = [(abs(size - batch), size) for size in self._averages if abs(size - batch) <= batch // 4]
         return self._averages[min(near)[1]].seconds if near else None

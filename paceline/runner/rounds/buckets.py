@@ -12,12 +12,14 @@ allows (H200):
     scores    the usual numbers of alternatives; seats that do not ask for scores cost nothing
 
 Lookups and offers of the host have no passes, and find fewer tokens than they may: their lengths are coarse, their rows
-powers of two.
+powers of two. Seats that edit, score or draw with masks are few, and others cost such a round nearly nothing: one kind
+of round can do all of it, and only its seats are powers of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.rules import BUILT_IN, Rule
@@ -68,7 +70,7 @@ class Bucket:
 
     def _alike(self, wanted: Bucket) -> bool:
         """Return True unless a step would pay for drafts of a kind that it does not want."""
-        drafts = bool(self.draft) == bool(wanted.draft) and bool(self.offers) == bool(wanted.offers)
+        drafts = bool(self.draft) == bool(wanted.draft) and bool(self.longest) == bool(wanted.longest)
         judging = self.rules == wanted.rules and self.judged >= wanted.judged
         sent = self.tapped == wanted.tapped and self.masks == wanted.masks
         return self.drafter == wanted.drafter and sent and drafts and judging
@@ -76,7 +78,7 @@ class Bucket:
     @property
     def shape(self) -> tuple[int, ...]:
         """The part that fixes the time of a round nearly alone; smaller shapes are faster."""
-        return self.draft, self.rows, self.seats, self.context
+        return self.draft, self.rows, self.seats, self.context, self.longest
 
     @property
     def cost(self) -> tuple[int, ...]:
@@ -112,7 +114,7 @@ class Grid:
         """Return the draft length of the bucket for drafts of at most `length` tokens."""
         if length and finds_fewer:
             return next((known for known in LOOKUPS if length <= known <= self.max_draft), self.max_draft)
-        return max(known for known in DRAFTS if known <= length)
+        return DRAFTS[bisect_right(DRAFTS, length) - 1]
 
     def rows(self, seats: int, longest: int, wanted: int, *, finds_fewer: bool) -> int:
         """Round the rows of a verification up, but not beyond what `seats` can draft, each `longest` tokens."""
@@ -136,11 +138,13 @@ class Grid:
             return 0
         return 1 + next((known for known in TOPS if top <= known), 1 << (top - 1).bit_length())
 
-    def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0) -> Iterator[Bucket]:
-        """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts.
+    def start(self, drafters: Mapping[str, Drafts], *, offers: int = 0, scores: int = 0) -> Iterator[Bucket]:
+        """Yield the buckets that traffic will need, the most useful first. `offers`: tokens of the host's drafts;
+        `scores`: of rounds that edit, score and draw with masks, 0 if there is no memory for them.
 
-        The first ones serve any step of plain decoding, the next ones any step of each drafter; all later ones make
-        some steps cheaper. What only some requests ask for is not among them: its first rounds run eagerly."""
+        The first ones serve any step of plain decoding, the next ones any step of each drafter, then any of these with
+        sampling parameters and grammars; all later ones make some steps cheaper. Rules beside the coupled one are not
+        among them: their first rounds run eagerly."""
         plain = self._buckets(None)
         plain += [bucket for name, drafts in drafters.items() if drafts.plain for bucket in self._buckets(name)]
         whole = [
@@ -155,18 +159,28 @@ class Grid:
         partial = [
             each for bucket, fewer in whole if not fewer for each in self._all_rows(bucket, finds_fewer=False)[1:]
         ]
-        largest, *others = self._contexts()
-        for buckets, contexts in ((plain, [largest]), (drafting, [largest]), (plain, others), (drafting, others)):
-            yield from (replace(bucket, context=context) for context in contexts for bucket in buckets)
-        yield from (replace(bucket, context=context) for context in [*others, largest] for bucket in partial)
+        able = self._able([*plain, *drafting], scores) if scores else []
+        beside, alone = self._offering(able)
+        masked = [replace(bucket, masks=True) for bucket in able if not bucket.longest]
+        masked += [replace(bucket, masks=True, offers=self._longest_offer()) for bucket in able if bucket.draft]
+        rest = [replace(bucket, masks=masks) for masks in (True, False) for bucket in (*beside, *alone)]
+        largest, *others = self.contexts()
+        general = [(buckets, [largest]) for buckets in (plain, drafting, able, masked)]
+        later = [(plain, others), (drafting, others), (rest, [largest]), (partial, [*others, largest])]
+        yield from dict.fromkeys(
+            replace(bucket, context=context)
+            for buckets, contexts in (*general, *later)
+            for context in contexts
+            for bucket in buckets
+        )
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
         in the units of attention."""
         lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
-        kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
-        for drafter, draft in kinds:
-            buckets = self._buckets(drafter, draft=draft)
+        kinds = [self._buckets(None), self._buckets(None, offers=self._longest_offer())]
+        kinds += [self._buckets(name, draft=draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]}]
+        for buckets in kinds:
             tiles = {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}
             shortest = self.context(1)
             yield from dict.fromkeys(
@@ -187,7 +201,7 @@ class Grid:
         return [
             Bucket(
                 seats=seats,
-                rows=seats + min(seats * max(draft, offers), self.max_drafted),
+                rows=self._most_rows(seats, max(draft, offers)),
                 draft=draft,
                 drafter=drafter,
                 context=self.longest,
@@ -197,11 +211,36 @@ class Grid:
             for seats in counts
         ]
 
+    def _able(self, buckets: Sequence[Bucket], scores: int) -> list[Bucket]:
+        """List those of the buckets whose seats are a power of two, with edits and scores."""
+        sizes = {1 << power for power in range(self.lanes.bit_length())} | {self.lanes}
+        return [replace(bucket, edits=True, scores=scores) for bucket in buckets if bucket.seats in sizes]
+
+    def _offering(self, able: Sequence[Bucket]) -> tuple[list[Bucket], list[Bucket]]:
+        """List the buckets that draft with offers of the host beside their drafts, and the plain ones with offers
+        alone: predicted tokens, and those that a grammar forces."""
+        offers = self._longest_offer()
+        most = {bucket: self._most_rows(bucket.seats, offers) for bucket in able}
+        alone = [replace(bucket, rows=rows, offers=offers) for bucket, rows in most.items() if not bucket.draft]
+        beside = [
+            replace(bucket, rows=rows, offers=offers)
+            for bucket in able
+            if bucket.draft
+            for rows in (most[bucket], self.rows(bucket.seats, offers, bucket.rows - bucket.seats, finds_fewer=True))
+        ]
+        return beside, [each for bucket in alone for each in self._all_rows(bucket)]
+
+    def _longest_offer(self) -> int:
+        return self.draft(self.max_draft, finds_fewer=True)
+
     def _lengths(self, drafts: Drafts) -> list[int]:
         lengths = {self.draft(length, finds_fewer=drafts.finds_fewer) for length in range(1, drafts.longest + 1)}
         return sorted(lengths, reverse=True)
 
-    def _contexts(self) -> list[int]:
+    def _most_rows(self, seats: int, longest: int) -> int:
+        return seats + min(seats * longest, self.max_drafted)
+
+    def contexts(self) -> list[int]:
         """List the bounds of contexts: the largest, which serves every other, then the shortest first."""
         bounds = sorted({self.context(context) for context in (LEAST_CONTEXT * 4**i for i in range(16))})
         return [bounds[-1], *(bound for bound in bounds[:-1] if bound <= START_CONTEXT)]

@@ -5,8 +5,8 @@ The graph of plain decoding launches no draft. Verification is ragged: the graph
 shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
-with grammars is three graphs: draft, verification and draw. Only `drafts` and `collect` wait. Prompts are read by
-launches outside of graphs: their passes take longer than their launches.
+with grammars is three graphs: draft, verification and draw. Only `drafts`, `wait` and `collect` wait. Prompts are read
+by launches outside of graphs: their passes take longer than their launches.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
-from paceline.kernels.edit_reference import Edits
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.rounds import dummies
 from paceline.runner.rounds.batch_times import BatchTimes
-from paceline.runner.rounds.buckets import Bucket, Drafts, Grid, judged_count
-from paceline.runner.rounds.cuda_chunks import ChunkReader, ReadChunks
+from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
+from paceline.runner.rounds.cuda_chunks import NOTHING_READ, ChunkReader, ReadChunks
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.cuda_ticket import Ticket
-from paceline.runner.rounds.device_state import Changes, DeviceState, edits_of
+from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.graphs import Graphs, Prepared
+from paceline.runner.rounds.marks import Marks
 from paceline.runner.rounds.parameter_kernels import compile_parameters
 from paceline.runner.rounds.protocol import (
     NOTHING,
@@ -43,24 +43,23 @@ from paceline.runner.rounds.protocol import (
     Seat,
     Times,
     drafts_trees,
+    head_of,
     held_by,
     longest_draft,
     read_all,
     taps_of,
 )
 from paceline.runner.rounds.recorder import Recorder
-from paceline.runner.rounds.rules import Judge, judged
+from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Scorer
 from paceline.runner.rounds.upload import MaskTables, Upload, first_masks
+from paceline.runner.rounds.wanted import OFFERED, WantedBuckets, looks_up
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
-DECAY = 0.9  # weight of the past in running averages of drafts
-FOUND_MARGIN = 1.5  # factor: rows reserved for found tokens = this × their average
-OFFERED = "the host's offers"  # stands for the drafter of seats with an offer
 
 
 class CudaRounds:
@@ -101,14 +100,12 @@ class CudaRounds:
         self._scorer = Scorer(self._state, score, pdl=target.decoder.pdl)
         self._held = {name: self._no_states(self.drafters[name]) for name in self.tapping}  # by drafter
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
-        self._filtered: set[int] = set()  # lanes that filter logits
-        self._edited: set[int] = set()  # lanes that edit logits by more than a mask
+        self._wanted = WantedBuckets(self._grid, self.drafters, self._scorer, vocab_size=target.vocab_size)
         self._masks = MaskTables(target.vocab_size, device)
+        self._mark: Callable[[], torch.cuda.Event | None] = Marks(device) if self.timed else lambda: None
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
-        self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
         # (draft length, drafter) → seconds of its rounds
         self._seconds: dict[tuple[int, str | None], BatchTimes] = defaultdict(BatchTimes)
-        self._found: dict[str, float] = defaultdict(lambda: 1.0)  # drafter → found tokens / allowed tokens
 
     @torch.inference_mode()
     def prepare(
@@ -131,7 +128,7 @@ class CudaRounds:
         known = {
             name: Drafts(
                 longest=longest_draft(by, min(longest.get(name, self.max_draft), self.max_draft)),
-                finds_fewer=_looks_up(by),
+                finds_fewer=looks_up(by),
                 plain=bool(taps_of(by)),
             )
             for name, by in self.drafters.items()
@@ -139,12 +136,13 @@ class CudaRounds:
         with compiling():
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
-            self._read_dummies(prompt_rows)
+            self._read_dummies(prompt_rows, self._grid.contexts())
             compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
-        self._graphs.start(self._grid.start(known, offers=offers), seconds=seconds, report=report)
+        buckets = self._grid.start(known, offers=offers, scores=self._start_scores())
+        self._graphs.start(buckets, seconds=seconds, report=report)
         prepared = Prepared(
             graphs=len(self._graphs),
             record_seconds=time.perf_counter() - compiled,
@@ -160,10 +158,7 @@ class CudaRounds:
 
     def write(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
         self._changes.write(lane, tokens, sampler)
-        self._scorer.write(lane, sampler)
-        self._steady = None
-        (self._filtered.add if sampler.params.filters else self._filtered.discard)(lane)
-        (self._edited.add if edits_of(sampler) & ~Edits.MASKS else self._edited.discard)(lane)
+        self._wanted.write(lane, sampler)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
@@ -171,11 +166,11 @@ class CudaRounds:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk], seats: Sequence[Seat], *, drafter: str | None, context: int) -> Ticket:
         recorded = len(self._graphs)
-        bucket, round = self._graphs.find(self._bucket(seats, drafter, context)) if seats else (None, None)
+        bucket, round = self._graphs.find(self._wanted.find(seats, drafter, context)) if seats else (None, None)
         self._end_late()
         self._changes.apply(self._upload)
         began = self._mark()
-        read = self._read_chunks(chunks, drafter, context)
+        read = self._read_chunks(chunks, drafter, context) if chunks else NOTHING_READ
         replayed = round is None or round.recorded or self._recorder is None
         typical = replayed and len(self._graphs) == recorded
         ticket = Ticket(chunks, seats, bucket, round, read, began, typical, self._mark() if chunks else None)
@@ -195,7 +190,7 @@ class CudaRounds:
             self.drafters.get(drafter or ""),
             self._held.get(drafter or ""),
             self._grid.context(context),
-            edits=masks is not None or any(chunk.lane in self._edited for chunk in chunks),
+            edits=masks is not None or self._wanted.edits([chunk.lane for chunk in chunks]),
             masks=masks,
         )
 
@@ -224,7 +219,6 @@ class CudaRounds:
         ticket.sheet = ticket.round.sheet()
         return ticket.sheet
 
-    @torch.inference_mode()
     def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         assert ticket.round is not None, "a step without a round has nothing to draw"
         if len(drawing) < len(ticket.masked_seats):
@@ -239,17 +233,20 @@ class CudaRounds:
         that the device has work behind the draw."""
         ticket, self._late = self._late, None
         if ticket is not None and ticket.round is not None and ticket.sheet is not None:
-            ticket.round.mask(ticket.sheet, ticket.void)
-            ticket.masked = self._mark()
-            self._end(ticket)
+            with torch.inference_mode():
+                ticket.round.mask(ticket.sheet, ticket.void)
+                ticket.masked = self._mark()
+                self._end(ticket)
 
-    @torch.inference_mode()
-    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+    def wait(self, ticket: Ticket) -> None:
         if ticket is self._late:
             self._end_late()
-        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         if ticket.done is not None:
             ticket.done.synchronize()
+
+    def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
+        self.wait(ticket)
+        assert ticket.bucket is None or ticket.outcome is not None, "a step waits for its masks"
         times = Times(step=ticket.seconds(), typical=ticket.typical)
         landed_chunks = ticket.read.landed(ticket.chunks)
         landed: list[Landed] = []
@@ -267,15 +264,15 @@ class CudaRounds:
             if outcome.stamps is not None:
                 times = _parts(times, outcome.stamps.tolist(), waits=bucket.masks)
             elif not ticket.chunks:
-                times = replace(times, verify=times.step)
+                times = times._replace(verify=times.step)
         if ticket.began is not None and ticket.all_read is not None:
-            times = replace(times, read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
+            times = times._replace(read=ticket.began.elapsed_time(ticket.all_read) / 1e3)
         return landed_chunks, landed, times
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         by = self.drafters.get(drafter)
-        length = self._grid.draft(draft, finds_fewer=by is not None and _looks_up(by))
-        return self._seconds[length, drafter if length else None].near(batch)
+        length = self._grid.draft(draft, finds_fewer=by is None or looks_up(by))
+        return self._seconds[length, (drafter if by else OFFERED) if length else None].near(batch)
 
     def _no_states(self, drafter: DeviceDrafter) -> HeldStates:
         decoder = self._target.decoder
@@ -287,66 +284,29 @@ class CudaRounds:
             device=decoder.device,
         )
 
-    def _mark(self) -> torch.cuda.Event | None:
-        """Have the device note the time at which it gets here."""
-        if self._state.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch gives it no types
-        event.record()
-        return event
+    def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
+        """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
+        bounds of positions beside those that the chunks need themselves."""
+        lane, lanes, most = self._state.dummy, self._grid.lanes, min(most, self._grid.longest)
+        for drafter in (None, *self.readers, *self.tapping):
+            by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
+            reads = [*dummies.prompts(lane, lanes=lanes, most=most, drafts=by is not None)]
+            if by is not None and head_of(by) is not None:
+                reads += dummies.held(lane, lanes=lanes)
+            for chunks in reads:
+                for context in dict.fromkeys([self._grid.context(chunks[0].count), *contexts]):
+                    self._read(chunks, by, states, context, edits=False)
 
-    def _read_dummies(self, most: int) -> None:
-        """Read prompts of 16, 32, 64 … tokens in the dummy lane, up to `most`, with every drafter that reads along."""
-        for rows in (1 << power for power in range(4, min(most, self._grid.longest).bit_length())):
-            for drafter in (None, *self.readers, *self.tapping):
-                by, held = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-                chunk = Chunk(self._state.dummy, 0, rows, draws=True, drafts=drafter is not None)
-                self._read([chunk], by, held, self._grid.context(rows), edits=False)
-
-    def _bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        """Return the bucket of a step; that of the step before, if it was plain and nothing has changed."""
-        bound = self._grid.context(context)
-        if self._steady is not None and self._steady[:3] == (seats, drafter, bound):
-            return self._steady[3]
-        bucket = self._find_bucket(seats, drafter, bound)
-        self._steady = None if bucket.longest else (seats, drafter, bound, bucket)
-        return bucket
-
-    def _find_bucket(self, seats: Sequence[Seat], drafter: str | None, context: int) -> Bucket:
-        by_drafter = [seat.max_draft for seat in seats if seat.offer is None]
-        by_host = [seat.max_draft for seat in seats if seat.offer is not None] if len(by_drafter) < len(seats) else []
-        lanes = [seat.lane for seat in seats]
-        finds_fewer = drafter is not None and _looks_up(self.drafters[drafter])
-        draft = self._grid.draft(max(by_drafter, default=0), finds_fewer=finds_fewer)
-        offers = self._grid.draft(max(by_host, default=0), finds_fewer=True)
-        count = self._grid.seats(len(seats))
-        wanted = self._expected(drafter, sum([min(length, draft) for length in by_drafter]))
-        wanted += self._expected(OFFERED, sum(by_host))
-        edits, masks = not self._edited.isdisjoint(lanes), any(seat.masked for seat in seats)
-        own = judged(seats)
-        return Bucket(
-            seats=count,
-            rows=self._grid.rows(count, max(draft, offers), wanted, finds_fewer=finds_fewer or offers > 0),
-            draft=draft,
-            drafter=drafter if draft or drafter in self._held else None,
-            context=context,
-            filters=edits or masks or bool(own) or not self._filtered.isdisjoint(lanes),
-            edits=edits,
-            scores=min(self._grid.scores(self._scorer.top(lanes)), 1 + self._target.vocab_size),
-            offers=offers,
-            rules=tuple(sorted({seats[index].rule for index in own})),
-            judged=judged_count(len(own)),
-            tapped=any(seat.tapped for seat in seats),
-            masks=masks,
-        )
-
-    def _expected(self, drafter: str | None, allowed: int) -> int:
-        """Return how many rows to reserve for drafts of at most `allowed` tokens in all."""
-        if not allowed or drafter is None or (drafter != OFFERED and not self.drafters[drafter].finds_fewer):
-            return allowed
-        return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
+    def _start_scores(self) -> int:
+        """Return the `scores` of the start's buckets; 0: no memory for the tables of edits and the raw logits."""
+        rows = 2 * len(self._state.lengths) + self._grid.lanes + self._grid.max_drafted
+        vocab = self._target.vocab_size
+        enough = self._free_bytes() > SPARE_BYTES + 4 * rows * vocab
+        return 1 + min(TOPS[-1], vocab) if enough else 0
 
     def _make(self, bucket: Bucket) -> CudaRound:
+        if bucket.edits or bucket.masks:
+            self._state.make_tables(self._target.vocab_size)
         drafter = self.drafters.get(bucket.drafter or "")
         return CudaRound(
             bucket,
@@ -370,27 +330,12 @@ class CudaRounds:
     def _learn(self, ticket: Ticket, landed: Sequence[Landed], times: Times) -> None:
         bucket = ticket.bucket
         assert bucket is not None
-        if not ticket.chunks and not bucket.offers and times.step and ticket.typical:
-            self._seconds[bucket.draft, bucket.drafter if bucket.draft else None].learn(len(ticket.seats), times.step)
-        if not bucket.longest:
-            return
-        pairs = [*zip(ticket.seats, landed, strict=True)]
-        inside = [(min(seat.max_draft, bucket.draft), len(one.drafted)) for seat, one in pairs if seat.offer is None]
-        self._learn_found(bucket.drafter or "", inside)
-        if bucket.offers:
-            offered = [(min(seat.max_draft, bucket.offers), len(one.drafted)) for seat, one in pairs if seat.offer]
-            self._learn_found(OFFERED, offered)
-
-    def _learn_found(self, drafter: str, counts: Sequence[tuple[int, int]]) -> None:
-        """Learn which share of the allowed tokens was found, by the numbers of both of each seat."""
-        if allowed := sum([most for most, _ in counts]):
-            share = sum([found for _, found in counts]) / allowed
-            self._found[drafter] = share + DECAY * (self._found[drafter] - share)
-
-
-def _looks_up(drafter: DeviceDrafter) -> bool:
-    """Tell whether a drafter finds fewer tokens than it may, and runs no pass for each of them, as a head does."""
-    return drafter.finds_fewer and not taps_of(drafter)
+        offered = bool(bucket.offers) and any(seat.offer is not None for seat in ticket.seats)
+        kind = (bucket.offers, OFFERED) if offered else (bucket.draft, bucket.drafter if bucket.draft else None)
+        if not ticket.chunks and not (offered and bucket.draft) and times.step and ticket.typical:
+            self._seconds[kind].learn(len(ticket.seats), times.step)
+        if bucket.longest:
+            self._wanted.learn(bucket, ticket.seats, landed)
 
 
 def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:
@@ -398,4 +343,4 @@ def _parts(times: Times, stamps: Sequence[int], *, waits: bool) -> Times:
     draft, verify, accepting = (max(after - before, 0) / 1e9 for before, after in itertools.pairwise(stamps))
     if waits:
         verify = max(times.step - draft - accepting, 0.0)
-    return replace(times, draft=draft, verify=verify, accept=accepting)
+    return times._replace(draft=draft, verify=verify, accept=accepting)

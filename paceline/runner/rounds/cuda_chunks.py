@@ -60,6 +60,9 @@ class ReadChunks:
         return (landed or NOTHING)._replace(prompt_scores=scores, states=self.states.get(index), features=features)
 
 
+NOTHING_READ = ReadChunks()  # of a step without chunks
+
+
 class ChunkReader:
     """Reads chunks of prompts with the target, and with a drafter that reads along."""
 

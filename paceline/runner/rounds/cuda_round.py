@@ -30,8 +30,9 @@ from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
-from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Outcome, Outcomes
+from paceline.runner.rounds.outcomes import MAX_IN_FLIGHT, Fetched, Outcomes
 from paceline.runner.rounds.protocol import (
+    SPARE_OFFERED,
     DeviceDrafter,
     Seat,
     drafts_trees,
@@ -73,8 +74,9 @@ class CudaRound(CudaDraft):
         seats, device = bucket.seats, state.device
         # What the host sends for a step: [4, seats] lanes, rows wanted, drafted tokens wanted and bits of the drafts'
         # thresholds, then its offers, a row for each seat.
-        # An offer has room for what a step in flight may commit (max_draft + 1 tokens), and for the draft after it.
-        width = HEADER + max_draft + 1 + bucket.offers if bucket.offers else 0
+        # An offer has room for what a step in flight may commit (max_draft + 1 tokens), for the draft after it, and for
+        # tokens behind an edit.
+        width = HEADER + max_draft + 1 + bucket.offers + SPARE_OFFERED if bucket.offers else 0
         self._sent = torch.zeros(seats * (ASKED + width), dtype=torch.int32, device=device)
         super().__init__(self._sent[: ASKED * seats].view(ASKED, seats), bucket, state, target, held)
         self._offers = self._sent[ASKED * seats :].view(seats, width)
@@ -142,7 +144,7 @@ class CudaRound(CudaDraft):
             self._asked[0, seat].fill_(self.state.dummy)
         self._last = None if void else self._last
 
-    def end(self) -> Outcome:
+    def end(self) -> Fetched:
         """Launch the rest of the round. Its outcome, in the host's memory, is valid once the step is done."""
         self._launch(-1)
         return self._outcomes.fetch()

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
-from paceline.runner.rounds.outcomes import Outcome
+from paceline.runner.rounds.outcomes import Fetched
 from paceline.runner.rounds.protocol import Chunk, Seat
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.sampling.words import Branch, MaskSheet, branches
@@ -38,7 +38,7 @@ class Ticket:
     sheet: MaskSheet | None = None  # the masks
     masked_seats: Sequence[int] = ()  # once their drafts were asked for
     void: Collection[int] = ()  # masked seats that draw nothing
-    outcome: Outcome | None = None  # of the seats
+    outcome: Fetched | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,12 +20,26 @@ STAMPS = 4  # time stamps of a round that drafts, each of 8 bytes
 
 
 class Outcome(NamedTuple):
-    """Views of one outcome, on the device or on the host. On the host they are valid once the step is done."""
+    """Views of one outcome on the device."""
 
     memory: Tensor  # int32, the whole outcome
     reports: Tensor  # int32 [seats, numbers]: see `accept`, `tree_accept`
     stamps: Tensor | None  # int64 [4]; None: the round does not draft
     scores: Tensor | None  # int32: see kernels/score_reference.py; None: nobody asks
+
+
+class Fetched(NamedTuple):
+    """Views of one outcome on the host, valid once the step is done. Arrays, because torch reads numbers slowly."""
+
+    memory: Tensor
+    reports: np.ndarray
+    stamps: np.ndarray | None
+    scores: Tensor | None
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Fetched:
+        stamps = None if outcome.stamps is None else outcome.stamps.numpy()
+        return cls(outcome.memory, outcome.reports.numpy(), stamps, outcome.scores)
 
 
 class Outcomes:
@@ -40,9 +55,9 @@ class Outcomes:
         self.device = self._divide(torch.zeros(size, dtype=torch.int32, device=device))
         # In one piece: each that a device can reach takes long to make.
         pieces = torch.zeros((MAX_IN_FLIGHT, size), dtype=torch.int32, pin_memory=pinned)
-        self._host = deque(self._divide(piece) for piece in pieces)
+        self._host = deque(Fetched.of(self._divide(piece)) for piece in pieces)
 
-    def fetch(self) -> Outcome:
+    def fetch(self) -> Fetched:
         """Begin to copy the outcome to the host."""
         self._host.rotate()
         outcome = self._host[0]

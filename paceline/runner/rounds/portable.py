@@ -25,6 +25,7 @@ from paceline.runner.rounds.portable_rows import PortableRows
 from paceline.runner.rounds.portable_step import PortableStep
 from paceline.runner.rounds.protocol import (
     NOTHING,
+    SPARE_OFFERED,
     Chunk,
     DeviceDrafter,
     Landed,
@@ -120,6 +121,9 @@ class PortableRounds:
 
     def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         self._end(ticket, drawing)
+
+    def wait(self, ticket: Ticket) -> None:
+        pass  # the host itself has run the step
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         step: PortableStep = ticket
@@ -240,7 +244,7 @@ class PortableRounds:
         """Write the offers that agree with the committed tokens behind them, over what was drafted for these seats."""
         if all(seat.offer is None for seat in seats):
             return drafted
-        table = np.zeros((len(seats), HEADER + 2 * self.max_draft + 1), dtype=np.int32)
+        table = np.zeros((len(seats), HEADER + 2 * self.max_draft + 1 + SPARE_OFFERED), dtype=np.int32)
         for row, seat in zip(table, seats, strict=True):
             if seat.offer is not None:
                 write_offer(row, seat.offer, most=seat.max_draft)

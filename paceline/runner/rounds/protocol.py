@@ -15,14 +15,15 @@ and verifies at once. It draws when `draw` brings the masks, which the host comp
     device    step 1 ··│ draft and verify 2 ···············  │ draw 2 │ draft and verify 3 ···
 
 Three things always hold. Steps take effect in the order of their launches; `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` and `drafts` waits for the device. A device writes only to pages in the lane's
-part of the page table, or to the scratch page.
+that follow them. Nothing but `wait`, `collect` and `drafts` waits for the device. A device writes only to pages in the
+lane's part of the page table, or to the scratch page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -37,6 +38,7 @@ from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Logprob
 
+SPARE_OFFERED = 8  # tokens of an offer behind its draft, in which a device looks for its place after an edit
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
@@ -47,10 +49,13 @@ class Offer:
     """A continuation that the host proposes for positions `start`, start + 1, … of a sequence.
 
     It may begin before the sequence's true end, because a step may be in flight. The device compares that part with
-    its own committed tokens: if they are equal the rest is the draft, else the sequence decodes plainly."""
+    its own committed tokens: if they are equal the rest is the draft, else the sequence decodes plainly. An offer with
+    a `near` is from a known text: the device then looks for the last committed tokens in it, and drafts what follows.
+    """
 
     start: int
     tokens: tuple[int, ...]
+    near: int = 0  # tokens from the expected place, within which a match of one token is enough; 0: do not look
 
 
 class Seat(NamedTuple):
@@ -103,8 +108,7 @@ class Landed(NamedTuple):
         return len(self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """Seconds that the device took; 0.0 where unknown."""
 
     step: float = 0.0
@@ -116,7 +120,7 @@ class Times:
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread calls in order; only `collect` and `drafts` wait for the device."""
+    """Steps on a device. One thread calls in order; only `wait`, `collect` and `drafts` wait for the device."""
 
     drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
@@ -159,15 +163,19 @@ class Rounds(Protocol):
         lanes stay as they are. Masks decide alone which stop tokens may be drawn, whatever `min_tokens` says. A row
         without one may draw any token; its draft is never accepted."""
 
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for a step, so that the time of the device can be told from that of the host."""
+
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
-        """Wait for a step. Each step is collected once, in the order of launches.
+        """Wait for a step, and read its outcome. Each step is collected once, in the order of launches.
 
         Returns outcomes of chunks (None if only keys and values were wanted), outcomes of seats, and times."""
 
     def round_seconds(self, batch: int, draft: int, drafter: str) -> float | None:
         """Estimate seconds of a round of `batch` seats, each with `draft` tokens of this drafter; None: not known.
 
-        With `draft` 0 it is a plain round, and the drafter does not matter."""
+        With `draft` 0 it is a plain round, and the drafter does not matter. Drafters on the host have the times of
+        rounds with offers."""
 
     def improve(self) -> bool:
         """Use a moment in which nothing is in flight to make later steps faster. False: nothing is left to do."""
@@ -274,7 +282,7 @@ def write_offer(row: np.ndarray, offer: Offer, *, most: int) -> None:
 
     Offered tokens for which the row has no room are left out."""
     count = min(len(offer.tokens), len(row) - HEADER)
-    row[: HEADER + count] = most, offer.start, count, *offer.tokens[:count]
+    row[: HEADER + count] = most, offer.start, count, offer.near, *offer.tokens[:count]
 
 
 def taps_of(drafter: DeviceDrafter) -> Sequence[int]:
@@ -319,9 +327,15 @@ def read_landed(row: Sequence[int], *, tree: bool = False) -> Landed:
     accepted │ drafted │ new tokens [k + 1] │ drafted tokens [k] │ new length │ path [k] │ parents [k], if a tree"""
     accepted, drafted = row[0], row[1]
     longest = len(row) // 4 - 1 if tree else len(row) // 2 - 2
-    old, end = tuple(row[3 + longest : 3 + longest + drafted]), 4 + 2 * longest
-    new = tuple(row[2 : 3 + accepted])
+    old, new = tuple(row[3 + longest : 3 + longest + drafted]), tuple(row[2 : 3 + accepted])
     if not tree:
-        return Landed(tuple(range(accepted)), old, new)
+        return Landed(_chain(accepted), old, new)
+    end = 4 + 2 * longest
     path, parents = row[end : end + accepted], row[end + longest : end + longest + drafted]
     return Landed(path=tuple(path), drafted=old, tokens=new, parents=tuple(parents))
+
+
+@cache
+def _chain(accepted: int) -> tuple[int, ...]:
+    """Return the path of an accepted chain."""
+    return tuple(range(accepted))

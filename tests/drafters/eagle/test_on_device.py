@@ -175,7 +175,7 @@ def test_the_best_path_of_a_tree_is_the_chain(branches: int, params: dict[str, A
     def told(work: Work, landed: Any) -> None:
         settle(work, landed)
         if landed is not None and landed.drafted:
-            trees[tuple(work.sequence.tokens)] = work.draft
+            trees[tuple(work.sequence.tokens)] = Draft(landed.drafted, landed.parents)
 
     rig.engine._stepper._settle = told
     run(rig, asked)

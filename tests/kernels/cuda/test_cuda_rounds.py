@@ -12,10 +12,11 @@ from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.cuda.tiles import FEW_ROWS, FEWER_ROWS
 from paceline.runner.forwards.device_batch import padded_rows
 from paceline.runner.forwards.torch import TorchForward
-from paceline.runner.rounds.cuda import OFFERED, CudaRounds, _parts
+from paceline.runner.rounds.cuda import CudaRounds, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_ticket import Ticket
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Times
+from paceline.runner.rounds.wanted import OFFERED
 from tests.kernels.cuda.conftest import ON_GPU
 from tests.kernels.cuda.round_pairs import (
     AGAIN,
@@ -149,7 +150,7 @@ def test_offers_beside_a_drafter(drafter: str | None, device: torch.device) -> N
     assert (bucket.offers, bucket.draft, bucket.drafter) == (4, draft, drafter)
     seconds = {key for key, known in made[0]._seconds.items() if known}
     assert not seconds - {(0, None)}, "a round with offers was taken for one without"
-    assert made[0]._found[OFFERED] < 1.0
+    assert made[0]._wanted._found[OFFERED] < 1.0
     lengths = [int(length) for length in made[1]._state.lengths[:3]]
     again = Offer(lengths[1], (7,) * 9)
     _, landed = both(made, [], [Seat(1, 8, again), Seat(0, 0)], None)
@@ -178,16 +179,22 @@ def test_prompts_beside_a_full_batch(device: torch.device) -> None:
 
 
 def test_seconds_are_of_a_drafter(device: torch.device) -> None:
-    """And of a plain round whoever asks."""
+    """And of a plain round whoever asks. Drafters on the host share the times of rounds with offers."""
     rounds, _ = pair(device, "ngram")
+    rounds.drafters = {**rounds.drafters, "other": AGAIN["again"]}
     seats = {0: [Seat(0, 0)], 4: [Seat(0, 4)]}
     for lane, (draft, drafter, took) in enumerate([(0, None, 1.0), (4, "ngram", 2.0), (4, "other", 3.0)]):
-        bucket = replace(rounds._bucket(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
+        bucket = replace(rounds._wanted.find(seats[draft], "ngram", 30), drafter=drafter, draft=draft)
         ticket = Ticket([], seats[draft] * (8 + lane), bucket, None, ReadChunks(), None, typical=True)
         rounds._learn(ticket, [Landed((), (), (1,))] * (8 + lane), Times(step=took))
     assert [rounds.round_seconds(8, 0, name) for name in ("ngram", "other")] == [1.0, 1.0]
     assert [rounds.round_seconds(8, 4, name) for name in ("ngram", "other")] == [2.0, 3.0]
     assert rounds.round_seconds(8, 4, "third") is None
+    offering = [Seat(0, 3, Offer(1, (1, 2, 3, 4)))] * 8
+    wanted = rounds._wanted.find(offering, None, 30)
+    ticket = Ticket([], offering, wanted, None, ReadChunks(), None, typical=True)
+    rounds._learn(ticket, [Landed((), (), (1,))] * 8, Times(step=4.0))
+    assert [rounds.round_seconds(8, draft, "third") for draft in (0, 1, 4, 5)] == [1.0, 4.0, 4.0, None]
     assert rounds.round_seconds(20, 4, "ngram") is None  # too far from what was measured
     assert rounds.round_seconds(10, 4, "ngram") == 2.0
     assert rounds.round_seconds(10, 1, "ngram") == 2.0, "lookups of fewer tokens run in the same rounds"
@@ -252,14 +259,14 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
     rounds, _ = pair(device, "ngram")
     enter(rounds, 3, [1, 2], top_k=5)
     seats = [Seat(lane, 8 - lane // 5) for lane in range(LANES)]
-    bucket = rounds._bucket(seats, "ngram", 700)
+    bucket = rounds._wanted.find(seats, "ngram", 700)
     assert bucket.seats + 5 * 8 + 4 * 7 <= bucket.rows <= bucket.seats * 9
     assert (bucket.draft, bucket.drafter, bucket.filters) == (8, "ngram", True)
-    assert bucket == rounds._bucket(seats, "ngram", 690)
-    rounds._found["ngram"] = 0.1
-    assert rounds._bucket(seats, "ngram", 700).rows < bucket.rows
-    assert not rounds._bucket(seats[:3], "ngram", 700).filters
-    plain = rounds._bucket([Seat(0, 0)], "ngram", 3)
+    assert bucket == rounds._wanted.find(seats, "ngram", 690)
+    rounds._wanted._found["ngram"] = 0.1
+    assert rounds._wanted.find(seats, "ngram", 700).rows < bucket.rows
+    assert not rounds._wanted.find(seats[:3], "ngram", 700).filters
+    plain = rounds._wanted.find([Seat(0, 0)], "ngram", 3)
     assert (plain.seats, plain.rows, plain.draft, plain.drafter) == (1, 1, 0, None)
 
 
@@ -283,10 +290,27 @@ def test_rows_do_not_shrink_while_everything_is_found(device: torch.device) -> N
     """Limits differ, and all that they allow is drafted: there must be room for it the next time, too."""
     rounds, _ = pair(device, "ngram")
     seats = [Seat(0, 8), *(Seat(lane, 2) for lane in (1, 2, 3))]
-    before = rounds._bucket(seats, "ngram", 30)
+    before = rounds._wanted.find(seats, "ngram", 30)
     for _ in range(9):
-        bucket = rounds._bucket(seats, "ngram", 30)
+        bucket = rounds._wanted.find(seats, "ngram", 30)
         ticket = Ticket([], seats, bucket, None, ReadChunks(), None, typical=True)
         landed = [Landed((), (1,) * seat.max_draft, (1,)) for seat in seats]
         rounds._learn(ticket, landed, Times())
-    assert rounds._bucket(seats, "ngram", 30) == before
+    assert rounds._wanted.find(seats, "ngram", 30) == before
+
+
+def test_prompts_are_compiled_for_all_contexts_and_drafters(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dummies are read with each drafter that reads along, and with each bound of contexts that is asked for."""
+    rounds, read = pair(device, "model")[0], []
+
+    def note(chunks: list[Chunk], drafter: object, held: object, context: int, *, edits: bool) -> None:
+        read.append((len(chunks), chunks[0].count, drafter is None, context))
+
+    monkeypatch.setattr(rounds, "_read", note)
+    rounds._read_dummies(32, [70, 40])
+    for plain in (True, False):
+        for context in (70, 40):
+            assert (1, 32, plain, context) in read
+            assert (2, 16, plain, context) in read

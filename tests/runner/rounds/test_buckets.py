@@ -143,15 +143,16 @@ def test_a_drafter_with_plain_rounds_of_its_own() -> None:
 
 def test_samples_are_few_and_of_all_sizes() -> None:
     samples = list(GRID.samples(DRAFTERS))
-    assert len(samples) < 60
+    assert len(samples) < 70
     assert {made.context for made in samples} == {GRID.longest, LEAST_CONTEXT}
-    assert {*samples} <= {*GRID.start(DRAFTERS)}
-    assert {(made.drafter, made.draft) for made in samples} == {
-        (None, 0),
-        ("model", 1),
-        ("model", 5),
-        ("ngram", 4),
-        ("ngram", 16),
+    assert {*samples} <= {*GRID.start(DRAFTERS, offers=16)}
+    assert {(made.drafter, made.draft, made.offers) for made in samples} == {
+        (None, 0, 0),
+        (None, 0, 16),
+        ("model", 1, 0),
+        ("model", 5, 0),
+        ("ngram", 4, 0),
+        ("ngram", 16, 0),
     }
     for drafter in (None, "model", "ngram"):
         rows = [made.rows for made in samples if made.drafter == drafter]
@@ -162,12 +163,15 @@ def test_offers_have_few_buckets() -> None:
     offering = replace(EIGHT, offers=8)
     assert (EIGHT.longest, offering.longest, replace(offering, draft=12).longest) == (4, 8, 12)
     assert offering.serves(replace(EIGHT, offers=4))
-    assert not offering.serves(EIGHT), "a step without offers pays for the longest"
+    assert offering.serves(EIGHT), "it drafts anyway"
+    assert offering.shape > EIGHT.shape, "attention has longer blocks"
     assert not EIGHT.serves(offering)
+    plain = replace(EIGHT, draft=0, rows=8)
+    assert not replace(offering, draft=0).serves(plain), "a plain step pays for no rows of a draft"
 
 
 def test_offers_at_the_start() -> None:
-    """Only where the host has drafters."""
+    """Only where the host has drafters, or for the parameters of some requests."""
     assert not any(made.offers for made in GRID.start(DRAFTERS))
     start = list(GRID.start({}, offers=16))
     offering = [made for made in start if made.offers]
@@ -178,8 +182,19 @@ def test_offers_at_the_start() -> None:
     )
 
 
-def test_what_some_requests_ask_for_is_not_at_the_start() -> None:
-    assert not any(made.edits for made in GRID.start(DRAFTERS, offers=16))
+def test_rounds_with_parameters_are_at_the_start() -> None:
+    """Behind those that serve all other steps, and before cheaper ones; none without memory for their tables."""
+    start = list(GRID.start(DRAFTERS, offers=16, scores=21))
+    assert len(start) == len({*start})
+    first = next(index for index, made in enumerate(start) if made.edits)
+    assert {made.context for made in start[:first]} == {GRID.longest}
+    without = list(GRID.start(DRAFTERS, offers=16))
+    assert start[:first] == without[:first], "steps without parameters come first"
+    assert without[first].context < GRID.longest
+    cheaper = next(index for index, made in enumerate(start) if made.context < GRID.longest)
+    assert {made.masks for made in start[first:cheaper]} == {False, True}
+    assert all((made.edits, made.scores) == (True, 21) for made in start[first:cheaper])
+    assert not any(made.edits or made.masks for made in without)
     edits = replace(EIGHT, filters=True, edits=True)
     assert edits.serves(EIGHT)
     assert not replace(EIGHT, filters=True).serves(edits)

@@ -1,0 +1,156 @@
+"""The buckets that steps want, and whether a round that was recorded at the start serves each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from paceline.kernels import score_reference
+from paceline.runner.rounds.buckets import TOPS, Bucket, Drafts, Grid
+from paceline.runner.rounds.device_state import DeviceState
+from paceline.runner.rounds.graphs import Graphs
+from paceline.runner.rounds.protocol import Landed, Offer, Seat
+from paceline.runner.rounds.scores import Scorer
+from paceline.runner.rounds.wanted import WantedBuckets
+from paceline.sampling.sampler import Sampler
+from paceline.types import SamplingParams
+
+VOCAB = 64
+LANES = 16
+GRID = Grid(lanes=LANES, longest=2100, max_draft=8, max_drafted=LANES * 8)
+PARAMETERS = (
+    {},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"logprobs": 0},
+    {"logprobs": TOPS[-1]},
+    {"repetition_penalty": 1.1},
+    {"logit_bias": {3: -1.0}},
+    {"min_tokens": 5},
+    {"presence_penalty": 0.5, "logprobs": 3},
+)
+
+
+@dataclass
+class Named:
+    """The part of a drafter that buckets depend on."""
+
+    finds_fewer: bool
+    taps: tuple[int, ...] = ()
+    reader: None = None
+
+
+HEAD, LOOKUP, MODEL = Named(True, (1, 2)), Named(True), Named(False)
+
+
+@dataclass
+class Round:
+    recorded: bool = False
+
+    def run_once(self) -> None:
+        pass
+
+    def record(self) -> None:
+        self.recorded = True
+
+
+@dataclass
+class Traffic:
+    """Steps of an engine with random sequences."""
+
+    drafters: Mapping[str, Named]
+    wanted: WantedBuckets = field(init=False)
+    graphs: Graphs[Round] = field(init=False)
+
+    def __post_init__(self) -> None:
+        state = DeviceState(lanes=LANES, width=32, scratch_page=0, device="cpu")
+        self.wanted = WantedBuckets(GRID, self.drafters, Scorer(state, score_reference), vocab_size=VOCAB)  # type: ignore[arg-type]
+        self.graphs = Graphs(lambda bucket: Round(), has_room=lambda: True)
+
+    def start(self, *, scores: int) -> None:
+        known = {
+            name: Drafts(5 if by.taps else GRID.max_draft, by.finds_fewer and not by.taps, plain=bool(by.taps))
+            for name, by in self.drafters.items()
+        }
+        self.graphs.start(GRID.start(known, scores=scores), seconds=1e9)
+
+    def steps(self, count: int, rng: random.Random, *, grammars: bool) -> Iterator[tuple[Bucket, Bucket, Round]]:
+        """Yield for each step the bucket that it wants, the one that serves it, and its round."""
+        for _ in range(count):
+            lanes = rng.sample(range(LANES), rng.randint(1, LANES))
+            for lane in lanes:
+                params = SamplingParams.of(**rng.choice(PARAMETERS))
+                self.wanted.write(lane, Sampler(params, seed=lane, vocab_size=VOCAB, eos_ids=(0,)))
+            drafter = rng.choice([None, *self.drafters])
+            longest = 0 if drafter is None else 5 if self.drafters[drafter].taps else GRID.max_draft
+            seats = [self._seat(lane, rng, longest, grammars=grammars) for lane in lanes]
+            wanted = self.wanted.find(seats, drafter, rng.choice([100, 700, 2000]))
+            serves, made = self.graphs.find(wanted)
+            yield wanted, serves, made
+            found = [rng.randint(0, seat.max_draft) for seat in seats]
+            self.wanted.learn(serves, seats, [Landed((), (1,) * n, (1,)) for n in found])
+
+    def _seat(self, lane: int, rng: random.Random, longest: int, *, grammars: bool) -> Seat:
+        masked = grammars and rng.random() < 0.3
+        if rng.random() < 0.2:  # a prediction, or tokens that a grammar forces
+            return Seat(lane, rng.randint(1, GRID.max_draft), Offer(3, (1, 2)), masked=masked)
+        return Seat(lane, rng.randint(0, longest), masked=masked)
+
+
+ENGINES = [{}, {"eagle": HEAD}, {"ngram": LOOKUP}, {"model": MODEL}, {"eagle": HEAD, "ngram": LOOKUP}]
+
+
+@pytest.mark.parametrize("drafters", ENGINES, ids=lambda drafters: "+".join(drafters) or "plain")
+@pytest.mark.parametrize("grammars", [False, True], ids=["", "grammars"])
+def test_no_step_of_ordinary_traffic_runs_eagerly(drafters: Mapping[str, Named], grammars: bool) -> None:
+    """Whatever sequences ask for, and whoever drafts for them: predictions and grammars among them."""
+    traffic = Traffic(drafters)
+    traffic.start(scores=1 + TOPS[-1])
+    steps = [*traffic.steps(300, random.Random(1), grammars=grammars)]
+    eager = [wanted for wanted, _, made in steps if not made.recorded]
+    assert not eager
+    assert len({wanted for wanted, _, _ in steps}) > 50, "the steps differ"
+    passes = [(wanted.draft, serves.draft) for wanted, serves, _ in steps if wanted.drafter in ("eagle", "model")]
+    assert all(wanted == run for wanted, run in passes), "no pass of a drafter runs for nothing"
+
+
+def test_without_rounds_for_parameters_steps_run_eagerly() -> None:
+    """The test above can fail."""
+    traffic = Traffic({"eagle": HEAD})
+    traffic.start(scores=0)
+    assert any(not made.recorded for _, _, made in traffic.steps(50, random.Random(1), grammars=False))
+
+
+def test_a_penalty_among_many_costs_no_larger_drafts() -> None:
+    """The head runs as many passes as without, over as many rows."""
+    traffic = Traffic({"eagle": HEAD})
+    traffic.start(scores=1 + TOPS[-1])
+    samplers = {
+        name: Sampler(SamplingParams.of(**params), seed=0, vocab_size=VOCAB, eos_ids=())
+        for name, params in (("plain", {}), ("penalty", {"repetition_penalty": 1.1}))
+    }
+    served = {}
+    for name, sampler in samplers.items():
+        traffic.wanted.write(0, sampler)
+        seats = [Seat(lane, 4) for lane in range(LANES)]
+        served[name], _ = traffic.graphs.find(traffic.wanted.find(seats, "eagle", 2000))
+    assert served["penalty"].edits
+    assert served["plain"] == replace(served["penalty"], edits=False, scores=0)
+
+
+def test_the_same_seats_want_rows_for_what_was_found_lately() -> None:
+    """A bucket is kept while nothing changes; a sequence that is written to a lane may change everything."""
+    traffic, seats = Traffic({"eagle": HEAD}), [Seat(lane, 4) for lane in range(LANES)]
+    first = traffic.wanted.find(seats, "eagle", 100)
+    assert traffic.wanted.find([*seats], "eagle", 100) is first
+    for _ in range(20):
+        traffic.wanted.learn(first, seats, [Landed((), (1,), (1,)) for _ in seats])
+    fewer = traffic.wanted.find(seats, "eagle", 100)
+    assert fewer == replace(first, rows=fewer.rows)
+    assert fewer.rows < first.rows
+    traffic.wanted.write(0, Sampler(SamplingParams.of(repetition_penalty=1.1), seed=0, vocab_size=VOCAB, eos_ids=()))
+    assert traffic.wanted.find(seats, "eagle", 100).edits
+    assert traffic.wanted.find(seats[1:], "eagle", 100).seats == LANES
+    assert traffic.wanted.find(seats[:2], "eagle", 100).seats == 2
