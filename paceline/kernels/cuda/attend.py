@@ -258,7 +258,7 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(
-    do_not_specialize=["window", "angles", "pages", "depth", "size", "splits"]
+    do_not_specialize=["window", "angles", "pages", "depth", "splits"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
