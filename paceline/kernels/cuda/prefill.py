@@ -22,7 +22,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.prefill_plan import LISTED, block_of, blocks_of, list_blocks, tiles_of
+from paceline.kernels.cuda.prefill_plan import LISTED, block_of, list_blocks, rounds_of, tiles_of
 from paceline.kernels.cuda.prefill_tile import add, await_tile, merge, score, scored
 
 SHARED = 226 * 1024  # bytes of shared memory for queries, keys and values
@@ -96,7 +96,7 @@ def prefill(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         TILE=tile,
-        STAGES=stages or min(4, (SHARED - 512 * head_dim) // (4 * tile * head_dim)),
+        STAGES=stages or min(4, (SHARED - 256 * head_dim) // (4 * tile * head_dim)),
         PAGE=PAGE_SIZE,
         WINDOW=window > 0,
         num_warps=4,
@@ -134,19 +134,16 @@ def _page_rows(table, tile, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.
 
 @gluon.jit
 def _load(
-    AHEAD: gl.constexpr, boxes, page_table, plan, count, pages, window, beyond, memory, ready, free,
+    boxes, page_table, plan, count, pages, window, beyond, memory, ready, free,
     KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
     WINDOW: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free.
-
-    Keys are copied for an empty block AHEAD of the end, too: the last turn of a block scores the next one's first tile.
-    """
+    """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free."""
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     done = 0
-    for turn in range(blocks_of(count, KV_HEADS) + AHEAD):
+    for turn in range(rounds_of(count, KV_HEADS)):
         head, _, rows, lane, low = block_of(plan, turn, count, KV_HEADS)
-        first, past = tiles_of(low, rows, window, TILE, WINDOW)
+        first, past = tiles_of(low, rows, window, TILE, 2 * TILE, WINDOW)
         table = page_table + lane.to(gl.int64) * pages
         end = low + rows
         at = _page_rows(table, first, end, head, beyond, KV_HEADS, TILE, PAGE)
@@ -164,16 +161,10 @@ def _load(
 
 
 @gluon.jit
-def _cells(
-    which: gl.constexpr, plan, turn, count,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip  # a name a line would hide the shape
-    """Return the cells of half a block in queries and results, and which of its 64 rows there are.
-
-    The plan is read once more, because registers are scarce between the beginning and the end of a block.
-    """
+def _cells(which: gl.constexpr, head, start, rows, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
+           LAYOUT: gl.constexpr):  # fmt: skip  # a name a line would hide the shape
+    """Return where the 64 rows of half a block begin in queries and results, and which of them there are."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
-    head, start, rows, _, _ = block_of(plan, turn, count, KV_HEADS)
     m = gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
     d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
     row = which * (64 // GROUP) + m // GROUP
@@ -184,22 +175,14 @@ def _cells(
 
 @gluon.jit
 def _fetch(
-    which: gl.constexpr, queries, q_mem, plan, turn, count,
+    which: gl.constexpr, queries, q_mem, head, start, rows,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
     """Start to copy the queries of half a block to shared memory."""
     LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    cells, valid = _cells(which, plan, turn, count, HEADS, KV_HEADS, HEAD_DIM, LOAD)
+    cells, valid = _cells(which, head, start, rows, HEADS, KV_HEADS, HEAD_DIM, LOAD)
     async_copy.async_copy_global_to_shared(q_mem, queries + cells, mask=valid)
     async_copy.commit_group()
-
-
-@gluon.jit
-def _fetched():
-    """Await the queries, for the tensor cores too."""
-    async_copy.wait_group(0)
-    fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -217,54 +200,58 @@ def _attend(
     OUT: gl.constexpr = gl.SliceLayout(1, SUMS)
     keys, values = (k_mem, k_ready, k_free), (v_mem, v_ready, v_free)
     done = 0  # tiles of all blocks so far, and turns at the tensor cores
-    _fetch(which, queries, q_mem.index(which), plan, 0, count, HEADS, KV_HEADS, HEAD_DIM)
-    _fetched()
-    await_tile(keys, done, STAGES)
-    raw = scored(score(q_mem.index(which), keys, done, TILE, STAGES), keys, done, STAGES)
-    for turn in range(blocks_of(count, KV_HEADS)):
-        _, _, rows, _, low = block_of(plan, turn, count, KV_HEADS)
-        first, past = tiles_of(low, rows, window, TILE, WINDOW)
+    head, start, rows, _, low = block_of(plan, 0, count, KV_HEADS)
+    _fetch(which, queries, q_mem, head, start, rows, HEADS, KV_HEADS, HEAD_DIM)
+    for turn in range(rounds_of(count, KV_HEADS)):
+        head_, start_, rows_, _, low_ = block_of(plan, turn + 1, count, KV_HEADS)  # the next block, early
+        first, past = tiles_of(low, rows, window, TILE, 2 * TILE, WINDOW)
         m = gl.arange(0, 64, layout=ROW)
         row = which * (64 // GROUP) + m // GROUP
         block = (gl.where((m // GROUP < 64 // GROUP) & (row < rows), low + row, -1), low, rows)
         none = gl.full([64], float("-inf"), gl.float32, ROW)
         zero = gl.full([64], 0.0, gl.float32, ROW)
         whole_peak, whole_total, whole = none, zero, gl.full([64, HEAD_DIM], 0.0, gl.float32, SUMS)
-        acc = whole
-        q, q_ = turn % 2 * 2 + which, (turn + 1) % 2 * 2 + which
-        if past - first == 1:
-            _fetch(which, queries, q_mem.index(q_), plan, turn + 1, count, HEADS, KV_HEADS, HEAD_DIM)
-        for tile in range(first, past - 1, 2):
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        if past > first:
+            acc = whole
+            await_tile(keys, done, STAGES)
+            raw = scored(score(q_mem, keys, done, TILE, STAGES), keys, done, STAGES)
+            last = first + (past - 1 - first) // 2 * 2  # the tile at which the last split begins
+            for tile in range(first, last, 2):
+                raw, peak, total, acc = add(
+                    which, True, True, raw, none, zero, acc, done, tile, block,
+                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+                )  # fmt: skip
+                raw = scored(raw, keys, done + 1, STAGES)
+                raw, peak, total, acc = add(
+                    which, False, True, raw, peak, total, acc, done + 1, tile + 1, block,
+                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+                )  # fmt: skip
+                whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
+                raw = scored(raw, keys, done + 2, STAGES)
+                done += 2
+            peak, total = none, zero
+            if last + 1 < past:
+                raw, peak, total, acc = add(
+                    which, True, True, raw, none, zero, acc, done, last, block,
+                    q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+                )  # fmt: skip
+                raw = scored(raw, keys, done + 1, STAGES)
+                done += 1
+            _fetch(which, queries, q_mem, head_, start_, rows_, HEADS, KV_HEADS, HEAD_DIM)
             raw, peak, total, acc = add(
-                which, True, raw, none, zero, acc, done, tile, block,
-                q_mem.index(q), keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
-            )  # fmt: skip
-            if tile == first:
-                _fetch(which, queries, q_mem.index(q_), plan, turn + 1, count, HEADS, KV_HEADS, HEAD_DIM)
-            raw = scored(raw, keys, done + 1, STAGES)
-            if tile + 2 >= past:
-                _fetched()
-            raw, peak, total, acc = add(
-                which, False, raw, peak, total, acc, done + 1, tile + 1, block,
-                q_mem.index(gl.where(tile + 2 < past, q, q_)), keys, values, turns, scale, window,
-                HEAD_DIM, TILE, STAGES, WINDOW,
-            )  # fmt: skip
-            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
-            raw = scored(raw, keys, done + 2, STAGES)
-            done += 2
-        if (past - first) % 2 == 1:
-            _fetched()
-            raw, peak, total, acc = add(
-                which, True, raw, none, zero, acc, done, past - 1, block,
-                q_mem.index(q_), keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
-            )  # fmt: skip
-            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
-            raw = scored(raw, keys, done + 1, STAGES)
+                which, False, False, raw, peak, total, acc, done, past - 1, block,
+                q_mem, keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+            )  # fmt: skip  # a fresh partial counts for nothing: its weight is 0
             done += 1
+            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
         safe = gl.convert_layout(gl.where(whole_total == 0.0, 1.0, whole_total), OUT)
         mean = (whole * gl.expand_dims(1.0 / safe, 1)).to(gl.bfloat16)
-        cells, valid = _cells(which, plan, turn, count, HEADS, KV_HEADS, HEAD_DIM, SUMS)
+        cells, valid = _cells(which, head, start, rows, HEADS, KV_HEADS, HEAD_DIM, SUMS)
         gl.store(out + cells, mean, mask=valid)
+        head, start, rows, low = head_, start_, rows_, low_
 
 
 @gluon.jit(do_not_specialize=["pages", "window", "beyond"])
@@ -291,7 +278,7 @@ def _prefill(
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     BOX: gl.constexpr = k_boxes.layout
     count = gl.load(plan)
-    q_mem = gl.allocate_shared_memory(gl.bfloat16, [4, 64, HEAD_DIM], BOX)  # of this block and the next
+    q_mem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, HEAD_DIM], BOX)
     k_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
     v_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
     k_mem = k_halves._reinterpret(gl.bfloat16, [STAGES, TILE, HEAD_DIM], BOX)  # columns are stored by halves
@@ -312,19 +299,19 @@ def _prefill(
     gl.warp_specialize(
         [
             (_attend, (
-                gl.constexpr(0), queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
+                gl.constexpr(0), queries, out, plan, count, scale, window, q_mem.index(0), k_mem, v_mem,
                 k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_attend, (
-                gl.constexpr(1), queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
+                gl.constexpr(1), queries, out, plan, count, scale, window, q_mem.index(1), k_mem, v_mem,
                 k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_load, (
-                gl.constexpr(1), k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
+                k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
             (_load, (
-                gl.constexpr(0), v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
+                v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
         ],

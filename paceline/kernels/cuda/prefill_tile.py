@@ -75,11 +75,11 @@ def await_tile(memory, done, STAGES: gl.constexpr):
 
 @gluon.jit
 def add(
-    which: gl.constexpr, FRESH: gl.constexpr, raw, peak, total, acc, done, tile, block,
+    which: gl.constexpr, FRESH: gl.constexpr, MORE: gl.constexpr, raw, peak, total, acc, done, tile, block,
     q_mem, keys, values, turns, scale, window,
     HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Add a tile to a partial, which may be FRESH, and start to score the next tile, for the queries in `q_mem`.
+    """Add a tile to a partial, which may be FRESH; if there are MORE tiles, start to score the next one.
 
     Both products are one turn at the tensor cores. It ends with the first, so that they never wait for the other half.
     """
@@ -90,11 +90,15 @@ def add(
         acc = acc * gl.expand_dims(gl.convert_layout(old, gl.SliceLayout(1, SUMS)), 1)
     weights = gl.convert_layout(weights.to(gl.bfloat16), gl.DotOperandLayout(0, SUMS, 2))
     await_tile(values, done, STAGES)
-    await_tile(keys, done + 1, STAGES)
+    if MORE:
+        await_tile(keys, done + 1, STAGES)
     mbarrier.wait(turns.index(which), (done & 1) ^ (1 - which))
     acc = warpgroup_mma(weights, values[0].index(done % STAGES), acc, use_acc=not FRESH, is_async=True)
-    raw = score(q_mem, keys, done + 1, TILE, STAGES)
-    acc = warpgroup_mma_wait(1, deps=[acc])
+    if MORE:
+        raw = score(q_mem, keys, done + 1, TILE, STAGES)
+        acc = warpgroup_mma_wait(1, deps=[acc])
+    else:
+        acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(values[2].index(done % STAGES), count=1)
     mbarrier.arrive(turns.index(1 - which), count=1)
     return raw, peak, total, acc

@@ -206,7 +206,7 @@ if __name__ == "__main__":
         "attention, all": attention(solo=True, turn=True, tree=False),
         "embeddings": first_of_a_pass(_embed),
         "pairs of a head": first_of_a_pass(_pair),
-        "prompts": prompts(head_dim=128, stages=2, window=False),
+        "prompts": prompts(head_dim=128, stages=3, window=False),
         "prompts, narrow heads and a window": prompts(head_dim=64, stages=4, window=True),
     }
     for name, format in FORMATS.items():
