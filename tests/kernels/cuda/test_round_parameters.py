@@ -231,11 +231,11 @@ def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
             enter(rounds, lane, text[:5], temperature=0, logit_bias={0: 0.0})
         rounds._changes._add(rounds._state.edits, 0, 0, [Edits.MASKS])
     both(made, [Chunk(lane, 0, 4, draws=False) for lane in range(2)], [], "trees")
-    for _ in range(3 if ON_GPU else 1):
+    for turn in range(3 if ON_GPU else 1):
         tickets = [each.launch([], [Seat(1, 4), Seat(0, 5, masked=True)], drafter="trees", context=30) for each in made]
         (drafts, other) = (each.drafts(ticket) for each, ticket in zip(made, tickets, strict=True))
         assert drafts == other
-        assert len(drafts[1]) > 1
+        assert turn or len(drafts[1]) > 1, "the known text branches; the one that is drawn after it need not"
         deepest, rows = max(drafts[1], key=lambda branch: len(branch.tokens))
         along = [words(token) for token in (*deepest, 3)]
         for each, ticket in zip(made, tickets, strict=True):
