@@ -111,7 +111,7 @@ def guesses(
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
         q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score)
         if noise is None:
-            chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
+            chances.append(q if rank else squash(0.8 * math.log(q / (1 - q)) + 0.2))
         else:
             others = 1.06 * math.sqrt(q) - 0.56 * behind - 0.24 * rank - 1.31
             chances.append(squash(others if rank else 0.83 * math.sqrt(q) + 0.74 * ahead - 1.25))
