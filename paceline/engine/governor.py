@@ -102,6 +102,11 @@ class Governor:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
+    def row_prices(self, sequences: int) -> tuple[float, ...]:
+        """Lowest probability of being right at which the first, second … token of a draft is worth its row, if each of
+        `sequences` drafts as many. (): unknown, or cost does not count."""
+        return self.cost.row_prices(sequences) if self._weighs_cost else ()
+
     def seat_price(self, drafter: str) -> float:
         """Lowest probability of being right at which a device should draft one more token for a sequence.
 

@@ -54,10 +54,14 @@ class HostDrafters:
     def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
         """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
         behind what is in flight."""
-        prices = self._governor.price(name), self._governor.row_price
+        governor = self._governor
+        row_prices = governor.row_prices(len(works)) if self.guards[name].ends_drafts else ()
+        prices = governor.price(name), governor.row_price, row_prices
         return [self._ask(work.sequence, work.sequence.in_flight.most + work.max_draft, *prices) for work in works]
 
-    def _ask(self, sequence: Sequence, max_draft: int, price: float, row_price: float) -> Ask:
+    def _ask(
+        self, sequence: Sequence, max_draft: int, price: float, row_price: float, row_prices: tuple[float, ...]
+    ) -> Ask:
         return Ask(
             key=sequence.key,
             lane=sequence.lane,
@@ -68,6 +72,7 @@ class HostDrafters:
             p_min=sequence.request.speculation.p_min,
             price=price,
             row_price=row_price,
+            row_prices=row_prices,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if sequence.trail is None else sequence.trail.ahead(max_draft),
         )
