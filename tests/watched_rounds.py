@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 
 from paceline.kv.cache import KVCache
 from paceline.runner.rounds.portable import PortableRounds
-from paceline.runner.rounds.protocol import Chunk, Landed, Path, Seat, Ticket, Times
+from paceline.runner.rounds.protocol import Chunk, Landed, Seat, Ticket, Times
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import Branch, MaskSheet
 
 
 @dataclass
@@ -75,12 +76,15 @@ class WatchedRounds(PortableRounds):
         assert not taken, f"pages {taken} changed hands while a step in flight could write to them"
         return super().collect(self._step(ticket))
 
-    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
-        return super().paths(self._step(ticket))
+    def drafts(self, ticket: Ticket) -> Mapping[int, Sequence[Branch]]:
+        return super().drafts(self._step(ticket))
 
-    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+    def sheet(self, ticket: Ticket) -> MaskSheet:
+        return super().sheet(self._step(ticket))
+
+    def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         assert len(self._in_flight) == 1, "a step is drawn before the steps before it have landed"
-        self._order(ticket, lambda: PortableRounds.draw(self, ticket.step, masks))
+        self._order(ticket, lambda: PortableRounds.draw(self, ticket.step, drawing))
 
     def _order(self, ticket: Late, order: Callable[[], Any]) -> None:
         ticket.todo += 1

@@ -21,8 +21,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from paceline.accept.registry import in_use
 from paceline.draft import Draft
 from paceline.engine.governor import Governor
@@ -35,6 +33,7 @@ from paceline.engine.sequence import Sequence
 from paceline.engine.stepper import Landing
 from paceline.kv.following import Reader
 from paceline.kv.pages import PagePool
+from paceline.runner.lanes import Lanes
 from paceline.runner.rounds.protocol import Chunk, Landed, Offer, Rounds, Seat, Ticket, Times, drafts_trees
 from paceline.types import Off, OffKind, Rule, Verdict
 
@@ -71,6 +70,7 @@ class DeviceStepper:
         rounds: Rounds,
         *,
         drafters: HostDrafters,
+        lanes: Lanes,
         pool: PagePool,
         governor: Governor,
         max_step_tokens: int,
@@ -78,6 +78,7 @@ class DeviceStepper:
     ) -> None:
         self._rounds = rounds
         self._drafters = drafters
+        self._lanes = lanes
         self._offers = Offers(drafters, governor, clock)
         self._hearing = Hearing(rounds)
         # Drafters with keys and values of their own: those that read tokens, and heads, which read hidden states.
@@ -230,7 +231,7 @@ class DeviceStepper:
             return
         first = len(launched.parts) - launched.seats
         void = self._masks.draw(launched.ticket, [part.work for part in launched.parts[first:]])
-        for index, part in enumerate(launched.parts):
+        for index, part in enumerate(launched.parts if void else ()):
             if any(part.work is work for work in void):
                 launched.parts[index] = part._replace(void=True)
                 part.work.sequence.in_flight.void(draws=part.draws, max_draft=part.work.max_draft)
@@ -256,7 +257,8 @@ class DeviceStepper:
         assert span is not None
         if not state.on_device:
             assert not state.steps, "a lane is rewritten under a step in flight"
-            self._rounds.write(sequence.lane, np.array(sequence.tokens, dtype=np.int32), sequence.sampler)
+            tokens = self._lanes.view(sequence.lane, len(sequence.tokens)).copy()
+            self._rounds.write(sequence.lane, tokens, sequence.sampler)
             state.on_device, state.pages = True, 0
         if state.pages < len(span.pages):
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
-from paceline.sampling.grammar import DEAD_END
+from paceline.sampling.grammar_state import DEAD_END
 from paceline.types import Finish, Logprob, Origin, TokenEvent, Verdict
 
 ACCEPTED, BONUS, PLAIN = Origin.ACCEPTED, Origin.BONUS, Origin.PLAIN  # attribute lookup on an Enum is slow

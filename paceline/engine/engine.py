@@ -311,6 +311,7 @@ class Engine:
         return DeviceStepper(
             rounds,
             drafters=drafters,
+            lanes=self._lanes,
             pool=self._cache.pool,
             governor=governor,
             max_step_tokens=config.max_step_tokens,

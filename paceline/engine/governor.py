@@ -138,7 +138,8 @@ class Governor:
         # count twice: the draft must still be needed if they add the fewest tokens, and must fit into the lane (context
         # and one draft) if they add the most.
         useful = min(sequence.max_length - state.least - 1, self._lane_length - state.most) - length
-        if grammar is not None and useful > 0 and (forced := self._forced(sequence, running, useful)):
+        may_force = grammar is not None and grammar.may_force
+        if may_force and useful > 0 and (forced := self._forced(sequence, running, useful)):
             return forced
         if terms is None or useful <= 0:
             return 0

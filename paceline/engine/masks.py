@@ -22,9 +22,11 @@ import numpy as np
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
-from paceline.sampling.grammar import DEAD_END, WORKERS, GrammarState
+from paceline.sampling.grammar_state import DEAD_END, WORKERS, GrammarState, Outlook
+from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Finish
 
+ENDS = {Outlook.END: (Finish.STOP, None), Outlook.NOTHING: (Finish.ERROR, DEAD_END)}  # others do not end a sequence
 MAX_WAIT_SECONDS = 0.02  # longest wait for a mask with nothing else to do; aborts and deadlines are served in between
 
 
@@ -77,8 +79,10 @@ class Masks:
             return False
         del self._pending[sequence.key]
         error = pending.exception()
-        sequence.finish, sequence.error = _end(sequence) if error is None else (Finish.ERROR, str(error))
-        return sequence.finish is None
+        if error is not None:
+            sequence.finish, sequence.error = Finish.ERROR, str(error)
+            return False
+        return self._goes_on(sequence, _grammar(sequence).outlook())
 
     def wait(self) -> None:
         """Wait until the first mask is there, or for `MAX_WAIT_SECONDS`."""
@@ -102,29 +106,26 @@ class Masks:
     def draw(self, ticket: Ticket, seats: Seq[Work]) -> list[Work]:
         """Compute the masks of a step, and have its tokens drawn. Every step before has landed. Returns the works that
         draw nothing: they have ended, or a worker must compute their masks."""
-        drafts = {
-            index: paths
-            for index, paths in self._rounds.paths(ticket).items()
-            if not seats[index].sequence.in_flight.left and self.has(seats[index].sequence)
-        }
-        masks = {}
-        for index, paths in drafts.items():
-            sequence = seats[index].sequence
-            grammar, narrow = _grammar(sequence), sequence.sampler.narrow
-            grammar.look(paths)
-            if self._goes_on(sequence):
-                masks[index] = [narrow(grammar.known(path), len(path)) for path in paths]
-        self._rounds.draw(ticket, masks)
-        return [work for i, work in enumerate(seats) if i not in masks and work.sequence.sampler.grammar is not None]
+        drafts, sheet = self._rounds.drafts(ticket), self._rounds.sheet(ticket)
+        drawing = [
+            index
+            for index, branches in drafts.items()
+            if not seats[index].sequence.in_flight.left and self._fill(seats[index].sequence, branches, sheet)
+        ]
+        self._rounds.draw(ticket, drawing)
+        return [] if len(drawing) == len(drafts) else [seats[index] for index in drafts if index not in drawing]
 
-    def _goes_on(self, sequence: Sequence) -> bool:
-        """Return True if the mask for the next token is there, and allows one. Otherwise the sequence ends, or a worker
-        finds out."""
-        if not _grammar(sequence).looked:
+    def _fill(self, sequence: Sequence, branches: Seq[Branch], sheet: MaskSheet) -> bool:
+        """Write the masks of a sequence's rows. False: it draws nothing in this step."""
+        return self.has(sequence) and self._goes_on(sequence, sequence.sampler.fill(branches, sheet))
+
+    def _goes_on(self, sequence: Sequence, outlook: Outlook) -> bool:
+        """Return True if tokens may follow. Otherwise the sequence ends, or a worker finds out."""
+        if outlook is Outlook.UNKNOWN:
             self._ask(sequence)
-            return False
-        sequence.finish, sequence.error = _end(sequence)
-        return sequence.finish is None
+        elif outlook is not Outlook.TOKENS:
+            sequence.finish, sequence.error = ENDS[outlook]
+        return outlook is Outlook.TOKENS
 
     def _ask(self, sequence: Sequence) -> None:
         grammar = _grammar(sequence)
@@ -136,12 +137,3 @@ def _grammar(sequence: Sequence) -> GrammarState:
     grammar = sequence.sampler.grammar
     assert grammar is not None, "a mask without a grammar"
     return grammar
-
-
-def _end(sequence: Sequence) -> tuple[Finish | None, str | None]:
-    """Return why a sequence ends where it is, by the mask for its next token, and the error if there is one."""
-    grammar = _grammar(sequence)
-    mask = grammar.known(())
-    if mask is None:
-        return Finish.ERROR, DEAD_END
-    return (None if grammar.goes_on(mask) else Finish.STOP), None

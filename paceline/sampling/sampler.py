@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from paceline.sampling.filters import filter_floor
-from paceline.sampling.grammar import GrammarState
-from paceline.sampling.words import pack
+from paceline.sampling.grammar_state import GrammarState, Outlook
+from paceline.sampling.words import Branch, MaskSheet, pack
 from paceline.types import Logprob, SamplingParams
 
 Pick = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -153,7 +153,7 @@ class Sampler:
         return pick(logits, torch.full((len(logits),), scale), keys)
 
     def mask(self, path: Sequence[int] = ()) -> np.ndarray | None:
-        """Tokens that min_tokens and the grammar leave after `path`: uint32 [vocab / 32], for a sampler with a grammar.
+        """Tokens that min_tokens and the grammar leave after `path`: uint32 [words], for a sampler with a grammar.
         None: the grammar cannot be followed there."""
         assert self.grammar is not None, "a mask without a grammar"
         return self.narrow(self.grammar.mask(path), len(path))
@@ -165,6 +165,17 @@ class Sampler:
             return mask
         rest: np.ndarray = mask & ~self._stop_bits
         return rest if rest.any() else mask
+
+    def fill(self, branches: Sequence[Branch], sheet: MaskSheet) -> Outlook:
+        """Write to a sheet, for the rows of a draft, the tokens that min_tokens and the grammar leave; see
+        `GrammarState.fill`."""
+        assert self.grammar is not None, "a mask without a grammar"
+        outlook = self.grammar.fill(branches, sheet)
+        if self.output_tokens < self.params.min_tokens and outlook is Outlook.TOKENS:
+            for _, rows in branches:
+                for ahead, mask in enumerate(sheet.masks_of(rows)):
+                    mask[:] = self.narrow(mask, ahead)
+        return outlook
 
     @cached_property
     def _stop_bits(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 from paceline.engine.reading import FIRST_ROWS, LEAST_ROWS, TELLING_ROWS, ReadingPace
 from paceline.kernels.base import Batch, Output
 from paceline.models.shapes import shape_config
-from paceline.runner.forwards.cuda import padded_rows
+from paceline.runner.forwards.device_batch import padded_rows
 from paceline.types import Request, SamplingParams
 from tests.rig import build
 from tests.runs import Run, prompt

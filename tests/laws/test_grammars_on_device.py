@@ -18,7 +18,8 @@ import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.errors import InvalidRequest
-from paceline.sampling.grammar import Grammars, GrammarState
+from paceline.sampling.grammar import Grammars
+from paceline.sampling.grammar_state import GrammarState, Outlook
 from paceline.sampling.words import pack
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import (
@@ -123,7 +124,7 @@ def test_accepted_counts_what_is_kept() -> None:
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave no mask to a worker, so that counts do not depend on the machine."""
-    monkeypatch.setattr("paceline.sampling.grammar.MAX_INLINE_SECONDS", math.inf)
+    monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
 
 
 @pytest.mark.usefixtures("inline")
@@ -170,14 +171,13 @@ def test_a_sequence_whose_mask_is_missing_draws_nothing_in_that_step(
     name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its seat is void: a worker computes the mask, and the text is the same. The others go on."""
-    monkeypatch.setattr("paceline.sampling.grammar.MAX_INLINE_SECONDS", math.inf)
-    look, turns = GrammarState.look, itertools.count()
+    monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", math.inf)
+    fill, turns = GrammarState.fill, itertools.count()
 
-    def misses(self: GrammarState, paths: Any) -> None:
-        if next(turns) % 4 or self.looked:
-            look(self, paths)
+    def misses(self: GrammarState, branches: Any, sheet: Any) -> Outlook:
+        return fill(self, branches, sheet) if next(turns) % 4 or self.looked else Outlook.UNKNOWN
 
-    monkeypatch.setattr(GrammarState, "look", misses)
+    monkeypatch.setattr(GrammarState, "fill", misses)
     rig = device(name)
     told = run(rig, asked())
     assert tokens_of(told) == tokens_of(expected())

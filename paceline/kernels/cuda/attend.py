@@ -20,6 +20,10 @@ leaf, the rest once for all. Rows on a path see it in the order of a chain.
 
 If all rows of a sequence are one block (decoding, verification), the kernel can also do the work of `rotate`, to the
 same bits: a program rotates its queries, and stores the new keys and values of its splits before it reads them.
+
+Each pass begins with a kernel that waits for all work before it, and only then lets the next one start (`embed`,
+`pair`). So the layout of a pass is complete when attention starts, even if its queries are not. A program reads rows,
+positions and pages while the product before it ends.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from paceline.kernels.cuda.partials import (
     merge_splits,
     merged,
     nothing,
+    settled,
     slots_of,
     write,
 )
@@ -114,7 +119,8 @@ class Attention:
 
         `max_rows` bounds the rows of a sequence, `max_context` their positions + 1. The pages of a seat are
         page_table[lanes[seat]] with `lanes` [seats], otherwise page_table[seat]. Rows of no seat are not written. With
-        `tails`, row r reads tails[leads[r]], as kernels/tree_reference.py describes it.
+        `tails`, row r reads tails[leads[r]], as kernels/tree_reference.py describes it. With `pdl`, all but the queries
+        must be complete when the launch before this one starts.
         """
         _, heads, head_dim = out.shape
         keys, values = kv.keys[layer], kv.values[layer]
@@ -127,7 +133,8 @@ class Attention:
         assert all(x.is_contiguous() for x in (queries, out, row_starts, positions, page_table))
         tile = self.tile or tile_for(head_dim)
         tiles = self.tiles or SPLIT // tile
-        if rotation is None and tails is None and prefill.fits(queries, kv, group=group, tile=tile, max_rows=max_rows):
+        shape = {"group": group, "tile": tile, "tiles": tiles, "max_rows": max_rows}
+        if rotation is None and tails is None and prefill.fits(queries, kv, **shape):
             prefill.prefill(
                 queries,
                 kv,
@@ -141,7 +148,6 @@ class Attention:
                 window=window,
                 lanes=lanes,
                 tile=tile,
-                tiles=tiles,
             )
             return out
         block_m = max(16, block_m, triton.next_power_of_2(group))
@@ -191,7 +197,7 @@ class Attention:
             LANES=lanes is not None,
             TREE=tails is not None,
             SOLO=solo,
-            EARLY=programs == splits and not window,
+            EARLY=programs in (1, splits) and not window,
             TURN=rotation is not None,
             LIMIT=FP8_MAX if keys.dtype == FP8 else 0.0,
             PDL=pdl,
@@ -246,117 +252,86 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
     do_not_specialize=["window", "angles", "pages", "depth", "splits"]
 )  # they vary from call to call, and a compilation takes seconds
 def _attend(
-    queries,
-    keys,
-    values,
-    out,
-    row_starts,
-    positions,
-    page_table,
-    lanes,
-    bases,
-    tails,
-    leads,
-    slots,
-    cos,
-    sin,
-    partials,
-    counters,
-    scale,
-    window,
-    angles,
-    pages,
-    depth,
-    blocks,
-    splits,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    TAIL: tl.constexpr,
-    PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    LANES: tl.constexpr,
-    TREE: tl.constexpr,
-    SOLO: tl.constexpr,
-    EARLY: tl.constexpr,
-    TURN: tl.constexpr,
-    LIMIT: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,
+    partials, counters, scale, window, angles, pages, depth, blocks, splits,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, TAIL: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    LANES: tl.constexpr, TREE: tl.constexpr, SOLO: tl.constexpr, EARLY: tl.constexpr, TURN: tl.constexpr,
+    LIMIT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = BLOCK_M // GROUP
+    SPLIT: tl.constexpr = TILE * TILES
     seat = tl.program_id(0) // blocks
     head = tl.program_id(1)
     me = tl.program_id(2)
-    start = tl.load(row_starts + seat) + (tl.program_id(0) % blocks) * ROWS
-    stop = tl.load(row_starts + seat + 1)
-    lane = tl.load(lanes + seat) if LANES else seat
+    start = settled(row_starts + seat) + (tl.program_id(0) % blocks) * ROWS
+    stop = settled(row_starts + seat + 1)
+    lane = settled(lanes + seat) if LANES else seat
     table = page_table + lane.to(tl.int64) * pages
-    if EARLY:  # the program has one split: its pages, the first of a chain of loads, are known
-        slot = slots_of(table, me * TILES, pages, TILE, PAGE)
+    if EARLY:  # the program begins with a known tile: its pages are the first of a chain of loads
+        slot = slots_of(table, me * TILES, pages, TILE, PAGE, True)
 
     m = tl.arange(0, BLOCK_M)  # = (row - start) * GROUP + query head; the rest of the block is empty
     d = tl.arange(0, PADDED)
     row = start + m // GROUP
     valid = (m // GROUP < ROWS) & (row < stop)
-    place = tl.load(positions + row, mask=valid, other=-1)  # [BLOCK_M] positions
+    place = settled(positions + row, valid, -1)  # [BLOCK_M] positions
     cell = (row.to(tl.int64) * HEADS + head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
     mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    member = start + m
+    new = (m < ROWS) & (member < stop)
     if TURN:
-        source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
-        q = turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
-    else:
-        q = tl.load(queries + cell, mask=mask, other=0.0)
+        at = settled(positions + member, new, 0)
+        new_slot = settled(slots + member, new, -1)
 
     end = tl.max(place, 0) + 1  # past the last position of the block
     low = end * 0  # the first position that any of its rows sees
     if WINDOW:
         low = tl.maximum(tl.min(tl.where(valid, place, 1 << 30), 0) - window + 1, 0)
-    SPLIT: tl.constexpr = TILE * TILES
     first = low // SPLIT
     count = tl.minimum(tl.maximum(tl.cdiv(end, SPLIT) - first, 1), splits)
     each = tl.cdiv(count, tl.num_programs(2))  # splits of a program
-    if (start >= stop) | (me * each >= count):
-        return
+    from_ = tl.maximum((first + me * each) * TILES, low // TILE)
+    past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     keys += head * (PAGE * HEAD_DIM)
     values += head * (PAGE * HEAD_DIM)
-    if TURN:  # store the new rows of the positions that this program reads
-        member = start + m
-        mine = (m < ROWS) & (member < stop)
-        at = tl.load(positions + member, mask=mine, other=0)
-        mine = mine & ((at // SPLIT - first) // each == me)
-        slot_ = tl.load(slots + member, mask=mine, other=0)
-        mine = mine & (slot_ >= 0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    if TURN:
+        source = (row.to(tl.int64) * (HEADS + 2 * KV_HEADS) + head * GROUP + m % GROUP) * HEAD_DIM
+        q = turned(queries + source[:, None], place, valid, cos, sin, angles, HEAD_DIM, PADDED)
+        new = new & ((at // SPLIT - first) // each == me) & (new_slot >= 0)
         source = (member.to(tl.int64) * (HEADS + 2 * KV_HEADS) + HEADS + head) * HEAD_DIM
-        new = turned(queries + source[:, None], at, mine, cos, sin, angles, HEAD_DIM, PADDED)
-        target = ((slot_ // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + slot_ % PAGE)[:, None] * HEAD_DIM + d[None, :]
-        stored = mine[:, None] & (d < HEAD_DIM)[None, :]
-        tl.store(keys + target, narrowed(new, keys, LIMIT), mask=stored)
-        new = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
-        tl.store(values + target, narrowed(new, values, LIMIT), mask=stored)
+        new_k = turned(queries + source[:, None], at, new, cos, sin, angles, HEAD_DIM, PADDED)
+        stored = new[:, None] & (d < HEAD_DIM)[None, :]
+        new_v = tl.load(queries + (source + KV_HEADS * HEAD_DIM)[:, None] + d[None, :], mask=stored, other=0.0)
+    else:
+        q = tl.load(queries + cell, mask=mask, other=0.0)
+    if (start >= stop) | (me * each >= count):
+        return
+    if TURN:  # store the new rows of the positions that this program reads
+        target = (new_slot // PAGE).to(tl.int64) * (KV_HEADS * PAGE) + new_slot % PAGE
+        target = target[:, None] * HEAD_DIM + d[None, :]
+        tl.store(keys + target, narrowed(new_k, keys, LIMIT), mask=stored)
+        tl.store(values + target, narrowed(new_v, values, LIMIT), mask=stored)
         tl.debug_barrier()  # all threads have stored before any reads
     block = tl.program_id(0) * KV_HEADS + head
     partials += block.to(tl.int64) * splits * (BLOCK_M * (PADDED + 2))
 
     whole_peak, whole_total, whole_acc = nothing(BLOCK_M, PADDED)
     peak, total, acc = nothing(BLOCK_M, PADDED)
-    from_ = tl.maximum((first + me * each) * TILES, low // TILE)
-    past = tl.minimum((first + tl.minimum((me + 1) * each, count)) * TILES, tl.cdiv(end, TILE))
     shared = past  # past the last tile whose slots all rows share
     if TREE:
         base = tl.load(bases + seat)
         shared = tl.minimum(tl.maximum(tl.where(base < end, base // TILE, past), from_), past)
     if not EARLY:
-        slot = slots_of(table, from_, pages, TILE, PAGE)
+        slot = slots_of(table, from_, pages, TILE, PAGE, False)
     for tile in range(from_, shared):
-        next_slot = slots_of(table, tile + 1, pages, TILE, PAGE)  # early: keys and values wait for it
+        next_slot = slots_of(table, tile + 1, pages, TILE, PAGE, False)  # early: keys and values wait for it
         if (tile % TILES == 0) & (tile > from_):  # a split ended
             if SOLO:
                 whole_peak, whole_total, whole_acc = merged(whole_peak, whole_total, whole_acc, peak, total, acc)

@@ -3,9 +3,10 @@
     FLOAT    q [n, k] of the activations' type
     CHANNEL  q int8 [n, k],                   w = q · scale[n]
     FLOAT8   q uint8 [n, k], bytes of e4m3,   w = q · scale[n]
-    GROUPED  q uint8 [n, k],                  w = q · scale[n, k / 32] + minimum[n, k / 32]
-    NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[n, k / 32] + minimum[n, k / 32]
+    GROUPED  q uint8 [n, k],                  w = q · scale[k / 32, n, 0] + scale[k / 32, n, 1]
+    NIBBLES  q uint8 [n, k / 2], 4 bits,      w = q · scale[k / 32, n, 0] + scale[k / 32, n, 1]
 
+The scales and minimums of a group lie side by side for all outputs, so that a tile of outputs reads them in one load.
 NIBBLES packs 64 inputs into 32 bytes: the first 32 inputs in the low halves, the other 32 in the high halves. A gated
 matrix has the outputs of gate and up in turns (gate 0, up 0, gate 1, …), so that a tile of outputs has both. `parts`
 is the number of ranges of K that a sum is divided into, see `linear`; it depends on the matrix, never on a batch.
@@ -33,13 +34,12 @@ class CudaMatrix:
     inputs: int
     format: int  # FLOAT, CHANNEL, …
     parts: int
-    scale: Tensor | None = None  # float32 [n], or [n, groups] in fp16 if that is exact, else in float32
-    minimum: Tensor | None = None  # [n, groups], of the type of scale
+    scale: Tensor | None = None  # float32 [n]; or [groups, n, 2] with minimums, in fp16 if that is exact, else float32
     bias: Tensor | None = None  # float32 [n]
 
     @property
     def bytes(self) -> int:
-        tensors = (self.q, self.scale, self.minimum, self.bias)
+        tensors = (self.q, self.scale, self.bias)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
@@ -60,13 +60,11 @@ def pack(
     bias = join([bias.float().to(device) for bias in biases]) if biases else None
     inputs = values_of(weights[0]).shape[1]
     outputs = sum(len(values_of(weight)) for weight in weights)
-    q, scale, minimum, format = _join(weights, join, dtype=dtype, device=device)
-    return CudaMatrix(
-        q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, minimum=minimum, bias=bias
-    )
+    q, scale, format = _join(weights, join, dtype=dtype, device=device)
+    return CudaMatrix(q=q, outputs=outputs, inputs=inputs, format=format, parts=parts, scale=scale, bias=bias)
 
 
-def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
+def requantise(matrix: CudaMatrix, format: str, *, parts: int) -> CudaMatrix:
     """Quantise a matrix of floats to "int8", "fp8" or "int4"; one that is already quantised stays as it is."""
     if matrix.format != FLOAT:
         return matrix
@@ -76,13 +74,11 @@ def requantise(matrix: CudaMatrix, format: str) -> CudaMatrix:
         "int4": lambda weight: quantise(weight, bits=4, group=GROUP),
     }
     biases = [] if matrix.bias is None else [matrix.bias]
-    return pack(
-        [makers[format](matrix.q)], parts=matrix.parts, biases=biases, dtype=matrix.q.dtype, device=matrix.q.device
-    )
+    return pack([makers[format](matrix.q)], parts=parts, biases=biases, dtype=matrix.q.dtype, device=matrix.q.device)
 
 
 Join = Callable[[list[Tensor]], Tensor]
-Joined = tuple[Tensor, Tensor | None, Tensor | None, int]  # q, scale, minimum, format
+Joined = tuple[Tensor, Tensor | None, int]  # q, scale, format
 
 
 def _in_turns(pair: list[Tensor]) -> Tensor:
@@ -95,11 +91,11 @@ def _join(
 ) -> Joined:
     floats = [weight for weight in weights if isinstance(weight, Tensor)]
     if floats:
-        return join([weight.to(device=device, dtype=dtype) for weight in floats]), None, None, FLOAT
+        return join([weight.to(device=device, dtype=dtype) for weight in floats]), None, FLOAT
     eights = [weight for weight in weights if isinstance(weight, Float8)]
     if eights:
         q = join([weight.q.to(device).view(torch.uint8) for weight in eights])
-        return q, join([weight.scale.to(device).flatten() for weight in eights]), None, FLOAT8
+        return q, join([weight.scale.to(device).flatten() for weight in eights]), FLOAT8
     return _join_quantised([weight for weight in weights if isinstance(weight, Quantised)], join, device)
 
 
@@ -107,13 +103,16 @@ def _join_quantised(weights: Sequence[Quantised], join: Join, device: torch.devi
     q = join([weight.q.to(device) for weight in weights])
     if not any(weight.grouped for weight in weights) and all(weight.symmetric for weight in weights):
         scale = join([weight.scale.to(device).flatten() for weight in weights])
-        return (q.to(torch.int16) - 128).to(torch.int8), scale, None, CHANNEL
+        return (q.to(torch.int16) - 128).to(torch.int8), scale, CHANNEL
     groups = q.shape[1] // GROUP
     # Scales of groups are representable in fp16; the one scale of a channel need not be.
     dtype = torch.float16 if all(weight.grouped for weight in weights) else torch.float32
-    scale = join([weight.scale.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
-    minimum = join([weight.minimum.to(device, dtype).expand(-1, groups) for weight in weights]).contiguous()
+    sides = [
+        join([side.to(device, dtype).expand(-1, groups) for side in pair])
+        for pair in ([weight.scale for weight in weights], [weight.minimum for weight in weights])
+    ]
+    scale = torch.stack([side.T for side in sides], dim=2)
     if all(weight.bits == 4 for weight in weights) and q.shape[1] % (2 * GROUP) == 0:
         halves = q.view(len(q), -1, 2, GROUP)
-        return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, minimum, NIBBLES
-    return q, scale, minimum, GROUPED
+        return (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1).contiguous(), scale, NIBBLES
+    return q, scale, GROUPED

@@ -7,16 +7,18 @@ a row's result never depends on the other rows. `parts` depends on the matrix al
 
     out[r, n] = epilogue( Σ_k x[r, k] · w[n, k] + bias[n] )        epilogue: nothing, + residual, or act(gate) · up
 
-The weight is the first factor (tile [outputs, k] times [k, rows]), since tensor cores accept few rows only as the
-second factor. Beyond 64 rows there are several ways: cuBLAS, "the library", and the blocks of `many`. The first product
-of a shape and number of rows tries all of them on random numbers. Of those that give the same bits as the tiles here it
-keeps the library, or from 1,024 rows on the fastest.
+The sum is rounded to the type of `out` before the epilogue. The weight is the first factor (tile [outputs, k] times [k,
+rows]), since tensor cores accept few rows only as the second factor. Beyond 64 rows, or 16 if tiles have half the size,
+there are several ways: cuBLAS, "the library", which may be told not to divide K, and the blocks of `many`. The first
+product of a shape and number of rows tries all on random numbers. Of those with the bits of the tiles it keeps the
+library, or from 1,024 rows on the fastest. For many rows a grouped format is expanded to floats once, not tile by tile.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -25,23 +27,31 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.compiling import only_compiling
-from paceline.kernels.cuda.formats import FLOAT, CudaMatrix
-from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, finish, gated, multiply
-from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles
+from paceline.kernels.cuda.expand import expand
+from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix
+from paceline.kernels.cuda.many import BLOCKS, Block, Descriptors, added, finish, gated, multiply
+from paceline.kernels.cuda.tiles import FEW_ROWS, UNIT, Tiles, tiled_rows
+from paceline.kernels.cuda.ways import seconds_of, whole_sums
 
 # Inputs of each output whose weights are prefetched before the rows are ready; more slow down the previous kernel
 # (H200, docs/experiments.md, "How much of the weights to fetch ahead").
 AHEAD = 256
 SILU, GELU = 1, 2  # activations
+SCALED = (CHANNEL, FLOAT8)  # formats whose sums are scaled once all parts are added
+ALONE_ROWS = 16  # rows up to which a program that adds all parts of a product is as fast as the norm behind it
 UNITS = 8  # elements; rows that blocks load are multiples of 16 bytes
-TRIES = 3  # timed runs of a way
 MANY_ROWS = 1024  # rows from which a product takes much longer than its launch, and ways are compared by time
-SWEPT = 1 << 27  # bytes written before each timed run, more than caches hold
+EXPANDED_ROWS = 256  # rows from which a matrix of a grouped format is expanded
 Way = Callable[..., None]
 
 
 def _power_below(count: int) -> int:
     return 1 << (count.bit_length() - 1)
+
+
+def _spread(x: Tensor, matrix: CudaMatrix) -> bool:
+    """Return True if each part of a product by tiles has programs of its own."""
+    return matrix.parts > 1 and len(x) <= FEW_ROWS
 
 
 class Products:
@@ -55,7 +65,7 @@ class Products:
         self.counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)  # 0 between launches
         self._ways: dict[tuple[object, ...], Way] = {}  # by operation, shape and rows
         self._descriptors = Descriptors()
-        self._scratch: dict[int, Tensor] = {}
+        self._scratch: dict[tuple[str, int], Tensor] = {}  # by use and bytes
 
     def __call__(
         self,
@@ -67,20 +77,34 @@ class Products:
         activation: int = 0,
     ) -> None:
         """Compute out = x · matrix. With an `activation` the matrix is gated, and out is activation(gate) · up."""
+        matrix = self._ready(matrix, x)
         way = self._way(x, matrix, out, residual is not None, activation)
         way(x, matrix, out, residual=residual, activation=activation)
 
     def sums(self, x: Tensor, matrix: CudaMatrix, like: Tensor) -> Tensor | None:
-        """Compute the parts of a product, float32 [parts, rows, outputs], by the library, for `finish_norm`; None: the
-        library is not the way to add this product to a residual `like`, or has nothing to finish."""
+        """Compute the parts of a product, float32 [parts, rows, outputs], for `finish_norm`; None: the way to add this
+        product to a residual `like` has no parts, or adds them itself."""
         if matrix.parts == 1 and matrix.bias is None:
             return None
-        if self._way(x, matrix, like, True, 0) != self.by_library:
-            return None
-        return self._library_sums(x, matrix, torch.float32)
+        matrix = self._ready(matrix, x)
+        way = self._way(x, matrix, like, True, 0)
+        if way in (self.by_library, self.by_whole_library):
+            with whole_sums() if way == self.by_whole_library else nullcontext():
+                return self._library_sums(x, matrix, torch.float32)
+        if way == self.by_tiles and len(x) > ALONE_ROWS and _spread(x, matrix) and matrix.format not in SCALED:
+            self.by_tiles(x, matrix, like, finished=False)
+            return self.partial[: matrix.parts * like.numel()].view(matrix.parts, *like.shape)
+        return None
+
+    def _ready(self, matrix: CudaMatrix, x: Tensor) -> CudaMatrix:
+        """Return the matrix, or what it is as floats if there are many rows."""
+        if matrix.format not in (GROUPED, NIBBLES) or len(x) < EXPANDED_ROWS:
+            return matrix
+        return expand(matrix, self._temporary((matrix.outputs, matrix.inputs), x.dtype, use="floats"))
 
     def _way(self, x: Tensor, matrix: CudaMatrix, out: Tensor, residual: bool, activation: int) -> Way:
-        if len(x) <= FEW_ROWS or matrix.format != FLOAT or not x.is_cuda:
+        tiled = tiled_rows(matrix.outputs, matrix.parts, gated=activation != 0)
+        if len(x) <= tiled or matrix.format != FLOAT or not x.is_cuda:
             return self.by_tiles
         key = (len(x), *matrix.q.shape, matrix.parts, matrix.bias is None, residual, activation, out.dtype)
         if key in self._ways:
@@ -110,13 +134,13 @@ class Products:
         compared = list(same)
         if only_compiling() or not compared:
             return compared[0] if compared else self.by_tiles
-        return min(compared, key=lambda way: _seconds(partial(run, way, start), x.device))
+        return min(compared, key=lambda way: seconds_of(partial(run, way, start), x.device))
 
     def _candidates(self, x: Tensor, out: Tensor) -> list[Way]:
         fits = out.dtype == x.dtype == torch.bfloat16  # shared memory has room for blocks of 16 bits
         whole = fits and (x.shape[1] | out.shape[1]) % UNITS == 0
         blocks = [block for block in BLOCKS if whole and block.rows < 2 * len(x)]
-        return [self.by_library, *(partial(self.by_blocks, block=block) for block in blocks)]
+        return [self.by_library, self.by_whole_library, *(partial(self.by_blocks, block=block) for block in blocks)]
 
     def by_library(
         self, x: Tensor, matrix: CudaMatrix, out: Tensor, *, residual: Tensor | None = None, activation: int = 0
@@ -130,6 +154,8 @@ class Products:
             torch.addmm(residual, x, matrix.q.T, out=out)
         else:
             torch.mm(x, matrix.q.T, out_dtype=out.dtype, out=out)
+
+    by_whole_library = whole_sums()(by_library)  # K is not divided
 
     def by_blocks(
         self,
@@ -157,7 +183,7 @@ class Products:
 
     def _library_sums(self, x: Tensor, matrix: CudaMatrix, dtype: torch.dtype) -> Tensor:
         rows, outputs = len(x), matrix.outputs
-        sums = self._temporary((matrix.parts, rows, outputs), dtype)
+        sums = self._temporary((matrix.parts, rows, outputs), dtype, use="sums")
         share = triton.cdiv(matrix.inputs, matrix.parts * UNIT) * UNIT
         if matrix.inputs % share or matrix.parts == 1:
             for part, (left, right) in enumerate(zip(x.split(share, 1), matrix.q.split(share, 1), strict=True)):
@@ -168,13 +194,13 @@ class Products:
             torch.bmm(left, right, out_dtype=sums.dtype, out=sums)
         return sums
 
-    def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _temporary(self, shape: tuple[int, ...], dtype: torch.dtype, *, use: str) -> Tensor:
         """Return scratch memory with a fixed address, shared by products of the same size up to a power of two."""
         bytes = math.prod(shape) * dtype.itemsize
         size = 1 << (bytes - 1).bit_length()
-        if size not in self._scratch:
-            self._scratch[size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
-        return self._scratch[size][:bytes].view(dtype).view(shape)
+        if (use, size) not in self._scratch:
+            self._scratch[use, size] = torch.empty(size, dtype=torch.uint8, device=self.partial.device)
+        return self._scratch[use, size][:bytes].view(dtype).view(shape)
 
     def by_tiles(
         self,
@@ -185,8 +211,10 @@ class Products:
         residual: Tensor | None = None,
         activation: int = 0,
         tiles: Tiles | None = None,
+        finished: bool = True,
     ) -> None:
-        """Compute a product with own tiles; other `tiles` than the best give the same bits."""
+        """Compute a product with own tiles; other `tiles` than the best give the same bits. If it is not to be
+        `finished`, spread parts are left in `partial`, and `out` is not written."""
         rows, inputs = x.shape
         tiles = tiles or Tiles.of(
             rows,
@@ -196,7 +224,7 @@ class Products:
             format=matrix.format,
             size=x.element_size(),
         )
-        spread = matrix.parts > 1 and rows <= FEW_ROWS  # True: each part has programs of its own
+        spread = _spread(x, matrix)
         programs = triton.cdiv(matrix.outputs, tiles.outputs) * triton.cdiv(rows, tiles.rows)
         _linear[(programs, matrix.parts if spread else 1)](
             x,
@@ -205,7 +233,6 @@ class Products:
             out if residual is None else residual,
             out if matrix.bias is None else matrix.bias,
             out if matrix.scale is None else matrix.scale,
-            out if matrix.minimum is None else matrix.minimum,
             self.partial,
             self.counters,
             rows,
@@ -218,6 +245,7 @@ class Products:
             BLOCK_K=tiles.inputs,
             PARTS=matrix.parts,
             SPREAD=spread,
+            FINISHED=finished,
             EVEN=inputs % UNIT == 0 and matrix.outputs % tiles.outputs == 0,
             ACTIVATION=activation,
             RESIDUAL=residual is not None,
@@ -231,52 +259,30 @@ class Products:
         )
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Measure the best time of a run on the device, with cold caches."""
-    swept = torch.empty(SWEPT, dtype=torch.uint8, device=device)
-    found = []
-    for _ in range(TRIES):
-        for _ in range(4):  # long enough for the host to launch what follows
-            swept.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) / 1e3)
-    return min(found)
-
-
 @triton.jit
-def _weights(
-    pointer, scale, minimum, n, k, inputs, known, FORMAT: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
-):
-    """Load a tile [n, k] of the weights as `dtype`; elements that are not `known` are 0."""
-    q = tl.load(pointer + n[:, None] * inputs + k[None, :], mask=known, other=0)
-    if FORMAT == 2:  # GROUPED
-        at = n[:, None] * (inputs // GROUP) + k[None, :] // GROUP
-        return _scaled(q, scale + at, minimum + at, known, dtype)
-    if FORMAT == 4:  # FLOAT8
-        q = q.to(tl.float8e4nv, bitcast=True)
-    return q.to(dtype)
+def _add_groups(acc, x, w, scale, r, n, first, last, outputs, inputs, x_stride, known_r, known_n, FORMAT: tl.constexpr):
+    """Add the product of the 64 inputs from `first` on, which are two groups of a grouped format.
 
-
-@triton.jit
-def _nibbles(
-    pointer, scale, minimum, n, j, inputs, known, HIGH: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
-):
-    """Load half of a tile of 4-bit weights. Byte j of a row has input i = j // 32 · 64 + j % 32 in its low half, and
-    input i + 32 in its high half."""
-    q = tl.load(pointer + n[:, None] * (inputs // 2) + j[None, :], mask=known, other=0)
-    q = (q >> 4) if HIGH else (q & 15)
-    at = n[:, None] * (inputs // GROUP) + (j[None, :] // GROUP * 2 + HIGH)
-    return _scaled(q, scale + at, minimum + at, known, dtype)
-
-
-@triton.jit
-def _scaled(q, scale, minimum, known, dtype: tl.constexpr):
-    step = tl.load(scale, mask=known, other=0.0).to(tl.float32)
-    return (q.to(tl.float32) * step + tl.load(minimum, mask=known, other=0.0).to(tl.float32)).to(dtype)
+    A byte of NIBBLES has an input of the first group in its low half, and one of the second in its high half."""
+    i = tl.arange(0, 32)
+    if FORMAT == 3:  # NIBBLES
+        at = w + n[:, None] * (inputs // 2) + first // 2 + i[None, :]
+        packed = tl.load(at, mask=known_n[:, None] & (first < last), other=0)
+    for group in tl.static_range(2):
+        k = first + 32 * group + i
+        inside = k < last
+        if FORMAT == 3:  # NIBBLES
+            q = (packed >> 4) if group else (packed & 15)
+        else:
+            q = tl.load(w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & inside[None, :], other=0)
+        at = 2 * ((first // 32 + group) * outputs + n)
+        known = known_n & (first + 32 * group < last)
+        pair = tl.load(scale + at[:, None] + tl.arange(0, 2)[None, :], mask=known[:, None], other=0.0)
+        step, low = tl.split(pair.to(tl.float32))
+        xt = tl.load(x + r[:, None] * x_stride + k[None, :], mask=known_r[:, None] & inside[None, :], other=0.0)
+        weights = (q.to(tl.float32) * step[:, None] + low[:, None]).to(xt.dtype)
+        acc = tl.dot(weights, tl.trans(xt), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -293,32 +299,17 @@ def _fetch(pointer, rows, first, inputs, known, AHEAD: tl.constexpr):
 def _linear(
     x,  # [rows, inputs]
     w,  # [outputs, inputs]
-    out,
-    residual,
-    bias,
-    scale,
-    minimum,
+    out, residual, bias,
+    scale,  # float32 [outputs], or [groups, outputs, 2] of a grouped format
     partial,  # float32 [parts, rows, outputs]
     counters,  # int32, all 0 between launches
-    rows,
-    outputs,
-    inputs,
+    rows, outputs, inputs,
     share,  # inputs of a part
     x_stride,
-    BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,
-    SPREAD: tl.constexpr,
-    EVEN: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    FORMAT: tl.constexpr,
-    STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPREAD: tl.constexpr,
+    FINISHED: tl.constexpr, EVEN: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
+    FORMAT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row_blocks = tl.cdiv(rows, BLOCK_R)
@@ -338,16 +329,24 @@ def _linear(
         last = tl.minimum(first + share, inputs)
         acc = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
         for k0 in tl.range(first, last, BLOCK_K, num_stages=STAGES):
-            if FORMAT == 3:  # NIBBLES
-                j = k0 // 2 + tl.arange(0, BLOCK_K // 2)
-                known = known_n[:, None] & (j < inputs // 2)[None, :]
-                for high in tl.static_range(2):
-                    k = j // 32 * 64 + j % 32 + 32 * high
-                    xt = tl.load(
-                        x + r[None, :] * x_stride + k[:, None], mask=known_r[None, :] & (k < inputs)[:, None], other=0.0
+            if FORMAT == 2 or FORMAT == 3:  # GROUPED, NIBBLES
+                for step in tl.static_range(BLOCK_K // 64):
+                    acc = _add_groups(
+                        acc,
+                        x,
+                        w,
+                        scale,
+                        r,
+                        n,
+                        k0 + 64 * step,
+                        last,
+                        outputs,
+                        inputs,
+                        x_stride,
+                        known_r,
+                        known_n,
+                        FORMAT,
                     )
-                    wt = _nibbles(w, scale, minimum, n, j, inputs, known, high, 32, xt.dtype)
-                    acc = tl.dot(wt, xt, acc, input_precision="ieee")
             else:
                 k = k0 + tl.arange(0, BLOCK_K)
                 inside = known_r[:, None] if EVEN else known_r[:, None] & (k < last)[None, :]
@@ -355,24 +354,29 @@ def _linear(
                 if EVEN and FORMAT == 0:
                     wt = tl.load(w + n[:, None] * inputs + k[None, :])
                 else:
-                    known = known_n[:, None] & (k < last)[None, :]
-                    wt = _weights(w, scale, minimum, n, k, inputs, known, FORMAT, 32, xt.dtype)
+                    wt = tl.load(
+                        w + n[:, None] * inputs + k[None, :], mask=known_n[:, None] & (k < last)[None, :], other=0
+                    )
+                    if FORMAT == 4:  # FLOAT8
+                        wt = wt.to(tl.float8e4nv, bitcast=True)
+                    wt = wt.to(xt.dtype)
                 acc = tl.dot(wt, tl.trans(xt), acc, input_precision="ieee")
         total += acc
     total = tl.trans(total)  # [rows, outputs]
-    finishes = True
+    finishes = FINISHED
     if SPREAD:
         at = r[:, None] * outputs + n[None, :]
         known = known_r[:, None] & known_n[None, :]
         size = rows.to(tl.int64) * outputs
         tl.store(partial + tl.program_id(1) * size + at, total, mask=known)
-        tl.debug_barrier()
-        finishes = tl.atomic_add(counters + program, 1, sem="acq_rel") == PARTS - 1
-        if finishes:
-            total = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
-            for part in tl.static_range(PARTS):
-                total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
-            tl.store(counters + program, 0)
+        if FINISHED:
+            tl.debug_barrier()
+            finishes = tl.atomic_add(counters + program, 1, sem="acq_rel") == PARTS - 1
+            if finishes:
+                total = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+                for part in tl.static_range(PARTS):
+                    total += tl.load(partial + part * size + at, mask=known, other=0.0, volatile=True)
+                tl.store(counters + program, 0)
     if finishes:
         if FORMAT == 1 or FORMAT == 4:  # CHANNEL, FLOAT8
             total *= tl.load(scale + n, mask=known_n, other=0.0)[None, :]
@@ -391,5 +395,5 @@ def _end(total, out, residual, r, tile, rows, outputs, ACTIVATION: tl.constexpr,
     at = r[:, None] * outputs + n[None, :]
     known = (r < rows)[:, None] & (n < outputs)[None, :]
     if RESIDUAL:
-        total += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+        total = added(total, tl.load(residual + at, mask=known, other=0.0), out.dtype.element_ty)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=known)

@@ -134,6 +134,12 @@ def gated(sums, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
     return gate * tl.sigmoid(2 * inner) * up  # (1 + tanh(a)) / 2 is sigmoid(2a)
 
 
+@triton.jit
+def added(sums, residual, dtype: tl.constexpr):
+    """Add a residual to a product that is rounded to `dtype` first, as the library does."""
+    return sums.to(dtype).to(tl.float32) + residual.to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _many(
     x,  # descriptors of [rows, inputs], [outputs, inputs] and [rows, outputs]
@@ -187,7 +193,7 @@ def _many(
                 r = r0 + tl.arange(0, BLOCK_R)
                 known = (r < rows)[:, None] & (n < outputs)[None, :]
                 at = r.to(tl.int64)[:, None] * outputs + n[None, :]
-                acc += tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+                acc = added(acc, tl.load(residual + at, mask=known, other=0.0), out.dtype)
             out.store([r0, n0], acc.to(out.dtype))
 
 
@@ -222,5 +228,5 @@ def _finish(
         n = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     at = row * width + n
     if RESIDUAL:
-        total += tl.load(residual + at, mask=n < width, other=0.0).to(tl.float32)
+        total = added(total, tl.load(residual + at, mask=n < width, other=0.0), out.dtype.element_ty)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=n < width)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.cuda.formats import CudaMatrix
+from paceline.kernels.cuda.many import added
 
 
 def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, pdl: bool = False) -> None:
@@ -23,7 +24,6 @@ def embed(tokens: Tensor, table: CudaMatrix, x: Tensor, *, scale: float = 1.0, p
         tokens,
         table.q,
         x if table.scale is None else table.scale,
-        x if table.minimum is None else table.minimum,
         x,
         table.outputs,
         table.inputs,
@@ -107,7 +107,6 @@ def _embed(
     tokens,
     table,
     scales,
-    minimums,
     x,
     vocab,
     hidden,
@@ -117,21 +116,21 @@ def _embed(
     SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    if PDL:  # in this order: kernels of a pass may rely on all work before it, see `attend`
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
     k = tl.arange(0, WIDTH)
     known = k < hidden
-    value = embedding(table, scales, minimums, token, k, known, hidden, FORMAT)
+    value = embedding(table, scales, token, k, known, hidden, vocab, FORMAT)
     if SCALED:
         value = value.to(x.dtype.element_ty).to(tl.float32) * scale
     tl.store(x + row * hidden + k, value.to(x.dtype.element_ty), mask=known)
 
 
 @triton.jit
-def embedding(table, scales, minimums, token, k, known, hidden, FORMAT: tl.constexpr):
+def embedding(table, scales, token, k, known, hidden, vocab, FORMAT: tl.constexpr):
     """Load one row of an embedding of any format as float32."""
     if FORMAT == 3:  # NIBBLES
         q = tl.load(table + token * (hidden // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
@@ -142,9 +141,9 @@ def embedding(table, scales, minimums, token, k, known, hidden, FORMAT: tl.const
         q = q.to(tl.float8e4nv, bitcast=True)
     value = q.to(tl.float32)
     if FORMAT == 2 or FORMAT == 3:
-        group = token * (hidden // 32) + k // 32
-        low = tl.load(minimums + group, mask=known, other=0.0).to(tl.float32)
-        value = value * tl.load(scales + group, mask=known, other=0.0).to(tl.float32) + low
+        group = scales + 2 * (k // 32 * vocab + token)
+        low = tl.load(group + 1, mask=known, other=0.0).to(tl.float32)
+        value = value * tl.load(group, mask=known, other=0.0).to(tl.float32) + low
     elif FORMAT == 1 or FORMAT == 4:
         value *= tl.load(scales + token)
     return value
@@ -202,7 +201,7 @@ def _finish_norm(
         total += tl.load(sums + part * size + at, mask=known, other=0.0)
     if BIAS:
         total += tl.load(bias + k, mask=known, other=0.0)
-    value = (total + tl.load(x + at, mask=known, other=0.0).to(tl.float32)).to(x.dtype.element_ty)
+    value = added(total, tl.load(x + at, mask=known, other=0.0), x.dtype.element_ty).to(x.dtype.element_ty)
     tl.store(x + at, value, mask=known)
     wide = value.to(tl.float32)
     wide *= tl.rsqrt(tl.sum(wide * wide) / hidden + eps)

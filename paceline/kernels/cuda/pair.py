@@ -40,7 +40,6 @@ def pair(
         tokens,
         table.q,
         x if table.scale is None else table.scale,
-        x if table.minimum is None else table.minimum,
         embed_norm,
         states,
         state_norm,
@@ -84,7 +83,6 @@ def _pair(
     tokens,
     table,
     scales,
-    minimums,
     embed_norm,
     states,
     state_norm,
@@ -100,19 +98,18 @@ def _pair(
     ENDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     k = tl.arange(0, WIDTH)
     known = k < hidden
     first = tl.load(embed_norm + k, mask=known, other=0.0)
     second = tl.load(state_norm + k, mask=known, other=0.0)
-    if PDL:
+    if PDL:  # in this order: kernels of a pass may rely on all work before it, see `attend`
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     source = _source(ends, row, ENDS)
     state = tl.load(states + source * hidden + k, mask=known, other=0.0)
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), vocab - 1).to(tl.int64)
-    embedded = embedding(table, scales, minimums, token, k, known, hidden, FORMAT)
+    embedded = embedding(table, scales, token, k, known, hidden, vocab, FORMAT)
     embedded = embedded.to(x.dtype.element_ty).to(tl.float32)
     left = embedded * tl.rsqrt(tl.sum(embedded * embedded) / hidden + eps) * first
     wide = state.to(tl.float32)

@@ -51,7 +51,7 @@ def add_tail(
     cut = tl.maximum(base // DEEP * DEEP, tile * TILE)
     position = tile * TILE + tl.arange(0, TILE)
     common = position < cut
-    slot = slots_of(table, tile, pages, TILE, PAGE)
+    slot = slots_of(table, tile, pages, TILE, PAGE, False)
     k, v = _fetch(keys, values, slot, common, q.dtype, KV_HEADS, HEAD_DIM, PADDED, PAGE)
     seen = _seen(place, position, window, WINDOW) & common[None, :]
     scores = tl.where(seen, tl.dot(q, k, input_precision="ieee"), float("-inf"))
@@ -93,11 +93,21 @@ def _path_slots(table, position, tails, path, inside, base, depth, pages, PAGE: 
 
 
 @triton.jit
-def slots_of(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr):
-    """Load the KV slots of a tile's positions; those past the end of the sequence are arbitrary."""
+def slots_of(table, tile, pages, TILE: tl.constexpr, PAGE: tl.constexpr, EARLY: tl.constexpr):
+    """Load the KV slots of a tile's positions, perhaps EARLY, before the wait; those past the end of the sequence are
+    arbitrary."""
     position = tile * TILE + tl.arange(0, TILE)
-    page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
+    if EARLY:
+        page = settled(table + position // PAGE, position // PAGE < pages, 0)
+    else:
+        page = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0)
     return page * PAGE + position % PAGE
+
+
+@triton.jit
+def settled(pointer, mask=None, other=None):
+    """Load what is complete but may have changed since this program's caches were filled: past them."""
+    return tl.load(pointer, mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit

@@ -4,7 +4,7 @@ One program runs on each multiprocessor. It takes blocks of rows of one sequence
 head, in turns. Its warps have four parts:
 
     2 x load    copies tiles of keys, or of values, from pages to shared memory, ahead of their use (TMA)
-    2 x math    each computes 64 rows; while one weighs scores, the other has the tensor cores
+    2 x math    each computes 64 rows; they take turns, so that one has the tensor cores while the other weighs scores
 
 The kernel is written in Gluon, which Triton's interpreter cannot run. `attend` is its twin: tests on a GPU compare
 both bit by bit.
@@ -17,18 +17,13 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paceline.kernels.base import PAGE_SIZE
 from paceline.kernels.cuda.kv import CudaKV
-from paceline.kernels.cuda.prefill_plan import LISTED, block_of, list_blocks, rounds_of
+from paceline.kernels.cuda.prefill_plan import LISTED, block_of, blocks_of, list_blocks, tiles_of
+from paceline.kernels.cuda.prefill_tile import add, await_tile, merge, score, scored
 
 SHARED = 226 * 1024  # bytes of shared memory for queries, keys and values
 MANY_ROWS = 64  # of a sequence: fewer leave most of a block empty
@@ -36,12 +31,12 @@ WIDTH = 64  # columns of a copied box: 128 bytes, the widest swizzle of shared m
 BOX = gl.NVMMASharedLayout(128, 16, 2)  # the layout of a box: swizzled by 128 bytes, elements of 16 bits
 
 
-def fits(queries: Tensor, kv: CudaKV, *, group: int, tile: int, max_rows: int) -> bool:
+def fits(queries: Tensor, kv: CudaKV, *, group: int, tile: int, tiles: int, max_rows: int) -> bool:
     """Return whether the kernel can compute this: bf16 on Hopper, heads of 64 or 128, up to 64 of them on a KV head,
-    tiles of eight pages."""
+    tiles of eight pages, splits of two `tiles`."""
     on_hopper = queries.is_cuda and torch.cuda.get_device_capability(queries.device) == (9, 0)
     plain = queries.dtype == kv.keys.dtype == torch.bfloat16
-    shaped = queries.shape[-1] in (64, 128) and tile == 8 * PAGE_SIZE and group <= 64
+    shaped = queries.shape[-1] in (64, 128) and (tile, tiles) == (8 * PAGE_SIZE, 2) and group <= 64
     return on_hopper and plain and shaped and max_rows > MANY_ROWS
 
 
@@ -59,11 +54,10 @@ def prefill(
     window: int,
     lanes: Tensor | None,
     tile: int,
-    tiles: int,
     stages: int = 0,
 ) -> None:
-    """Compute `out` [rows, heads, head_dim]; the rows of a seat have ascending positions. `scale` is in units of log2,
-    `tile` in positions, `tiles` those of a split, `stages` tiles of shared memory (0: as many as there is room for)."""
+    """Compute `out` [rows, heads, head_dim]; the rows of a seat have adjacent positions. `scale` is in units of log2,
+    `tile` in positions, `stages` tiles of shared memory (0: as many as there is room for)."""
     rows, heads, head_dim = queries.shape
     keys, values = kv.keys[layer], kv.values[layer]
     kv_heads = keys.shape[1]
@@ -92,7 +86,6 @@ def prefill(
         queries,
         *boxes,
         out,
-        positions,
         page_table,
         plan,
         page_table.shape[1],
@@ -103,8 +96,7 @@ def prefill(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         TILE=tile,
-        TILES=tiles,
-        STAGES=stages or min(4, (SHARED - 256 * head_dim) // (4 * tile * head_dim)),
+        STAGES=stages or min(4, (SHARED - 512 * head_dim) // (4 * tile * head_dim)),
         PAGE=PAGE_SIZE,
         WINDOW=window > 0,
         num_warps=4,
@@ -142,15 +134,19 @@ def _page_rows(table, tile, end, head, beyond, KV_HEADS: gl.constexpr, TILE: gl.
 
 @gluon.jit
 def _load(
-    boxes, page_table, plan, count, pages, window, beyond, memory, ready, free,
+    AHEAD: gl.constexpr, boxes, page_table, plan, count, pages, window, beyond, memory, ready, free,
     KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PAGE: gl.constexpr,
     WINDOW: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
-    """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free."""
+    """Copy the keys, or the values, of all tiles of this program's blocks, as stages of shared memory become free.
+
+    Keys are copied for an empty block AHEAD of the end, too: the last turn of a block scores the next one's first tile.
+    """
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     done = 0
-    for turn in range(rounds_of(count, KV_HEADS)):
-        head, _, rows, lane, low, first, past = block_of(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
+    for turn in range(blocks_of(count, KV_HEADS) + AHEAD):
+        head, _, rows, lane, low = block_of(plan, turn, count, KV_HEADS)
+        first, past = tiles_of(low, rows, window, TILE, WINDOW)
         table = page_table + lane.to(gl.int64) * pages
         end = low + rows
         at = _page_rows(table, first, end, head, beyond, KV_HEADS, TILE, PAGE)
@@ -168,107 +164,107 @@ def _load(
 
 
 @gluon.jit
-def _weigh(raw, peak, total, scale):
-    """Turn scores into weights: `added` of attend.py up to its product."""
-    higher = gl.maximum(peak, gl.max(raw, 1) * scale)
-    safe = gl.where(higher == float("-inf"), 0.0, higher)
-    old = gl.exp2(peak - safe)
-    weights = gl.exp2(gl.fma(raw, scale, gl.expand_dims(-safe, 1)))
-    steps = gl.sum((weights + 2.0).to(gl.int32, bitcast=True), 1)
-    total = gl.fma(total, old, steps.to(gl.float32) * (1.0 / 4194304))
-    return weights, old, higher, total
+def _cells(
+    which: gl.constexpr, plan, turn, count,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Return the cells of half a block in queries and results, and which of its 64 rows there are.
+
+    The plan is read once more, because registers are scarce between the beginning and the end of a block.
+    """
+    GROUP: gl.constexpr = HEADS // KV_HEADS
+    head, start, rows, _, _ = block_of(plan, turn, count, KV_HEADS)
+    m = gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
+    d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT))
+    row = which * (64 // GROUP) + m // GROUP
+    cell = ((start + row).to(gl.int64) * HEADS + head * GROUP + m % GROUP) * HEAD_DIM
+    valid = (m // GROUP < 64 // GROUP) & (row < rows)
+    return gl.expand_dims(cell, 1) + gl.expand_dims(d, 0), gl.expand_dims(valid, 1)
 
 
 @gluon.jit
-def _merge(peak, total, acc, peak_, total_, acc_, OUT: gl.constexpr):
-    """Merge two partials, as `merged` of attend.py does."""
-    higher = gl.maximum(peak, peak_)
-    safe = gl.where(higher == float("-inf"), 0.0, higher)
-    old, new = gl.exp2(peak - safe), gl.exp2(peak_ - safe)
-    total = gl.fma(total, old, total_ * new)
-    old, new = gl.convert_layout(old, OUT), gl.convert_layout(new, OUT)
-    return higher, total, gl.fma(acc, gl.expand_dims(old, 1), acc_ * gl.expand_dims(new, 1))
+def _fetch(
+    which: gl.constexpr, queries, q_mem, plan, turn, count,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip  # a name a line would hide the shape
+    """Start to copy the queries of half a block to shared memory."""
+    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    cells, valid = _cells(which, plan, turn, count, HEADS, KV_HEADS, HEAD_DIM, LOAD)
+    async_copy.async_copy_global_to_shared(q_mem, queries + cells, mask=valid)
+    async_copy.commit_group()
 
 
 @gluon.jit
-def _seen(raw, place, tile, low, rows, window, TILE: gl.constexpr, SCORES: gl.constexpr, WINDOW: gl.constexpr):
-    """Mask scores that a row does not see. Tiles that all rows of the block see, from `low` on, need no mask."""
-    edge = tile * TILE + TILE > low + 1
-    if WINDOW:
-        edge = edge | (tile * TILE + window < low + rows)
-    if edge:
-        n = tile * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(0, SCORES))
-        distance = gl.expand_dims(place, 1) - gl.expand_dims(n, 0)
-        seen = distance >= 0
-        if WINDOW:
-            seen = seen & (distance < window)
-        raw = gl.where(seen, raw, float("-inf"))
-    return raw
+def _fetched():
+    """Await the queries, for the tensor cores too."""
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
 
 
 @gluon.jit
 def _attend(
-    which: gl.constexpr, queries, out, positions, plan, count, scale, window, q_mem, k_mem, v_mem,
-    k_ready, v_ready, k_free, v_free,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    which: gl.constexpr, queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
+    k_ready, v_ready, k_free, v_free, turns,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):  # fmt: skip  # a name a line would hide the shape
     """Compute 64 rows of each block of this program: `which` half of it."""
     GROUP: gl.constexpr = HEADS // KV_HEADS
-    ROWS: gl.constexpr = 64 // GROUP
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     OUT: gl.constexpr = gl.SliceLayout(1, SUMS)
-    P: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
-    done = 0
-    zero = gl.full([64, TILE], 0.0, gl.float32, SCORES)
-    for turn in range(rounds_of(count, KV_HEADS)):
-        head, start, rows, _, low, first, past = block_of(plan, turn, count, window, KV_HEADS, TILE, WINDOW)
-        m = gl.arange(0, 64, layout=gl.SliceLayout(1, LOAD))
-        d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LOAD))
-        row = which * ROWS + m // GROUP
-        valid = (m // GROUP < ROWS) & (row < rows)
-        cell = ((start + row).to(gl.int64) * HEADS + head * GROUP + m % GROUP) * HEAD_DIM
-        q = gl.load(queries + gl.expand_dims(cell, 1) + gl.expand_dims(d, 0), mask=gl.expand_dims(valid, 1), other=0.0)
-        q_mem.store(q)
-        fence_async_shared()
+    keys, values = (k_mem, k_ready, k_free), (v_mem, v_ready, v_free)
+    done = 0  # tiles of all blocks so far, and turns at the tensor cores
+    _fetch(which, queries, q_mem.index(which), plan, 0, count, HEADS, KV_HEADS, HEAD_DIM)
+    _fetched()
+    await_tile(keys, done, STAGES)
+    raw = scored(score(q_mem.index(which), keys, done, TILE, STAGES), keys, done, STAGES)
+    for turn in range(blocks_of(count, KV_HEADS)):
+        _, _, rows, _, low = block_of(plan, turn, count, KV_HEADS)
+        first, past = tiles_of(low, rows, window, TILE, WINDOW)
         m = gl.arange(0, 64, layout=ROW)
-        row = which * ROWS + m // GROUP
-        place = gl.load(positions + start + row, mask=(m // GROUP < ROWS) & (row < rows), other=-1)
-        whole_peak = gl.full([64], float("-inf"), gl.float32, ROW)
-        whole_total = gl.full([64], 0.0, gl.float32, ROW)
-        whole = gl.full([64, HEAD_DIM], 0.0, gl.float32, SUMS)
-        peak, total, acc = whole_peak, whole_total, whole
-        for tile in range(first, past):
-            stage, phase = done % STAGES, (done // STAGES) & 1
+        row = which * (64 // GROUP) + m // GROUP
+        block = (gl.where((m // GROUP < 64 // GROUP) & (row < rows), low + row, -1), low, rows)
+        none = gl.full([64], float("-inf"), gl.float32, ROW)
+        zero = gl.full([64], 0.0, gl.float32, ROW)
+        whole_peak, whole_total, whole = none, zero, gl.full([64, HEAD_DIM], 0.0, gl.float32, SUMS)
+        acc = whole
+        q, q_ = turn % 2 * 2 + which, (turn + 1) % 2 * 2 + which
+        if past - first == 1:
+            _fetch(which, queries, q_mem.index(q_), plan, turn + 1, count, HEADS, KV_HEADS, HEAD_DIM)
+        for tile in range(first, past - 1, 2):
+            raw, peak, total, acc = add(
+                which, True, raw, none, zero, acc, done, tile, block,
+                q_mem.index(q), keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+            )  # fmt: skip
+            if tile == first:
+                _fetch(which, queries, q_mem.index(q_), plan, turn + 1, count, HEADS, KV_HEADS, HEAD_DIM)
+            raw = scored(raw, keys, done + 1, STAGES)
+            if tile + 2 >= past:
+                _fetched()
+            raw, peak, total, acc = add(
+                which, False, raw, peak, total, acc, done + 1, tile + 1, block,
+                q_mem.index(gl.where(tile + 2 < past, q, q_)), keys, values, turns, scale, window,
+                HEAD_DIM, TILE, STAGES, WINDOW,
+            )  # fmt: skip
+            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
+            raw = scored(raw, keys, done + 2, STAGES)
+            done += 2
+        if (past - first) % 2 == 1:
+            _fetched()
+            raw, peak, total, acc = add(
+                which, True, raw, none, zero, acc, done, past - 1, block,
+                q_mem.index(q_), keys, values, turns, scale, window, HEAD_DIM, TILE, STAGES, WINDOW,
+            )  # fmt: skip
+            whole_peak, whole_total, whole = merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
+            raw = scored(raw, keys, done + 1, STAGES)
             done += 1
-            mbarrier.wait(k_ready.index(stage), phase)
-            raw = warpgroup_mma(q_mem, k_mem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-            if (tile % TILES == 0) & (tile > first):  # a split ended
-                whole_peak, whole_total, whole = _merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
-                peak = gl.full([64], float("-inf"), gl.float32, ROW)  # its weight is 0: acc starts anew
-                total = gl.full([64], 0.0, gl.float32, ROW)
-            raw = warpgroup_mma_wait(0, deps=[raw])
-            mbarrier.arrive(k_free.index(stage), count=1)
-            raw = _seen(raw, place, tile, low, rows, window, TILE, SCORES, WINDOW)
-            weights, old, peak, total = _weigh(raw, peak, total, scale)
-            acc = acc * gl.expand_dims(gl.convert_layout(old, OUT), 1)
-            weights = gl.convert_layout(weights.to(gl.bfloat16), P)
-            mbarrier.wait(v_ready.index(stage), phase)
-            acc = warpgroup_mma(weights, v_mem.index(stage), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_free.index(stage), count=1)
-        whole_peak, whole_total, whole = _merge(whole_peak, whole_total, whole, peak, total, acc, OUT)
         safe = gl.convert_layout(gl.where(whole_total == 0.0, 1.0, whole_total), OUT)
-        m = gl.arange(0, 64, layout=OUT)
-        d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
-        row = which * ROWS + m // GROUP
-        valid = (m // GROUP < ROWS) & (row < rows)
-        cell = ((start + row).to(gl.int64) * HEADS + head * GROUP + m % GROUP) * HEAD_DIM
-        mean = (whole / gl.expand_dims(safe, 1)).to(gl.bfloat16)
-        gl.store(out + gl.expand_dims(cell, 1) + gl.expand_dims(d, 0), mean, mask=gl.expand_dims(valid, 1))
+        mean = (whole * gl.expand_dims(1.0 / safe, 1)).to(gl.bfloat16)
+        cells, valid = _cells(which, plan, turn, count, HEADS, KV_HEADS, HEAD_DIM, SUMS)
+        gl.store(out + cells, mean, mask=valid)
 
 
 @gluon.jit(do_not_specialize=["pages", "window", "beyond"])
@@ -277,7 +273,6 @@ def _prefill(
     k_boxes,
     v_boxes,
     out,
-    positions,
     page_table,
     plan,
     pages,
@@ -288,7 +283,6 @@ def _prefill(
     KV_HEADS: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     TILE: gl.constexpr,
-    TILES: gl.constexpr,
     STAGES: gl.constexpr,
     PAGE: gl.constexpr,
     WINDOW: gl.constexpr,
@@ -297,7 +291,7 @@ def _prefill(
     HALVES: gl.constexpr = HEAD_DIM // WIDTH
     BOX: gl.constexpr = k_boxes.layout
     count = gl.load(plan)
-    q_mem = gl.allocate_shared_memory(gl.bfloat16, [2, 64, HEAD_DIM], BOX)
+    q_mem = gl.allocate_shared_memory(gl.bfloat16, [4, 64, HEAD_DIM], BOX)  # of this block and the next
     k_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
     v_halves = gl.allocate_shared_memory(gl.bfloat16, [STAGES * HALVES, TILE, WIDTH], BOX)
     k_mem = k_halves._reinterpret(gl.bfloat16, [STAGES, TILE, HEAD_DIM], BOX)  # columns are stored by halves
@@ -311,26 +305,29 @@ def _prefill(
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
         mbarrier.init(v_free.index(i), count=2)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (_attend, (
-                gl.constexpr(0), queries, out, positions, plan, count, scale, window, q_mem.index(0), k_mem, v_mem,
-                k_ready, v_ready, k_free, v_free, HEADS, KV_HEADS, HEAD_DIM, TILE, TILES, STAGES, WINDOW,
+                gl.constexpr(0), queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
+                k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_attend, (
-                gl.constexpr(1), queries, out, positions, plan, count, scale, window, q_mem.index(1), k_mem, v_mem,
-                k_ready, v_ready, k_free, v_free, HEADS, KV_HEADS, HEAD_DIM, TILE, TILES, STAGES, WINDOW,
+                gl.constexpr(1), queries, out, plan, count, scale, window, q_mem, k_mem, v_mem,
+                k_ready, v_ready, k_free, v_free, turns, HEADS, KV_HEADS, HEAD_DIM, TILE, STAGES, WINDOW,
             )),
             (_load, (
-                k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
+                gl.constexpr(1), k_boxes, page_table, plan, count, pages, window, beyond, k_halves, k_ready, k_free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
             (_load, (
-                v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
+                gl.constexpr(0), v_boxes, page_table, plan, count, pages, window, beyond, v_halves, v_ready, v_free,
                 KV_HEADS, HEAD_DIM, TILE, STAGES, PAGE, WINDOW, WIDTH,
             )),
         ],
         [4, 1, 1],
-        [232, 40, 40],
+        [240, 24, 24],
     )  # fmt: skip  # a name a line would hide the shape

@@ -67,29 +67,38 @@ def list_blocks(
 
 
 @gluon.jit
-def rounds_of(count, KV_HEADS: gl.constexpr):
-    """Count the rounds in which programs take blocks, one each."""
-    return (count * KV_HEADS + gl.num_programs(0) - 1) // gl.num_programs(0)
-
-
-@gluon.jit
-def block_of(plan, turn, count, window, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr):
-    """Read the block of this program in round `turn`: head, first row, rows, lane, position, first tile, end of tiles.
+def _item(turn):
+    """Return the number of this program's item in round `turn`, over all blocks and KV heads.
 
     Rounds go to and fro over the programs, so that those with a heavier block now have a lighter one next.
     """
     programs = gl.num_programs(0)
     me = gl.program_id(0)
-    item = turn * programs + gl.where(turn % 2 == 0, me, programs - 1 - me)
-    there = item < count * KV_HEADS
-    item = gl.where(there, item, 0)
+    return turn * programs + gl.where(turn % 2 == 0, me, programs - 1 - me)
+
+
+@gluon.jit
+def blocks_of(count, KV_HEADS: gl.constexpr):
+    """Count the blocks of this program: one for each round, but the last round may end before it."""
+    rounds = (count * KV_HEADS + gl.num_programs(0) - 1) // gl.num_programs(0)
+    return rounds - (_item(rounds - 1) >= count * KV_HEADS).to(gl.int32)
+
+
+@gluon.jit
+def block_of(plan, turn, count, KV_HEADS: gl.constexpr):
+    """Read a block of this program: head, first row, rows, lane, position. Past the last one, it is empty."""
+    there = _item(turn) < count * KV_HEADS
+    item = gl.where(there, _item(turn), 0)
     entry = plan + (1 + item // KV_HEADS) * 4
-    start = gl.load(entry)
-    rows = gl.where(there, gl.load(entry + 1), 0)
-    lane = gl.load(entry + 2)
-    low = gl.load(entry + 3)
+    rows, low = gl.where(there, gl.load(entry + 1), 0), gl.where(there, gl.load(entry + 3), 0)
+    return item % KV_HEADS, gl.load(entry), rows, gl.load(entry + 2), low
+
+
+@gluon.jit
+def tiles_of(low, rows, window, TILE: gl.constexpr, WINDOW: gl.constexpr):
+    """Return the first tile of a block, at which a split of two begins, and the end of its tiles. An empty block has
+    one tile."""
     first = low * 0
     if WINDOW:
-        first = gl.maximum(low - window + 1, 0) // TILE
-    past = gl.where(there, (low + rows + TILE - 1) // TILE, 0)
-    return item % KV_HEADS, start, rows, lane, low, first, past
+        first = gl.maximum(low - window + 1, 0) // (2 * TILE) * 2
+    return first, gl.maximum(low + rows + TILE - 1, TILE) // TILE

@@ -3,7 +3,7 @@
 There are three kernels; draws without filters need only the first and the last:
 
     _score    (chunk of the vocabulary, row)   find the chunk's best token; with filters also the largest logits
-    _gather   (chunk of the vocabulary, row)   with filters: list the logits that may stay, in any order
+    _gather   (chunks of the vocabulary, row)  with filters: list the logits that may stay, in any order
     _settle   (row)                            choose the best token of all chunks, or the best above the filters' floor
 
 `filters` finds the floor, in the list, which is nearly always enough, or else in the whole row. Floating-point
@@ -40,6 +40,7 @@ from paceline.kernels.round_reference import BEST, DRAWN, DeviceLanes, Doubt
 
 CHUNK = 4096  # tokens per program of `_score` and `_gather`
 CAPACITY = 4096  # logits in the list of a row
+GATHERERS = 256  # programs of `_gather` at most: rows without filters need none, and even their launch takes time
 
 _CHUNK, _PART, _CAPACITY = (tl.constexpr(value) for value in (CHUNK, PART, CAPACITY))
 _ROUGHLY = tl.constexpr(ROUGHLY)
@@ -89,7 +90,8 @@ def draw(
     parts = {"PARTS": triton.next_power_of_2(triton.cdiv(vocab, PART))}
     _score[(chunks, rows)](*row, *asked, *kept, FAST=logits.is_cuda, num_warps=8, **placed, **options)
     if filters:
-        _gather[(chunks, rows)](*row, *asked, *kept, num_warps=8, **parts, **options)
+        each = triton.cdiv(chunks * rows, GATHERERS)  # chunks of a program
+        _gather[(triton.cdiv(chunks, each), rows)](*row, *asked, *kept, each, num_warps=8, **parts, **options)
     ahead = (out, state.tokens, state.tokens.stride(0), state.tokens.shape[1], out if floors is None else floors)
     doubts = tuple(doubt or Doubt(scratch.scores, scratch.scores, out, out, 0))
     shape = {"CHUNKS": triton.next_power_of_2(chunks), "PUSH": push, "FLOORS": floors is not None, **placed, **parts}
@@ -207,7 +209,7 @@ def _score(
             tl.store(masses + row, 0)
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["offset", "each"])
 def _gather(
     logits,
     stride,
@@ -232,6 +234,7 @@ def _gather(
     masses,
     list_values,
     list_tokens,
+    each,  # chunks of a program
     PARTS: tl.constexpr,
     FILTERS: tl.constexpr,
     FREE: tl.constexpr,
@@ -242,25 +245,26 @@ def _gather(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first, row = tl.program_id(0) * each, tl.program_id(1).to(tl.int64)
     lane = tl.load(lanes + row)
     scale = tl.load(inverse_temperature + lane)
     k, p, least = tl.load(top_k + lane), tl.load(top_p + lane), tl.load(min_p + lane)
     if is_filtered(scale, k, p, least, vocab):
         best, floor, bound = bounds_of(maxima + row * tl.cdiv(vocab, _PART), vocab, k, p, least, PARTS)
-        token = chunk * _CHUNK + tl.arange(0, _CHUNK)
-        value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
-        inside = (token < vocab) & (value >= bound)
-        wanted = inside.to(tl.int32)
-        count = tl.sum(wanted, axis=0)
-        if count > 0:
-            at = tl.atomic_add(counts + row, count) + tl.cumsum(wanted, axis=0) - 1
-            inside = inside & (at < _CAPACITY)
-            tl.store(list_values + row * _CAPACITY + at, value, mask=inside)
-            tl.store(list_tokens + row * _CAPACITY + at, token, mask=inside)
-        if (p < 1) & ((k <= 0) | (k >= vocab)):
-            mass = tl.where((token < vocab) & (value >= floor), mass_of(value - best), 0)
-            tl.atomic_add(masses + row, tl.sum(mass, axis=0))
+        for chunk in range(first, tl.minimum(first + each, tl.cdiv(vocab, _CHUNK))):
+            token = chunk * _CHUNK + tl.arange(0, _CHUNK)
+            value = clean(tl.load(logits + row * stride + token, mask=token < vocab, other=_LOWEST)) * scale
+            inside = (token < vocab) & (value >= bound)
+            wanted = inside.to(tl.int32)
+            count = tl.sum(wanted, axis=0)
+            if count > 0:
+                at = tl.atomic_add(counts + row, count) + tl.cumsum(wanted, axis=0) - 1
+                inside = inside & (at < _CAPACITY)
+                tl.store(list_values + row * _CAPACITY + at, value, mask=inside)
+                tl.store(list_tokens + row * _CAPACITY + at, token, mask=inside)
+            if (p < 1) & ((k <= 0) | (k >= vocab)):
+                mass = tl.where((token < vocab) & (value >= floor), mass_of(value - best), 0)
+                tl.atomic_add(masses + row, tl.sum(mass, axis=0))
 
 
 @triton.jit(do_not_specialize=["offset", "turn"])

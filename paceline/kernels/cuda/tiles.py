@@ -13,9 +13,12 @@ import triton
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8
 
 FEW_ROWS = 64  # rows up to which a product takes as long as reading its matrix from memory
+FEWER_ROWS = 16  # rows up to which tiles of half the size are faster than the library
 UNIT = 256  # inputs; a part of K is a multiple of it
 OUTPUTS = 64  # outputs of a tile
 PROCESSORS = 132  # multiprocessors of an H200, for which parts are chosen; others work, perhaps less evenly loaded
+MOST = 0.7  # share of the multiprocessors that programs must have at least
+HALF = 0.45  # share of the multiprocessors from which tiles of half the size give most of them a program
 # (at most 16 rows, gated) → (inputs of a step, stages) for at most 1, 2, 8 and more programs per multiprocessor
 STEPS = {
     (True, True): ((128, 4), (128, 4), (128, 3), (128, 4)),
@@ -25,14 +28,24 @@ STEPS = {
 }
 
 
-def parts_of(outputs: int, inputs: int, *, gated: bool) -> int:
-    """Choose the number of equal ranges of K: the smallest that gives most multiprocessors a program, else the one
-    with the most programs. The library computes equal ranges in one call."""
-    if gated:
-        return 1
+def parts_of(outputs: int, inputs: int, *, gated: bool, floats: bool = True) -> int:
+    """Choose the number of equal ranges of K: one if tiles give most multiprocessors a program, those of `floats` with
+    half the size; else the smallest number that does, or the one with the most programs. The library computes equal
+    ranges in one call."""
     tiles = triton.cdiv(outputs, OUTPUTS)
+    if gated or tiles > (HALF if floats else MOST) * PROCESSORS:
+        return 1
     even = [parts for parts in (2, 3, 4) if inputs % (parts * UNIT) == 0 and inputs // parts > UNIT]
-    return next((parts for parts in (1, *even) if tiles * parts > 0.7 * PROCESSORS), max(even, default=1))
+    return next((parts for parts in even if tiles * parts > MOST * PROCESSORS), max(even, default=1))
+
+
+def tiled_rows(outputs: int, parts: int, *, gated: bool) -> int:
+    """Return the number of rows up to which tiles compute a product of floats."""
+    return FEWER_ROWS if _halved(outputs, parts, gated) else FEW_ROWS
+
+
+def _halved(outputs: int, parts: int, gated: bool) -> bool:
+    return not gated and HALF < triton.cdiv(outputs, OUTPUTS) * parts / PROCESSORS < MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,8 @@ class Tiles:
         if format != FLOAT or size != 2:
             return cls(rows=_power(rows), inputs=64, stages=3)  # scales need memory beside the weights
         programs = triton.cdiv(outputs, each) * parts
+        if _halved(outputs, parts, gated):
+            return cls(rows=32, inputs=128, stages=6) if rows > 16 else cls(rows=16, inputs=256, stages=6, outputs=32)
         crowd = sum(programs > PROCESSORS * full for full in (1, 2, 8))  # column of STEPS
         inputs, stages = STEPS[rows <= 16, gated][crowd]
         return cls(rows=_power(rows), inputs=inputs, stages=stages, outputs=each)

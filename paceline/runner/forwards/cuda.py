@@ -1,9 +1,9 @@
 """The decoder as a sequence of kernel launches on a CUDA device, and the Forward made of it.
 
-For up to 64 rows a layer is seven launches: norm, q·k·v, attention with rotation and KV store, o + residual, norm,
-gate·up, down + residual. The rotation is an eighth launch if queries and keys are normed, or if a sequence has more
-rows than one block of attention. Beyond 64 rows cuBLAS computes the products for which it gives the same bits; the gate
-or a bias then takes a launch of its own.
+For up to 64 rows a layer is seven launches: q·k·v, attention with rotation and KV store, o, residual + norm, gate·up,
+down, residual + norm. The rotation is an eighth launch if queries and keys are normed, or if a sequence has more rows
+than one block of attention. Beyond 64 rows each product takes the fastest way with the same bits; with cuBLAS the gate
+or a bias is a launch of its own.
 
 All buffers keep their addresses, so that a pass over given shapes can be captured as a graph. Every kernel computes a
 row by itself in a fixed order, so that a row's bits never depend on the other rows of a batch.
@@ -27,36 +27,19 @@ from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
 from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.expand import expanded, has_room
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
 from paceline.kernels.cuda.linear import GELU, SILU, Products
 from paceline.kernels.cuda.norm import add_norm, embed, finish_norm, norm
 from paceline.kernels.cuda.rotate import rotate
 from paceline.kernels.cuda.states import keep
-from paceline.kernels.cuda.tiles import FEW_ROWS, parts_of
+from paceline.kernels.cuda.tiles import FEWER_ROWS, parts_of
 from paceline.kernels.noise import pick
 from paceline.kernels.quant import Weight
 from paceline.models.config import ModelConfig
 from paceline.models.rope import layer_rope, rope_tables
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceBatch:
-    """The rows of one pass, on the device. `seats`, `max_rows` and `max_context` bound the values of the tensors."""
-
-    tokens: Tensor  # int32 [rows]
-    positions: Tensor  # int32 [rows]
-    slots: Tensor  # int32 [rows]
-    row_starts: Tensor  # int32 [seats + 1]
-    page_table: Tensor  # int32 [lanes or seats, pages]
-    seats: int
-    max_rows: int  # rows of one sequence
-    max_context: int  # largest position + 1
-    lanes: Tensor | None = None  # int32 [seats] rows of the page table; None: row b is seat b's
-    bases: Tensor | None = None  # int32 [seats], see Batch
-    tails: Tensor | None = None  # int32 [rows, depth], see Batch
-    leads: Tensor | None = None  # int32 [rows], see kernels/tree_reference.py
-    logit_rows: Tensor | None = None  # int64 [outs]
+from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +76,11 @@ class CudaDecoder:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
         pdl: bool | None = None,
+        expand: bool | None = None,
     ) -> None:
         """`pdl` turns on programmatic dependent launch: a kernel starts before the one before it has ended. None: on if
-        the device supports it, from Hopper on."""
+        the device supports it, from Hopper on. `expand` stores matrices of a grouped format as floats, which take more
+        memory, are faster to multiply with, and give the same bits. None: if the device has room for it."""
         if config.head_dim > 256 or config.head_dim % 16:
             raise UnsupportedModel(
                 f"head dimension {config.head_dim}; the CUDA kernels need a multiple of 16 up to 256"
@@ -104,6 +89,7 @@ class CudaDecoder:
         self.dtype = dtype
         self.device = torch.device(device)
         self.pdl = torch.cuda.get_device_capability(device) >= (9, 0) if pdl is None else pdl
+        self._expand = has_room(weights, self.device) if expand is None else expand
         self._assemble(weights, max_context)
         self.products = Products(self.matrices(), device=device, pdl=self.pdl)
         self.attention = Attention(device=device)
@@ -113,18 +99,23 @@ class CudaDecoder:
 
     def quantised(self, format: str) -> CudaDecoder:
         """Return a quantised copy that shares embedding, norms and rotary tables, with scratch memory of its own."""
+
+        def fewer(matrix: CudaMatrix, *, gated: bool = False) -> CudaMatrix:
+            parts = parts_of(matrix.outputs, matrix.inputs, gated=gated, floats=False)
+            return requantise(matrix, format, parts=parts)
+
         other = copy(self)
         other.layers = [
             replace(
                 layer,
-                qkv=requantise(layer.qkv, format),
-                o=requantise(layer.o, format),
-                gate_up=requantise(layer.gate_up, format),
-                down=requantise(layer.down, format),
+                qkv=fewer(layer.qkv),
+                o=fewer(layer.o),
+                gate_up=fewer(layer.gate_up, gated=True),
+                down=fewer(layer.down),
             )
             for layer in self.layers
         ]
-        other.head = requantise(self.head, format)
+        other.head = fewer(self.head)
         other.products = Products(other.matrices(), device=self.device, pdl=self.pdl)
         other.attention = Attention(device=self.device)
         other._buffers = {}
@@ -144,7 +135,7 @@ class CudaDecoder:
         kv = new_kv(self.config, num_pages=0, dtype=self.dtype, device=self.device)
         ends = torch.tensor([0, 1], dtype=torch.int32, device=self.device)
         smaller = (rows * share >> 2 + i for i in itertools.count() for share in (3, 2))
-        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEW_ROWS, smaller)):
+        for count in (rows, outs, *itertools.takewhile(lambda count: count > FEWER_ROWS, smaller)):
             few = zeros[:count]
             whole = DeviceBatch(few, few, few, ends, zeros[:1, None], seats=1, max_rows=1, max_context=1)
             self.logits(replace(whole, logit_rows=few[:outs].long()), kv)
@@ -158,9 +149,10 @@ class CudaDecoder:
         """Bytes of the matrices that one pass reads."""
         return sum(matrix.bytes for matrix in self.matrices())
 
-    def fill(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> None:
-        """Compute keys and values of the rows, without logits; see `logits` for `taps` and `kept`."""
-        self.hidden(rows, kv, taps=taps, kept=kept)
+    def fill(self, rows: DeviceBatch, kv: CudaKV) -> None:
+        """Compute keys and values of the rows, and nothing that they do not need."""
+        none = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.hidden(rows, kv, ends=Ends(none[:0].long(), none, none[:0], seats=0, max_rows=0))
 
     def logits(
         self,
@@ -184,19 +176,32 @@ class CudaDecoder:
         self.products(hidden, self.head, out)
         return out
 
-    def hidden(self, rows: DeviceBatch, kv: CudaKV, *, taps: Sequence[int] = (), kept: Tensor | None = None) -> Tensor:
-        """Compute the hidden states [rows, hidden] after the final norm."""
-        config, count = self.config, len(rows.tokens)
-        x = self._buffer("x", count, config.hidden_size)
-        y = self._buffer("y", count, config.hidden_size)
+    def hidden(
+        self,
+        rows: DeviceBatch,
+        kv: CudaKV,
+        *,
+        taps: Sequence[int] = (),
+        kept: Tensor | None = None,
+        ends: Ends | None = None,
+    ) -> Tensor:
+        """Compute the hidden states [rows, hidden] after the final norm; with `ends` [ends, hidden], of these alone."""
+        config, last = self.config, len(self.layers) - 1
+        assert ends is None or last + 1 not in taps, "a tap after the last layer wants all rows"
+        x = self._buffer("x", len(rows.tokens), config.hidden_size)
+        y = self._buffer("y", len(rows.tokens), config.hidden_size)
         embed(rows.tokens, self.embedding, x, scale=config.embedding_scale, pdl=self.pdl)
         norm(x, self.layers[0].attn_norm, y, eps=config.norm_eps, pdl=self.pdl)
         for index, layer in enumerate(self.layers):
             self._keep(x, index, taps, kept)
-            after = self.layers[index + 1].attn_norm if index + 1 < len(self.layers) else self.norm
-            attended = self._attend(index, layer, y, rows, kv)
+            after = self.layers[index + 1].attn_norm if index < last else self.norm
+            attended = self._attend(index, layer, y, rows, kv, ends=ends if index == last else None)
+            if ends is not None and index == last:
+                x, y = x[ends.index], y[: len(attended)]
+            if not len(x):
+                break
             self._branch(attended, layer.o, x, y, layer.post_attn_norm, layer.mlp_norm)
-            gated = self._buffer("gated", count, config.intermediate_size)
+            gated = self._buffer("gated", len(x), config.intermediate_size)
             self.products(y, layer.gate_up, gated, activation=self.activation)
             self._branch(gated, layer.down, x, y, layer.post_mlp_norm, after)
         self._keep(y, len(self.layers), taps, kept)
@@ -218,21 +223,24 @@ class CudaDecoder:
         embed(tokens.to(self.device), self.embedding, x)
         return x
 
-    def _attend(self, index: int, layer: CudaLayer, y: Tensor, rows: DeviceBatch, kv: CudaKV) -> Tensor:
-        config, count = self.config, len(y)
+    def _attend(
+        self, index: int, layer: CudaLayer, y: Tensor, rows: DeviceBatch, kv: CudaKV, *, ends: Ends | None = None
+    ) -> Tensor:
+        """Store keys and values of all rows, and compute attention of all rows, or of `ends` alone."""
+        config = self.config
         heads, group = config.num_heads, config.num_heads // config.num_kv_heads
-        qkv = self._buffer("qkv", count, layer.qkv.outputs)
-        queries = self._buffer("queries", count, heads * config.head_dim).view(count, heads, config.head_dim)
-        out = self._buffer("attended", count, heads * config.head_dim)
+        qkv = self._buffer("qkv", len(y), layer.qkv.outputs)
         self.products(y, layer.qkv, qkv)
+        if ends is not None:
+            self._rotate(index, layer, qkv, rows, kv)
+            rows, qkv = ends.of(rows), qkv[ends.index]
+        out = self._buffer("attended", len(qkv), heads * config.head_dim)
+        if not rows.seats:
+            return out
         block_m = block_for(group, rows.max_rows)
-        rotation = None
-        if layer.q_norm is None and rows.max_rows <= block_m // group:
-            rotation = Rotation(rows.slots, layer.cos, layer.sin)
-        else:
-            self._rotate(index, layer, qkv, queries, rows, kv)
+        turns = layer.q_norm is None and rows.max_rows <= block_m // group  # attention itself rotates
         self.attention(
-            queries if rotation is None else qkv,
+            qkv if turns else self._rotate(index, layer, qkv, rows, kv),
             kv,
             index,
             row_starts=rows.row_starts,
@@ -242,21 +250,22 @@ class CudaDecoder:
             bases=rows.bases,
             tails=rows.tails,
             leads=rows.leads,
-            out=out.view(count, heads, config.head_dim),
+            out=out.view(-1, heads, config.head_dim),
             seats=rows.seats,
             max_rows=rows.max_rows,
             max_context=rows.max_context,
             window=layer.window,
             scale=self.scale,
             block_m=block_m,
-            rotation=rotation,
+            rotation=Rotation(rows.slots, layer.cos, layer.sin) if turns else None,
             pdl=self.pdl,
         )
         return out
 
-    def _rotate(
-        self, index: int, layer: CudaLayer, qkv: Tensor, queries: Tensor, rows: DeviceBatch, kv: CudaKV
-    ) -> None:
+    def _rotate(self, index: int, layer: CudaLayer, qkv: Tensor, rows: DeviceBatch, kv: CudaKV) -> Tensor:
+        """Store keys and values of the rows; return their queries [rows, heads, head_dim]."""
+        heads, head_dim = self.config.num_heads, self.config.head_dim
+        queries = self._buffer("queries", len(qkv), heads * head_dim).view(-1, heads, head_dim)
         rotate(
             qkv,
             queries,
@@ -271,6 +280,7 @@ class CudaDecoder:
             eps=self.config.norm_eps,
             pdl=self.pdl,
         )
+        return queries
 
     def _branch(
         self,
@@ -346,8 +356,10 @@ class CudaDecoder:
         assert len(biases) in (0, len(names)), f"some of {names} have a bias and some have none"
         taken = [weights.pop(name) for name in names]
         shapes = [weight.shape if isinstance(weight, Tensor) else weight.q.shape for weight in taken]
-        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated)
-        return pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
+        floats = any(isinstance(weight, Tensor) for weight in taken)
+        parts = parts_of(sum(shape[0] for shape in shapes), shapes[0][1], gated=gated, floats=floats)
+        matrix = pack(taken, parts=parts, gated=gated, biases=biases, dtype=self.dtype, device=self.device)
+        return expanded(matrix, dtype=self.dtype) if self._expand else matrix
 
     def _vector(self, weights: MutableMapping[str, Weight], name: str) -> Tensor:
         vector = weights.pop(name)
@@ -402,14 +414,6 @@ class CudaForward:
             leads=torch.arange(len(batch.tokens), dtype=torch.int32, device=device),  # each row reads its own tail
             logit_rows=batch.logit_rows.long().to(device),
         )
-
-
-def padded_rows(rows: int) -> int:
-    """Round a number of rows up to one of few sizes: for each new size the results of cuBLAS must be checked."""
-    if rows <= FEW_ROWS:
-        return rows
-    step = max(FEW_ROWS, (1 << (rows - 1).bit_length()) // 8)
-    return -(-rows // step) * step
 
 
 def new_kv(config: ModelConfig, *, num_pages: int, dtype: torch.dtype, device: torch.device | str) -> CudaKV:

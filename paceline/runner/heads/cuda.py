@@ -18,7 +18,8 @@ from paceline.kernels.cuda.pair import norm_at, pair
 from paceline.kernels.quant import Weight
 from paceline.models.heads import EagleHead
 from paceline.models.rope import layer_rope, rope_tables
-from paceline.runner.forwards.cuda import CudaDecoder, CudaLayer, DeviceBatch, new_kv
+from paceline.runner.forwards.cuda import CudaDecoder, CudaLayer, new_kv
+from paceline.runner.forwards.device_batch import DeviceBatch
 
 
 class CudaHead(CudaDecoder):

@@ -5,7 +5,7 @@ The graph of plain decoding launches no draft. Verification is ragged: the graph
 shorter drafts leave room for longer ones.
 
 The host uploads changes (mostly none), replays the graph, and starts a copy of the outcome to its own memory. A round
-with grammars is three graphs: draft, verification and draw. Only `paths` and `collect` wait. Prompts are read by
+with grammars is three graphs: draft, verification and draw. Only `drafts` and `collect` wait. Prompts are read by
 launches outside of graphs: their passes take longer than their launches.
 """
 
@@ -40,9 +40,9 @@ from paceline.runner.rounds.protocol import (
     Chunk,
     DeviceDrafter,
     Landed,
-    Path,
     Seat,
     Times,
+    drafts_trees,
     held_by,
     longest_draft,
     read_all,
@@ -51,8 +51,9 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.recorder import Recorder
 from paceline.runner.rounds.rules import Judge, judged
 from paceline.runner.rounds.scores import Scorer
-from paceline.runner.rounds.upload import MaskTable, Upload
+from paceline.runner.rounds.upload import MaskTables, Upload, first_masks
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import Branch, MaskSheet
 
 logger = logging.getLogger(__name__)
 START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
@@ -102,7 +103,7 @@ class CudaRounds:
         self._read = ChunkReader(target, self._state, self._upload, self._scorer)
         self._filtered: set[int] = set()  # lanes that filter logits
         self._edited: set[int] = set()  # lanes that edit logits by more than a mask
-        self._masks: dict[int, MaskTable] = {}  # by number of rows, a power of two
+        self._masks = MaskTables(target.vocab_size, device)
         self._late: Ticket | None = None  # a step whose masks are there and not sent yet
         self._steady: tuple[Sequence[Seat], str | None, int, Bucket] | None = None  # the latest plain round, if it fits
         # (draft length, drafter) → seconds of its rounds
@@ -188,14 +189,14 @@ class CudaRounds:
 
     def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:
         drawn = [chunk.mask for chunk in chunks if chunk.target and chunk.draws]
-        wanted = {row: mask for row, mask in enumerate(drawn) if mask is not None}
+        masks = first_masks(drawn, self._upload, vocab_size=self._target.vocab_size)
         return self._read(
             chunks,
             self.drafters.get(drafter or ""),
             self._held.get(drafter or ""),
             self._grid.context(context),
-            edits=bool(wanted) or any(chunk.lane in self._edited for chunk in chunks),
-            masks=self._mask_table(len(drawn)).write(wanted) if wanted else None,
+            edits=masks is not None or any(chunk.lane in self._edited for chunk in chunks),
+            masks=masks,
         )
 
     def _verify(self, ticket: Ticket, round: CudaRound) -> None:
@@ -213,17 +214,21 @@ class CudaRounds:
             ticket.states = ticket.round.tapped_states()
         ticket.done = self._mark()
 
-    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+    def drafts(self, ticket: Ticket) -> Mapping[int, Sequence[Branch]]:
         if ticket.drafted is not None:
             ticket.drafted.synchronize()
-        return ticket.paths()
+        return ticket.drafts()
+
+    def sheet(self, ticket: Ticket) -> MaskSheet:
+        assert ticket.round is not None, "a step without a round has nothing to draw"
+        ticket.sheet = ticket.round.sheet()
+        return ticket.sheet
 
     @torch.inference_mode()
-    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+    def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         assert ticket.round is not None, "a step without a round has nothing to draw"
-        ticket.void, starts = [index for index in ticket.masked_seats if index not in masks], ticket.starts()
-        rows = {starts[index] + i: mask for index, each in masks.items() for i, mask in enumerate(each)}
-        ticket.masks = {row: mask for row, mask in rows.items() if mask is not None}
+        if len(drawing) < len(ticket.masked_seats):
+            ticket.void = [index for index in ticket.masked_seats if index not in drawing]
         self._late = ticket
         waits = ticket.verified is None or ticket.verified.query()  # type: ignore[no-untyped-call]  # torch's
         if waits or not ticket.round.recorded:  # one that is not may be recorded before the next launch
@@ -233,8 +238,8 @@ class CudaRounds:
         """Send the masks of a step that has them. As long as the device verifies, this waits for the next launch, so
         that the device has work behind the draw."""
         ticket, self._late = self._late, None
-        if ticket is not None and ticket.round is not None:
-            ticket.round.mask(ticket.masks, ticket.void)
+        if ticket is not None and ticket.round is not None and ticket.sheet is not None:
+            ticket.round.mask(ticket.sheet, ticket.void)
             ticket.masked = self._mark()
             self._end(ticket)
 
@@ -342,25 +347,19 @@ class CudaRounds:
         return min(int(allowed * FOUND_MARGIN * self._found[drafter]) + 1, allowed)
 
     def _make(self, bucket: Bucket) -> CudaRound:
+        drafter = self.drafters.get(bucket.drafter or "")
         return CudaRound(
             bucket,
             self._state,
             self._target,
-            self.drafters.get(bucket.drafter or ""),
+            drafter,
             self._held.get(bucket.drafter or ""),
             self.synthetic_acceptance,
             max_draft=self.max_draft,
             judge=self.judge,
             recorder=None if bucket.eager else self._recorder,
-            masks=self._mask_table(bucket.rows) if bucket.masks else None,
+            masks=self._masks.of(bucket.rows, tree=drafts_trees(drafter)) if bucket.masks else None,
         )
-
-    def _mask_table(self, rows: int) -> MaskTable:
-        """Return memory for the masks of so many rows. Rounds of similar size share it."""
-        size = 1 << (rows - 1).bit_length()
-        if size not in self._masks:
-            self._masks[size] = MaskTable(size, self._target.vocab_size, self._state.device)
-        return self._masks[size]
 
     def _has_room(self) -> bool:
         return self._recorder is not None and self._free_bytes() > SPARE_BYTES

@@ -20,7 +20,8 @@ from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.edit_reference import RowMasks
 from paceline.kernels.states_reference import HeldStates
-from paceline.runner.forwards.cuda import CudaForward, DeviceBatch, padded_rows
+from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.forwards.device_batch import DeviceBatch, Ends, padded_rows
 from paceline.runner.rounds.cuda_draft import on_cuda
 from paceline.runner.rounds.cuda_states import PromptStates
 from paceline.runner.rounds.device_state import DeviceState
@@ -67,6 +68,7 @@ class ChunkReader:
         self._state = state
         self._upload = upload
         self._scorer = scorer
+        self._last = target.decoder.config.num_layers  # tap after the last layer
 
     def __call__(
         self,
@@ -96,19 +98,28 @@ class ChunkReader:
             own = () if drafter is None or states is None else taps_of(drafter)
             taps = (*own, *(self._target.taps if any(chunk.tapped for chunk in reading.values()) else ()))
             kept = self._target.decoder.memory_for(taps, len(rows.tokens))
-            hidden = self._target.decoder.hidden(rows, self._target.kv, taps=taps, kept=kept)
-            self._draw(reading, hidden, read, masks, edits=edits)
-            self._keep(reading, hidden, kept, read)
+            wanted = {i: chunk.count if self._last in taps else _wanted(chunk) for i, chunk in reading.items()}
+            ends = self._ends([*reading.values()], [*wanted.values()])
+            hidden = self._target.decoder.hidden(rows, self._target.kv, taps=taps, kept=kept, ends=ends)
+            self._draw(reading, wanted, hidden, read, masks, edits=edits)
+            self._keep(reading, wanted, hidden, kept, read)
             if states is not None:
                 states.hold([*reading.values()], kept)
                 states.show([*reading.values()], kept, partial(self._rows, context=context, ahead=1))
         return read
 
     def _draw(
-        self, chunks: dict[int, Chunk], hidden: Tensor, read: ReadChunks, masks: RowMasks | None, *, edits: bool
+        self,
+        chunks: dict[int, Chunk],
+        wanted: dict[int, int],
+        hidden: Tensor,
+        read: ReadChunks,
+        masks: RowMasks | None,
+        *,
+        edits: bool,
     ) -> None:
-        """Draw the next token of each chunk that ends its sequence."""
-        ends = itertools.accumulate(chunk.count for chunk in chunks.values())
+        """Draw the next token of each chunk that ends its sequence. `hidden` has the last `wanted` rows of each."""
+        ends = itertools.accumulate(wanted.values())
         outs = [end - 1 for chunk, end in zip(chunks.values(), ends, strict=True) if chunk.draws]
         if not outs:
             return
@@ -127,43 +138,72 @@ class ChunkReader:
         read.scores = self._scorer.score_seats(drawing, Verified(logits, out, lanes, roots, lanes, raw))
         read.drawn = download(out)
 
-    def _keep(self, chunks: dict[int, Chunk], hidden: Tensor, kept: Tensor, read: ReadChunks) -> None:
+    def _keep(
+        self, chunks: dict[int, Chunk], wanted: dict[int, int], hidden: Tensor, kept: Tensor, read: ReadChunks
+    ) -> None:
         """Score the prompts of chunks that ask for it, and copy hidden states to the host: of those that are pooled
-        after the last norm, of tapped ones the last columns of `kept`."""
-        first, width = 0, len(self._target.taps) * hidden.shape[1]
+        after the last norm, of tapped ones the last columns of `kept`. `hidden` has the last `wanted` rows of each."""
+        begun, first, width = 0, 0, len(self._target.taps) * hidden.shape[1]
         for index, chunk in chunks.items():
             if chunk.scored:
                 tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
                 read.prompts[index] = Report(download(self._score(hidden[first:], tokens, chunk.top)))
                 read.tokens[index] = download(tokens)
             if chunk.states:
-                read.states[index] = download(hidden[first + chunk.count - chunk.states : first + chunk.count])
+                end = first + wanted[index]
+                read.states[index] = download(hidden[end - chunk.states : end])
             if chunk.tapped:
-                rows = kept[first : first + chunk.count]
+                rows = kept[begun : begun + chunk.count]
                 read.features[index] = download(rows[:, rows.shape[1] - width :].contiguous())
-            first += chunk.count
+            begun, first = begun + chunk.count, first + wanted[index]
 
     def _score(self, hidden: Tensor, tokens: Tensor, top: int) -> Tensor:
         """Score tokens by the hidden states before them, some rows at a time."""
         parts = zip(torch.split(hidden[: len(tokens)], SCORED_ROWS), torch.split(tokens, SCORED_ROWS), strict=True)
         return torch.cat([self._scorer.score_rows(self._target.decoder.project(s), t, top) for s, t in parts])
 
+    def _ends(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Ends | None:
+        """Lay out the last `wanted` rows of each chunk; None: all rows are wanted."""
+        past = [*itertools.accumulate(chunk.count for chunk in chunks)]
+        if sum(wanted) == past[-1]:
+            return None
+        ending = [(chunk.lane, end, count) for chunk, end, count in zip(chunks, past, wanted, strict=True) if count]
+        padding = np.zeros(padded_rows(sum(wanted)) - sum(wanted), dtype=np.int64)
+        index, row_starts, lanes = self._upload.together(
+            np.concatenate([*(np.arange(end - count, end) for _, end, count in ending), padding]),
+            np.array([0, *itertools.accumulate(count for _, _, count in ending)], dtype=np.int32),
+            np.array([lane for lane, _, _ in ending], dtype=np.int32),
+        )
+        return Ends(index, row_starts, lanes, seats=len(ending), max_rows=max(wanted))
+
     def _rows(self, chunks: Sequence[Chunk], context: int, *, ahead: int = 0) -> DeviceBatch:
         """Lay out the rows of chunks. `ahead`: each with the token that many positions later."""
-        state, counts = self._state, [chunk.count for chunk in chunks]
-        lanes = self._upload.ints([chunk.lane for chunk in chunks])
+        state, counts, seats = self._state, [chunk.count for chunk in chunks], [chunk.lane for chunk in chunks]
         padding = padded_rows(sum(counts)) - sum(counts)
         places = [np.arange(chunk.start, chunk.start + chunk.count) for chunk in chunks]
-        owners = self._upload(np.repeat([*(chunk.lane for chunk in chunks), state.dummy], [*counts, padding]))
-        positions = self._upload(np.concatenate([*places, np.zeros(padding, dtype=np.int64)]))
+        owners = np.repeat([*seats, state.dummy], [*counts, padding])
+        place = np.concatenate([*places, np.zeros(padding, dtype=np.int64)])
+        token, page, inside, positions, row_starts, lanes = self._upload.together(
+            owners * state.tokens.shape[1] + place + ahead,
+            owners * state.pages.shape[1] + place // PAGE_SIZE,
+            (place % PAGE_SIZE).astype(np.int32),
+            place.astype(np.int32),
+            np.array([0, *itertools.accumulate(counts)], dtype=np.int32),
+            np.array(seats, dtype=np.int32),
+        )
         return DeviceBatch(
-            tokens=state.tokens[owners, positions + ahead],
-            positions=positions.int(),
-            slots=state.pages[owners, positions // PAGE_SIZE] * PAGE_SIZE + (positions % PAGE_SIZE).int(),
-            row_starts=self._upload.ints([0, *itertools.accumulate(counts)]),
+            tokens=state.tokens.view(-1)[token],
+            positions=positions,
+            slots=inside.add(state.pages.view(-1)[page], alpha=PAGE_SIZE),
+            row_starts=row_starts,
             page_table=state.pages,
             lanes=lanes,
             seats=len(chunks),
             max_rows=max(counts),
             max_context=context,
         )
+
+
+def _wanted(chunk: Chunk) -> int:
+    """Count the last rows of a chunk whose states after the last layer anybody reads."""
+    return chunk.count if chunk.scored else max(chunk.states, int(chunk.draws))

@@ -15,7 +15,8 @@ from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import take
 from paceline.kernels.round_reference import Doubt, spread
 from paceline.kernels.states_reference import HeldStates, Taken, last
-from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.buckets import Bucket

@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.kernels.cuda.branch import branch
 from paceline.kernels.cuda.growth import grow, prune
 from paceline.kernels.growth_reference import Growth
-from paceline.runner.forwards.cuda import DeviceBatch
+from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.rounds.device_state import DeviceState
 
 

@@ -8,7 +8,7 @@ tokens are drawn once the host, which has read the drafts meanwhile, has sent th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,8 @@ from paceline.kernels.cuda.states import hold
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
 from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.states_reference import HeldStates
-from paceline.runner.forwards.cuda import CudaForward, DeviceBatch
+from paceline.runner.forwards.cuda import CudaForward
+from paceline.runner.forwards.device_batch import DeviceBatch
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_draft import ASKED, CudaDraft
 from paceline.runner.rounds.device_state import DeviceState
@@ -43,6 +44,7 @@ from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge
 from paceline.runner.rounds.scores import Pairs, Verified, score_new
 from paceline.runner.rounds.upload import MaskTable, download
+from paceline.sampling.words import MaskSheet
 
 
 class CudaRound(CudaDraft):
@@ -90,8 +92,9 @@ class CudaRound(CudaDraft):
             self._taps = (*self._taps, *target.taps)
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
         self._asks = _host_memory(self._sent)
-        self._drafts = _host_memory(self._laid[: seats + 1 + bucket.rows]) if masks else deque()
-        self._paths = _host_memory(self._ancestors) if masks and self.tree else deque()
+        # Copies of rows and ancestors for the host, which reads them before the next round.
+        self._rows_read = _host_memory(self._laid[: seats + 1 + bucket.rows])[0] if masks and bucket.longest else None
+        self._ancestors_read = _host_memory(self._ancestors)[0] if masks and self.tree else None
         self._last: Sequence[Seat] | None = None
         self._batch_of_draft: DeviceBatch | None = None  # rows of the verification
         self._logits: Tensor | None = None  # of the verification
@@ -116,25 +119,25 @@ class CudaRound(CudaDraft):
         if seats != self._last:
             self._ask(seats)
 
-    def draft(self) -> tuple[Tensor, Tensor | None]:
-        """Launch the drafts of a round with masks. Return, in the host's memory and valid once the device has come so
-        far, where the rows of each seat begin, then the token of each row; and the ancestors of the rows of a tree."""
+    def draft(self) -> tuple[Tensor | None, Tensor | None]:
+        """Launch the drafts of a round with masks. Return, in the host's memory and valid from when the device has come
+        so far until the next launch of the round, where the rows of each seat begin, then the token of each row; and
+        the ancestors of the rows of a tree."""
         self._launch(0)
-        self._drafts.rotate()
-        laid = self._drafts[0].copy_(self._laid[: len(self._drafts[0])], non_blocking=True)
-        if not self.tree:
-            return laid, None
-        self._paths.rotate()
-        return laid, self._paths[0].copy_(self._ancestors, non_blocking=True)
+        return self._rows_read, self._ancestors_read
 
     def verify(self) -> None:
         """Launch the pass of the target in a round with masks."""
         self._launch(-2)
 
-    def mask(self, masks: Mapping[int, np.ndarray], void: Collection[int]) -> None:
-        """Set the masks of rows. Seats that are `void` draw nothing: their lanes stay as they are."""
+    def sheet(self) -> MaskSheet:
+        """Return an empty sheet for the masks of a round."""
         assert self._masks is not None, "the bucket has no masks"
-        self._masks.write(masks)
+        return self._masks.sheet()
+
+    def mask(self, sheet: MaskSheet, void: Collection[int]) -> None:
+        """Set the masks of rows. Seats that are `void` draw nothing: their lanes stay as they are."""
+        sheet.settle()
         for seat in void:
             self._asked[0, seat].fill_(self.state.dummy)
         self._last = None if void else self._last
@@ -205,6 +208,10 @@ class CudaRound(CudaDraft):
         if bucket.offers:
             offer(state, seats=self._asked[0], offers=self._offers, counts=self._counts, pdl=pdl)
         self._batch_of_draft = self._make_rows()
+        if self._rows_read is not None:
+            self._rows_read.copy_(self._laid[: len(self._rows_read)], non_blocking=True)
+        if self._ancestors_read is not None:
+            self._ancestors_read.copy_(self._ancestors, non_blocking=True)
 
     def _verify(self) -> None:
         """Run the target over the rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda.states import hold, take
 from paceline.kernels.states_reference import HeldStates, Taken
-from paceline.runner.forwards.cuda import DeviceBatch, padded_rows
+from paceline.runner.forwards.device_batch import DeviceBatch, padded_rows
 from paceline.runner.heads.cuda import CudaHead
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.runner.rounds.protocol import Chunk, DeviceDrafter, head_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +13,9 @@ from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
 from paceline.runner.rounds.outcomes import Outcome
-from paceline.runner.rounds.protocol import Chunk, Path, Seat
+from paceline.runner.rounds.protocol import Chunk, Seat
 from paceline.runner.rounds.round_states import RoundStates
+from paceline.sampling.words import Branch, MaskSheet, branches
 
 
 @dataclass(slots=True)
@@ -34,8 +35,9 @@ class Ticket:
     drafted: torch.cuda.Event | None = None  # `laid` and `ancestors` are there
     verified: torch.cuda.Event | None = None  # the device waits for masks
     masked: torch.cuda.Event | None = None  # the masks are there
-    masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # by row
-    void: Collection[int] = ()  # seats that draw nothing
+    sheet: MaskSheet | None = None  # the masks
+    masked_seats: Sequence[int] = ()  # once their drafts were asked for
+    void: Collection[int] = ()  # masked seats that draw nothing
     outcome: Outcome | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
@@ -44,10 +46,6 @@ class Ticket:
     def tree(self) -> bool:
         """True if drafts are trees."""
         return self.round is not None and self.round.tree
-
-    @property
-    def masked_seats(self) -> list[int]:
-        return [index for index, seat in enumerate(self.seats) if seat.masked]
 
     def seconds(self) -> float:
         """Return how long the device worked, without waiting for masks; 0.0: not known."""
@@ -58,24 +56,26 @@ class Ticket:
             whole -= self.verified.elapsed_time(self.masked)
         return whole / 1e3
 
-    def starts(self) -> Sequence[int]:
-        """Return the first row of each seat, once the drafts are there."""
-        count = len(self.seats) + 1
-        return range(count) if self.laid is None else self.laid[:count].tolist()
-
-    def paths(self) -> Mapping[int, Sequence[Path]]:
-        """Return the drafted tokens before each row of the masked seats, once they are there."""
-        if self.bucket is None or self.laid is None:
-            return {index: [()] for index in self.masked_seats}
-        starts, tokens = self.starts(), self.laid[self.bucket.seats + 1 :].tolist()
-        spans = {index: (starts[index], starts[index + 1]) for index in self.masked_seats}
+    def drafts(self) -> Mapping[int, Sequence[Branch]]:
+        """Return the branches of the masked seats' drafts, once they are there."""
+        self.masked_seats = [index for index, seat in enumerate(self.seats) if seat.masked]
+        if self.bucket is None or self.laid is None:  # a row for each seat
+            return {index: _alone(index) for index in self.masked_seats}
+        laid, rows = self.laid.tolist(), self.bucket.seats + 1  # `laid` has the rows' tokens from there on
+        spans = {index: (laid[index], laid[index + 1]) for index in self.masked_seats}
         if self.ancestors is None:
             return {
-                index: [tuple(tokens[first + 1 : end]) for end in range(first + 1, stop + 1)]
+                index: [Branch(tuple(laid[rows + first + 1 : rows + stop]), range(first, stop))]
                 for index, (first, stop) in spans.items()
             }
         before = self.ancestors.tolist()
         return {
-            index: [tuple(token for token in row if token >= 0) for row in before[first:stop]]
+            index: branches([tuple(token for token in row if token >= 0) for row in before[first:stop]], first)
             for index, (first, stop) in spans.items()
         }
+
+
+@cache
+def _alone(row: int) -> list[Branch]:
+    """Return the branches of an empty draft."""
+    return [Branch((), (row,))]

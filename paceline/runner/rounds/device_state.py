@@ -97,8 +97,8 @@ class Changes:
             self._patches.apply(self._state.memory, {index[0]: value[0] for index, value in self._pieces})
             self._pieces = []
         elif self._pieces:
-            places, values = self.take()
-            self._state.memory[upload(places)] = upload(values)
+            places, values = upload.together(*self.take())
+            self._state.memory[places] = values
         for name, rows in self._rows.items():
             table: Tensor = getattr(self._state, name)
             table[upload(np.array([*rows]))] = upload(np.stack([*rows.values()]))

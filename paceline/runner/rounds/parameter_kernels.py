@@ -10,6 +10,7 @@ from paceline.kernels.cuda.edit import count, edit
 from paceline.kernels.cuda.score import score, score_pairs
 from paceline.kernels.edit_reference import RowMasks
 from paceline.runner.rounds.device_state import DeviceState
+from paceline.sampling.words import mask_words
 
 TOPS = (0, 1, 2, 3, 5, 10, 20)  # numbers of alternatives: one of each size of the kernel up to 32
 
@@ -22,7 +23,7 @@ def compile_parameters(state: DeviceState, *, vocab: int, pdl: bool) -> None:
     tables.marks, tables.bias = lanes.new_zeros((1, vocab)), logits
     edit(logits, tables, lanes=lanes, pdl=pdl)
     edit(logits, tables, lanes=lanes, ids=lanes, pdl=pdl)
-    for masks in (None, RowMasks(lanes, lanes.new_zeros((1, -(-vocab // 32))))):
+    for masks in (None, RowMasks(lanes, lanes.new_zeros((1, mask_words(vocab))))):
         edit(logits, tables, lanes=lanes, raw=logits, masks=masks, pdl=pdl)
         edit(logits, tables, lanes=lanes, positions=lanes, offset=1, raw=logits, masks=masks, pdl=pdl)
     for draft in (0, 1, 2, 4, 8, 16):

@@ -22,13 +22,12 @@ from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.portable_heads import PortableStates
 from paceline.runner.rounds.portable_round import PortableRound
 from paceline.runner.rounds.portable_rows import PortableRows
-from paceline.runner.rounds.portable_step import PortableStep, row_masks
+from paceline.runner.rounds.portable_step import PortableStep
 from paceline.runner.rounds.protocol import (
     NOTHING,
     Chunk,
     DeviceDrafter,
     Landed,
-    Path,
     Seat,
     Ticket,
     Times,
@@ -40,9 +39,10 @@ from paceline.runner.rounds.protocol import (
 from paceline.runner.rounds.round_states import RoundStates
 from paceline.runner.rounds.rules import Judge, RoundRules, judged
 from paceline.runner.rounds.scores import Report, Scorer, Verified
-from paceline.runner.rounds.upload import Upload, download
+from paceline.runner.rounds.upload import Upload, download, first_masks
 from paceline.runner.vocabulary import fit_tokens
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Logprob
 
 
@@ -105,15 +105,21 @@ class PortableRounds:
         self._verify(step)
         step.parts = [*(after - before for before, after in itertools.pairwise([*clock, time.perf_counter()]))]
         if not any(seat.masked for seat in seats):
-            self._end(step, {})
+            self._end(step, ())
         return step
 
-    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
+    def drafts(self, ticket: Ticket) -> Mapping[int, Sequence[Branch]]:
         step: PortableStep = ticket
-        return {index: step.paths(index) for index, seat in enumerate(step.seats) if seat.masked}
+        return {index: step.branches(index) for index, seat in enumerate(step.seats) if seat.masked}
 
-    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        self._end(ticket, masks)
+    def sheet(self, ticket: Ticket) -> MaskSheet:
+        step: PortableStep = ticket
+        rows = len(step.seats) + sum(step.drafted)
+        step.sheet = MaskSheet.empty(rows, 2 * rows if step.tree else rows, self._forward.vocab_size)
+        return step.sheet
+
+    def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
+        self._end(ticket, drawing)
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         step: PortableStep = ticket
@@ -122,13 +128,13 @@ class PortableRounds:
         times = Times(step=sum(step.parts), draft=draft, verify=verify, accept=accept, read=reading)
         return step.read, step.landed, times
 
-    def _end(self, step: PortableStep, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        """Draw and accept; masked seats without masks are void."""
+    def _end(self, step: PortableStep, drawing: Collection[int]) -> None:
+        """Draw and accept; masked seats that do not draw are void."""
         began = time.perf_counter()
-        void = [i for i, seat in enumerate(step.seats) if seat.masked and i not in masks]
+        void = [i for i, seat in enumerate(step.seats) if seat.masked and i not in drawing]
         lanes = [self._state.dummy if i in void else seat.lane for i, seat in enumerate(step.seats)]
-        rows = [mask for index in range(len(step.seats)) for mask in masks.get(index, [None] * step.rows_of(index))]
-        targets, verdicts = self._draw_rows(step, row_masks(rows, self._state.device))
+        masks = None if step.sheet is None else self._upload.masks(step.sheet)
+        targets, verdicts = self._draw_rows(step, masks)
         step.landed = self._accept(step, self._rows.ints(lanes), targets, verdicts)
         for index in void:
             step.landed[index] = NOTHING
@@ -150,7 +156,7 @@ class PortableRounds:
         output = self._run(self._forward, self._rows.of_chunks(reading, [*itertools.chain(*outs)]))
         parts = torch.split(output.logits, [len(each) for each in outs])
         drawing = [i for i, chunk in enumerate(reading) if chunk.draws]
-        masks = row_masks([reading[i].mask for i in drawing], self._state.device)
+        masks = first_masks([reading[i].mask for i in drawing], self._upload, vocab_size=self._forward.vocab_size)
         drawn = self._draw_first([reading[i].lane for i in drawing], [parts[i][-1] for i in drawing], masks)
         self._show(reading, output, drafter)
         landed: list[Landed | None] = []

@@ -11,11 +11,11 @@ returns the outcome.
 A step with *masked* seats is launched in two parts, because their masks depend on the step before. The device drafts
 and verifies at once. It draws when `draw` brings the masks, which the host computes meanwhile.
 
-    host      launch 2 │ collect 1 │ paths 2, masks │ draw 2 │ launch 3 │ collect 2 │ …
+    host      launch 2 │ collect 1 │ drafts 2, masks │ draw 2 │ launch 3 │ collect 2 │ …
     device    step 1 ··│ draft and verify 2 ···············  │ draw 2 │ draft and verify 3 ···
 
 Three things always hold. Steps take effect in the order of their launches; `write` and `set_pages` before the launches
-that follow them. Nothing but `collect` and `paths` waits for the device. A device writes only to pages in the lane's
+that follow them. Nothing but `collect` and `drafts` waits for the device. A device writes only to pages in the lane's
 part of the page table, or to the scratch page.
 """
 
@@ -34,13 +34,12 @@ from paceline.rules import Rule
 from paceline.runner.heads.protocol import Head
 from paceline.runner.rounds.device_state import DeviceState
 from paceline.sampling.sampler import Sampler
+from paceline.sampling.words import Branch, MaskSheet
 from paceline.types import Logprob
 
 SPARE_STATES = 32  # positions that a sequence may decode without a draft before its head must read their states
 Ticket = Any
 """The handle that a `launch` returns for its `collect`."""
-Path = tuple[int, ...]
-"""Drafted tokens that follow each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Chunk:
     top: int = 0  # alternatives to report for each scored token
     states: int = 0  # last rows whose hidden states after the last norm are wanted
     tapped: bool = False  # the host wants the hidden states of all rows at the target's taps
-    mask: np.ndarray | None = None  # tokens that may be drawn, as for `Rounds.draw`; None: all
+    mask: np.ndarray | None = None  # tokens that may be drawn, see `MaskSheet`; None: all
 
 
 class Landed(NamedTuple):
@@ -117,7 +116,7 @@ class Times:
 
 
 class Rounds(Protocol):
-    """Steps on a device. One thread calls in order; only `collect` and `paths` wait for the device."""
+    """Steps on a device. One thread calls in order; only `collect` and `drafts` wait for the device."""
 
     drafters: Mapping[str, DeviceDrafter]  # those that the device can run, by name
     readers: Collection[str]  # names of the drafters with KV memory of their own, which must read all committed tokens
@@ -145,16 +144,20 @@ class Rounds(Protocol):
         A sequence that ended while a step is in flight may grow beyond the context, by at most `max_draft` + 1 tokens.
         Lanes have room for them, and the outcome is dropped."""
 
-    def paths(self, ticket: Ticket) -> Mapping[int, Sequence[Path]]:
-        """Wait for the drafts of a step with masked seats. Return, by index of each masked seat, the drafted tokens
-        before each row of its verification, parents before children. The first row has none."""
+    def drafts(self, ticket: Ticket) -> Mapping[int, Sequence[Branch]]:
+        """Wait for the drafts of a step with masked seats. Return, by index of each masked seat, the branches of its
+        draft; without a draft it has one branch of one row."""
 
-    def draw(self, ticket: Ticket, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+    def sheet(self, ticket: Ticket) -> MaskSheet:
+        """Return an empty sheet for the masks of a step's rows, once every step before has been collected. Rows that
+        branches of a tree share may be on it several times."""
+
+    def draw(self, ticket: Ticket, drawing: Collection[int]) -> None:
         """Draw and accept in a step with masked seats; no step may be launched between its launch and this.
 
-        `masks`: by index of a seat, the tokens that each of its rows may draw: uint32 [words], bit t % 32 of word
-        t // 32. They decide alone which stop tokens may be drawn, whatever `min_tokens` says. None: any token; the
-        row's draft is never accepted. A masked seat that is missing draws nothing, and its lane stays as it is."""
+        `drawing`: the masked seats whose masks are on the step's sheet, by index; the others draw nothing, and their
+        lanes stay as they are. Masks decide alone which stop tokens may be drawn, whatever `min_tokens` says. A row
+        without one may draw any token; its draft is never accepted."""
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         """Wait for a step. Each step is collected once, in the order of launches.

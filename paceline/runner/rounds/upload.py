@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -10,35 +11,47 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.edit_reference import RowMasks
+from paceline.sampling.words import MaskSheet, mask_words
 
 MAX_PATCH = 128  # changes that travel in one small copy
-MAX_IN_FLIGHT = 4  # uploads of masks whose memory on the host is not used again yet
+ALIGNED = 16  # bytes; kernels load this much at once from an address that is a multiple of it
+MAX_IN_FLIGHT = 4  # uploads of changes whose memory on the host is not used again yet
 
 
 class MaskTable:
-    """The masks of rows of logits: written by the host, and read by the device, with one copy for each use.
+    """The masks of rows of logits, in memory of the host that the device reads itself: nothing is copied.
 
-    The host's memory of a copy is not used again before `MAX_IN_FLIGHT` others. The device's keeps its address."""
+    Its address is fixed, so that it can be part of a graph, and there is one sheet: it may be asked for once the draw
+    with its last masks has ended."""
 
-    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
-        self._rows = rows
-        size, pinned = rows * (1 + -(-vocab_size // 32)), device.type == "cuda"
-        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host = deque(torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
-        self.masks = RowMasks(self._memory[:rows], self._memory[rows:].view(rows, -1))
+    def __init__(self, rows: int, vocab_size: int, device: torch.device, *, masks: int | None = None) -> None:
+        """`masks`: number of masks that the sheet has room for; None: as many as rows."""
+        shape, begin = (masks or rows, mask_words(vocab_size)), -(-4 * rows // ALIGNED) * ALIGNED // 4
+        memory = torch.zeros(begin + shape[0] * shape[1], dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.masks = RowMasks(memory[:rows], memory[begin:].view(shape))
+        self._sheet = MaskSheet(self.masks.which.numpy(), self.masks.words.numpy().view(np.uint32))
 
-    def write(self, masks: Mapping[int, np.ndarray]) -> RowMasks:
-        """Set the masks of some rows, uint32 [words] each, and take those of all others, without waiting."""
-        self._host.rotate()
-        width = self.masks.words.shape[1]
-        host, end = self._host[0].numpy(), self._rows + len(masks) * width
-        which, words = host[: self._rows], host[self._rows : end].reshape(len(masks), width)
-        which[:] = -1
-        which[[*masks]] = range(len(masks))
-        if masks:
-            np.stack([*masks.values()], out=words.view(np.uint32))
-        self._memory[:end].copy_(self._host[0][:end], non_blocking=True)
-        return self.masks
+    def sheet(self) -> MaskSheet:
+        """Return the sheet, empty."""
+        self._sheet.clear()
+        return self._sheet
+
+
+class MaskTables:
+    """Tables of masks by size: rounds of similar size share one, because they run one after the other."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._tables: dict[tuple[int, int], MaskTable] = {}  # by numbers of rows and of masks
+
+    def of(self, rows: int, *, tree: bool) -> MaskTable:
+        """Return a table for at least so many rows. Those of a tree may be there twice."""
+        size = 1 << (rows - 1).bit_length()
+        masks = 2 * size if tree else size
+        if (size, masks) not in self._tables:
+            self._tables[size, masks] = MaskTable(size, self._vocab_size, self._device, masks=masks)
+        return self._tables[size, masks]
 
 
 class Patches:
@@ -78,11 +91,34 @@ class Upload:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
+    def together(self, *arrays: np.ndarray) -> list[Tensor]:
+        """Copy arrays [n] to the device in one piece, without waiting."""
+        starts = [0, *itertools.accumulate(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]
+        memory = np.zeros(starts[-1], dtype=np.uint8)
+        for start, array in zip(starts, arrays, strict=False):
+            memory[start : start + array.nbytes] = array.view(np.uint8)
+        whole, kinds = self(memory), [torch.from_numpy(array).dtype for array in arrays]
+        ends = [start + array.nbytes for start, array in zip(starts, arrays, strict=False)]
+        return [whole[start:end].view(kind) for start, end, kind in zip(starts, ends, kinds, strict=False)]
+
     def ints(self, values: Sequence[int]) -> Tensor:
         return self(np.array(values, dtype=np.int32))
+
+    def masks(self, sheet: MaskSheet) -> RowMasks:
+        sheet.settle()
+        return RowMasks(self(sheet.which), self(sheet.words.view(np.int32)))
 
 
 def download(values: Tensor) -> Tensor:
     """Copy values to the host's memory without waiting: they are valid once the device has come so far."""
     memory = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return memory.copy_(values, non_blocking=True)
+
+
+def first_masks(masks: Sequence[np.ndarray | None], upload: Upload, *, vocab_size: int) -> RowMasks | None:
+    """Copy the masks of the first tokens after prompts to a device; None: there are none."""
+    if all(mask is None for mask in masks):
+        return None
+    sheet = MaskSheet.empty(len(masks), len(masks), vocab_size)
+    sheet.put(range(len(masks)), masks)
+    return upload.masks(sheet)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import triton
@@ -21,6 +23,8 @@ from paceline.kernels.cuda.attend import _attend
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES
 from paceline.kernels.cuda.linear import SILU, _linear
 from paceline.kernels.cuda.many import BLOCKS, GROUP, Block, _many
+from paceline.kernels.cuda.norm import _embed
+from paceline.kernels.cuda.pair import _pair
 from paceline.kernels.cuda.prefill import BOX, _prefill
 from paceline.kernels.cuda.tiles import Tiles
 
@@ -37,6 +41,7 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
         "BLOCK_K": tiles.inputs,
         "PARTS": 1,
         "SPREAD": False,
+        "FINISHED": True,
         "EVEN": even,
         "ACTIVATION": SILU if gated else 0,
         "RESIDUAL": False,
@@ -49,8 +54,7 @@ def shared(format: int, rows: int, outputs: int, *, gated: bool, even: bool) -> 
     kinds = {"x": "*bf16", "w": WEIGHTS[format], "out": "*bf16", "residual": "*bf16", "counters": "*i32"}
     kinds |= dict.fromkeys(("bias", "partial"), "*fp32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _linear.arg_names}
-    scales = dict.fromkeys(("scale", "minimum"), "*fp16" if format in (GROUPED, NIBBLES) else "*fp32")
-    signature |= scales | kinds
+    signature |= kinds | {"scale": "*fp16" if format in (GROUPED, NIBBLES) else "*fp32"}
     whole = [i for i, name in enumerate(_linear.arg_names) if name not in (*constants, "rows")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in whole}
     source = ASTSource(fn=_linear, signature=signature, constexprs=constants, attrs=attributes)
@@ -120,6 +124,24 @@ def attention(*, solo: bool, turn: bool, tree: bool) -> int:
     return int(compiled.metadata.shared)
 
 
+def first_of_a_pass(kernel: Any) -> int:
+    """Compile a kernel that begins a pass. Raise AssertionError if it lets the next kernel start before it has waited:
+    attention reads the layout of its pass without waiting for it."""
+    numbers = {"WIDTH": 64, "FORMAT": FLOAT}
+    constants = {name: numbers.get(name, name == "PDL") for name in kernel.arg_names if name.isupper()}
+    kinds = dict.fromkeys(("table", "x", "paired", "states"), "*bf16") | dict.fromkeys(("tokens", "ends"), "*i32")
+    kinds |= dict.fromkeys(("scales", "minimums", "embed_norm", "state_norm"), "*fp32")
+    kinds |= dict.fromkeys(("scale", "eps"), "fp32") | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 1, "launch_pdl": True})
+    code = compiled.asm["ptx"]
+    assert 0 < code.find("griddepcontrol.wait") < code.find("griddepcontrol.launch_dependents"), (
+        f"{kernel} starts early"
+    )
+    return int(compiled.metadata.shared)
+
+
 def prompts(*, head_dim: int, stages: int, window: bool) -> int:
     """Return the bytes of attention of prompts with four query heads on each of 8 KV heads."""
     constants: dict[str, Any] = {
@@ -127,13 +149,12 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
         "KV_HEADS": 8,
         "HEAD_DIM": head_dim,
         "TILE": 128,
-        "TILES": 2,
         "STAGES": stages,
         "PAGE": 16,
         "WINDOW": window,
     }
     boxes = dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[16, 64],{BOX!r}>")
-    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("positions", "page_table", "plan"), "*i32")
+    kinds = dict.fromkeys(("queries", "out"), "*bf16") | dict.fromkeys(("page_table", "plan"), "*i32")
     signature = {name: "constexpr" if name in constants else "i32" for name in _prefill.arg_names}
     signature |= boxes | kinds | {"scale": "fp32"}
     numbers = {(_prefill.arg_names.index(name),): value for name, value in constants.items()}
@@ -141,6 +162,7 @@ def prompts(*, head_dim: int, stages: int, window: bool) -> int:
     source = GluonASTSource(fn=_prefill, signature=signature, constexprs=numbers, attrs=attributes)
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4})
     check_ends(compiled.asm["ttgir"])
+    check_waits(compiled.asm["ptx"], compiled.asm["cubin"])
     return int(compiled.metadata.shared)
 
 
@@ -160,12 +182,29 @@ def check_ends(code: str) -> None:
             inside = ""
 
 
+def check_waits(code: str, binary: bytes) -> None:
+    """Raise AssertionError if the assembler waits for matrix instructions where the code does not.
+
+    It does so without a word if it cannot tell which registers a product in flight will write. One product then runs
+    after another, and other work no longer hides behind them.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("WARPGROUP.DEPBAR")
+    asked = code.count("wgmma.wait_group")
+    assert asked == found, f"the code waits for matrix instructions at {asked} places, the machine at {found}"
+
+
 if __name__ == "__main__":
     found = {
         "attention, splits": attention(solo=False, turn=True, tree=False),
         "attention, trees": attention(solo=False, turn=False, tree=True),
         "attention, all": attention(solo=True, turn=True, tree=False),
-        "prompts": prompts(head_dim=128, stages=3, window=False),
+        "embeddings": first_of_a_pass(_embed),
+        "pairs of a head": first_of_a_pass(_pair),
+        "prompts": prompts(head_dim=128, stages=2, window=False),
         "prompts, narrow heads and a window": prompts(head_dim=64, stages=4, window=True),
     }
     for name, format in FORMATS.items():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.drafters.model import ModelOnDevice
-from paceline.kernels.cuda.tiles import FEW_ROWS
-from paceline.runner.forwards.cuda import padded_rows
+from paceline.kernels.cuda.tiles import FEW_ROWS, FEWER_ROWS
+from paceline.runner.forwards.device_batch import padded_rows
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.rounds.cuda import OFFERED, CudaRounds, _parts
 from paceline.runner.rounds.cuda_chunks import ReadChunks
@@ -264,7 +264,8 @@ def test_the_bucket_of_a_round(device: torch.device) -> None:
 
 
 def test_prompts_are_padded_to_few_lengths() -> None:
-    assert [padded_rows(rows) for rows in range(1, FEW_ROWS + 1)] == [*range(1, FEW_ROWS + 1)]
+    assert [padded_rows(rows) for rows in range(1, FEWER_ROWS + 1)] == [*range(1, FEWER_ROWS + 1)]
+    assert {padded_rows(rows) for rows in range(FEWER_ROWS + 1, FEW_ROWS + 1)} == {32, 64}
     lengths = {rows: padded_rows(rows) for rows in range(FEW_ROWS + 1, 8193)}
     assert all(rows <= padded <= max(1.25 * rows, rows + FEW_ROWS) for rows, padded in lengths.items())
     assert len({*lengths.values()}) < 40

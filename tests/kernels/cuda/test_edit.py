@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.kernels import edit_reference, round_reference
 from paceline.kernels.cuda import edit
-from paceline.kernels.edit_reference import Edits
+from paceline.kernels.edit_reference import Edits, RowMasks
 from paceline.runner.rounds.device_state import Changes, DeviceState
 from paceline.runner.rounds.upload import MaskTable, Upload
 from paceline.sampling.sampler import Sampler
@@ -140,11 +140,16 @@ def test_a_row_draws_what_its_mask_has(device: torch.device) -> None:
     rows = [5 * (1 + DRAFT), 5 * (1 + DRAFT) + 2, 7 * (1 + DRAFT) + 1]
     state.edits[[5, 7]] |= Edits.MASKS
     bits = random.integers(0, 2**32, (3, 4), dtype=np.uint32)
-    table = MaskTable(len(lanes), vocab, device).write(dict(zip(rows, bits, strict=True)))
+    bits[:, -1] &= 1  # of the last token alone
+    memory = MaskTable(len(lanes), vocab, device)
+    sheet = memory.sheet()
+    sheet.put(rows, bits)
+    sheet.settle()
+    table = RowMasks(*(part.to(device) for part in memory.masks))
     logits = random_logits(len(lanes), vocab, device)
     mine, other, without = (logits.clone() for _ in range(3))
     options: dict[str, Any] = {"lanes": lanes, "positions": positions, "offset": 1}
-    edit.edit(mine, state, **options, masks=table, pdl=ON_GPU)
+    edit.edit(mine, state, **options, masks=memory.masks, pdl=ON_GPU)  # in the host's memory
     edit_reference.edit(other, state, **options, masks=table)
     edit.edit(without, state, **options, pdl=ON_GPU)
     assert torch.equal(mine, other)

@@ -33,7 +33,7 @@ def test_fewer_bits_of_the_same_numbers(format: str, device: torch.device, dtype
     weight, bias = floats(device, dtype)
     make, kind = MAKERS[format]
     whole = pack([weight], parts=2, biases=[bias], dtype=dtype, device=device)
-    small = requantise(whole, format)
+    small = requantise(whole, format, parts=whole.parts)
     assert (whole.format, small.format, small.parts) == (FLOAT, kind, 2)
     assert same(small, pack([make(weight)], parts=2, biases=[bias], dtype=dtype, device=device))
     assert small.bytes < whole.bytes
@@ -45,7 +45,7 @@ def test_rows_are_quantised_by_themselves(device: torch.device, dtype: torch.dty
     """A packed matrix of q, k and v has the numbers that each would have alone."""
     weight, _ = floats(device, dtype)
     apart = [quantise_fp8(weight[:4]), quantise_fp8(weight[4:])]
-    together = requantise(pack([weight], parts=1, dtype=dtype, device=device), "fp8")
+    together = requantise(pack([weight], parts=1, dtype=dtype, device=device), "fp8", parts=1)
     assert same(together, pack(apart, parts=1, dtype=dtype, device=device))
 
 
@@ -54,10 +54,10 @@ def test_what_has_few_bits_stays(format: str, device: torch.device, dtype: torch
     weight, _ = floats(device, dtype)
     for make, _ in MAKERS.values():
         matrix = pack([make(weight)], parts=1, dtype=dtype, device=device)
-        assert requantise(matrix, format) is matrix
+        assert requantise(matrix, format, parts=1) is matrix
 
 
 def test_four_bits_of_an_odd_number_of_groups_are_not_paired(device: torch.device, dtype: torch.dtype) -> None:
     weight, _ = floats(device, dtype)
-    matrix = requantise(pack([weight[:, :96]], parts=1, dtype=dtype, device=device), "int4")
+    matrix = requantise(pack([weight[:, :96]], parts=1, dtype=dtype, device=device), "int4", parts=1)
     assert (matrix.format, matrix.q.shape) == (GROUPED, (10, 96))

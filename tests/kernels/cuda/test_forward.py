@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.drafters import registry
 from paceline.drafters.model import ModelOnDevice
 from paceline.kernels.base import Batch
+from paceline.kernels.cuda.formats import CudaMatrix
+from paceline.kernels.cuda.linear import Products
 from paceline.kernels.quant import GROUP, dequantise, quantise, quantise_fp8
 from paceline.models.config import ModelConfig
 from paceline.models.load import LoadedModel
 from paceline.runner.forwards.cuda import CudaDecoder, CudaForward, new_kv
+from paceline.runner.forwards.device_batch import Ends
 from paceline.runner.forwards.torch import TorchForward
 from paceline.runner.loading.models import ReadyModel
 from tests.kernels.cuda.conftest import ON_GPU
@@ -31,11 +36,17 @@ if not ON_GPU:  # what "everything" has not
 
 
 def forwards(
-    config: ModelConfig, format: str, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    config: ModelConfig,
+    format: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    *,
+    expand: bool = False,
 ) -> tuple[CudaForward, TorchForward]:
     weights = random_weights(config, format)
     oracle = TorchForward(config, floats(weights), num_pages=15, device=device)
-    decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU)
+    decoder = CudaDecoder(config, weights, max_context=240, dtype=dtype, device=device, pdl=ON_GPU, expand=expand)
     assert not weights, "a weight was not packed"
     return CudaForward(decoder, new_kv(config, num_pages=15, dtype=kv_dtype or dtype, device=device)), oracle
 
@@ -69,6 +80,45 @@ def test_every_architecture(config: str, device: torch.device, dtype: torch.dtyp
 @pytest.mark.parametrize("format", [*FORMATS, "mixed"])
 def test_every_format(format: str, device: torch.device, dtype: torch.dtype) -> None:
     compare(CONFIGS["two-layers"] if ON_GPU else PLAIN, format, device, dtype, STEPS if ON_GPU else STEPS[:1])
+
+
+@pytest.mark.parametrize("ending", [(1, 0), (2, 1), (0, 0)])
+@pytest.mark.parametrize("config", ["two-layers", "everything"] if ON_GPU else ["rope"])
+def test_the_last_layer_computes_wanted_rows_only(
+    config: str,
+    ending: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their bits, and all keys and values, are those of a pass that computes everything."""
+    made, counts = CONFIGS[config], (LONG, 9)
+    (whole, _), (part, _) = (forwards(made, "int8", device, dtype) for _ in range(2))
+    rows = whole._placed(rows_of((TOKENS, 0, LONG, PAGES), (TOKENS, 2, 2 + counts[1], OTHER)))
+    spans = [range(stop - last, stop) for stop, last in zip((LONG, sum(counts)), ending, strict=True)]
+    seats = [seat for seat, span in enumerate(spans) if span]
+    ends = Ends(
+        index=torch.tensor([row for span in spans for row in span], dtype=torch.int64, device=device),
+        row_starts=torch.tensor([0, *accumulate(len(spans[seat]) for seat in seats)]).int().to(device),
+        lanes=torch.tensor(seats).int().to(device),
+        seats=len(seats),
+        max_rows=max(ending),
+    )
+    rows = replace(rows, lanes=torch.tensor([0, 1]).int().to(device))
+    wanted = whole.decoder.hidden(rows, whole.kv)[ends.index].clone()
+    multiplied, multiply = [], Products.__call__
+
+    def spy(self: Products, x: Tensor, matrix: CudaMatrix, *rest: Any, **options: Any) -> None:
+        multiplied.extend([len(x)] if matrix is part.decoder.layers[-1].gate_up else [])
+        multiply(self, x, matrix, *rest, **options)
+
+    monkeypatch.setattr(Products, "__call__", spy)
+    got = part.decoder.hidden(rows, part.kv, ends=ends)
+    assert torch.equal(got, wanted)
+    pages = [*PAGES, *OTHER]  # all but the scratch page, which rows that only pad may be written to
+    assert torch.equal(part.kv.keys[:, pages], whole.kv.keys[:, pages])
+    assert torch.equal(part.kv.values[:, pages], whole.kv.values[:, pages])
+    assert multiplied == ([sum(ending)] if sum(ending) else [])
 
 
 def test_kv_of_eight_bits(device: torch.device, dtype: torch.dtype) -> None:
@@ -154,6 +204,15 @@ def test_bits_of_a_row_depend_on_nothing_else(device: torch.device, dtype: torch
         whole = torch.cat(logits)
         wanted = whole if wanted is None else wanted
         assert torch.equal(whole, wanted)
+
+
+def test_expanded_weights_give_the_same_text(device: torch.device, dtype: torch.dtype) -> None:
+    """On a GPU by bits; the interpreter adds up the products of a step in another order."""
+    packed, whole = (forwards(PLAIN, "int4", device, dtype, expand=expand)[0] for expand in (False, True))
+    assert whole.decoder.weight_bytes > 2 * packed.decoder.weight_bytes
+    batch = rows_of((TOKENS, 0, 9, PAGES))
+    one, other = packed(batch).logits, whole(batch).logits
+    assert torch.equal(one, other) if ON_GPU else torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_small_passes_use_the_memory_of_large_ones(device: torch.device) -> None:

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.kernels.cuda import linear
 from paceline.kernels.cuda.formats import CHANNEL, FLOAT, FLOAT8, GROUPED, NIBBLES, CudaMatrix, pack
-from paceline.kernels.cuda.linear import GELU, SILU, Products
+from paceline.kernels.cuda.linear import ALONE_ROWS, GELU, SILU, Products
 from paceline.kernels.cuda.many import BLOCKS, Block, finish
-from paceline.kernels.cuda.tiles import UNIT, Tiles, parts_of
+from paceline.kernels.cuda.norm import finish_norm, norm
+from paceline.kernels.cuda.tiles import MOST, PROCESSORS, UNIT, Tiles, parts_of, tiled_rows
 from paceline.kernels.quant import dequantise, quantise, quantise_fp8
 from tests.kernels.cuda.conftest import ON_GPU
 
@@ -27,6 +29,11 @@ def products(matrix: CudaMatrix, device: torch.device) -> Products:
 def close(out: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
     error = (out.float() - wanted).norm() / wanted.norm()
     return bool(error < (1e-2 if dtype is torch.bfloat16 else 1e-5))
+
+
+def in_bf16(values: Tensor) -> Tensor:
+    """Round as the device does; Triton's interpreter cuts bits off."""
+    return values.bfloat16() if ON_GPU else (values.view(torch.int32) & -65536).view(torch.float32).bfloat16()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -51,6 +58,23 @@ def test_residual(outputs: int, inputs: int, device: torch.device, dtype: torch.
     wanted = x.float() @ w.float().T + out.float()
     products(matrix, device)(x, matrix, out, residual=out)
     assert close(out, wanted, dtype)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_product_is_rounded_before_the_residual_is_added(parts: int, device: torch.device) -> None:
+    """Small whole numbers have exact sums, so that only the two roundings to bf16 are seen."""
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    x, w = (random(n, 2 * UNIT, device, torch.float32, seed=n).mul(4).round().to(dtype) for n in (3, 40))
+    residual = random(3, 40, device, torch.bfloat16, seed=1)
+    exact = x.float() @ w.float().T
+    wanted = in_bf16(in_bf16(exact).float() + residual.float())
+    assert not torch.equal(wanted, in_bf16(exact + residual.float())), "these numbers show nothing"
+    matrix = pack([w], parts=parts, dtype=dtype, device=device)
+    out, finished = torch.full_like(residual, torch.nan), torch.full_like(residual, torch.nan)
+    products(matrix, device)(x, matrix, out, residual=residual)
+    finish(exact[None], None, residual, finished)
+    assert torch.equal(out, wanted)
+    assert torch.equal(finished, wanted)
 
 
 @pytest.mark.parametrize("activation", [SILU, GELU])
@@ -111,6 +135,23 @@ def test_bits_of_a_row_depend_on_nothing_else(parts: int, device: torch.device, 
         assert close(out, x[:count].float() @ w.float().T, dtype)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_expanded_matrices_give_the_same_bits(
+    bits: int, parts: int, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of outputs, and of groups if there is one part."""
+    inputs, counts = (2 * UNIT if parts == 2 else 96, (8, 40)) if not ON_GPU else (2 * UNIT, (64, 300))
+    monkeypatch.setattr(linear, "EXPANDED_ROWS", counts[1])
+    w, x = random(70, inputs, device, dtype), random(counts[1], inputs, device, dtype, seed=1)
+    matrix = pack([quantise(w.float(), bits=bits, group=32)], parts=parts, dtype=dtype, device=device)
+    product, few, many = products(matrix, device), *(torch.empty(n, 70, device=device, dtype=dtype) for n in counts)
+    product(x[: counts[0]], matrix, few)
+    product(x, matrix, many)
+    assert torch.equal(many[: counts[0]], few)
+    assert close(many, x.float() @ dequantise(quantise(w.float(), bits=bits, group=32)).to(device).T, dtype)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("activation", [0, SILU])
 def test_what_follows_the_sums(parts: int, activation: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -146,6 +187,30 @@ def test_blocks_give_the_bits_of_tiles(block: Block, operation: str, device: tor
     assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize("format", ["floats", "int4", "int8"])
+@pytest.mark.parametrize("rows", [16, 18])
+def test_the_norm_finishes_parts(format: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Parts that are left to the norm give the bits of a product that adds them itself."""
+    x, w = random(rows, 2 * UNIT, device, dtype), random(128, 2 * UNIT, device, dtype, seed=1)
+    make = {
+        "floats": lambda w: w,
+        "int4": lambda w: quantise(w, bits=4, group=32),
+        "int8": lambda w: quantise(w, bits=8),
+    }
+    matrix = pack([make[format](w.float().cpu())], parts=2, dtype=dtype, device=device)
+    product, weight = products(matrix, device), random(1, 128, device, torch.float32, seed=2)[0]
+    mine, other = (random(rows, 128, device, dtype, seed=3) for _ in range(2))
+    normed, left = torch.empty_like(mine), torch.empty_like(mine)
+    product(x, matrix, mine, residual=mine)
+    norm(mine, weight, normed, eps=1e-5)
+    sums = product.sums(x, matrix, other)
+    assert (sums is None) == (format == "int8" or rows <= ALONE_ROWS)  # sums of int8 are scaled once they are whole
+    if sums is not None:
+        finish_norm(sums, None, other, weight, left, eps=1e-5)
+        assert torch.equal(mine, other)
+        assert torch.equal(normed, left)
+
+
 @pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
 @pytest.mark.parametrize("rows", [80, 160, 320, 512])
 @pytest.mark.parametrize(("outputs", "inputs", "parts"), [(6144, 4096, 1), (4096, 4096, 2), (2048, 8192, 4)])
@@ -161,18 +226,41 @@ def test_the_library_gives_the_same_bits(rows: int, outputs: int, inputs: int, p
     assert product._way(x, matrix, mine, False, 0) != product.by_tiles
 
 
+@pytest.mark.skipif(not ON_GPU, reason="there is no library to compare with")
+@pytest.mark.parametrize("rows", [20, 64, 80, 128, 320, 2048])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (4096, 14336)])
+def test_the_library_adds_the_residual(rows: int, outputs: int, inputs: int) -> None:
+    """A library that may not divide K gives the bits of tiles at every number of rows, the residual included."""
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    x, w = random(rows, inputs, device, dtype), random(outputs, inputs, device, dtype, seed=1)
+    matrix = pack([w], parts=1, dtype=dtype, device=device)
+    product, residual = products(matrix, device), random(rows, outputs, device, dtype, seed=2)
+    mine, other = residual.clone(), residual.clone()
+    product.by_tiles(x, matrix, mine, residual=mine)
+    product.by_whole_library(x, matrix, other, residual=other)
+    assert torch.equal(mine, other)
+    assert product._way(x, matrix, mine, True, 0) != product.by_tiles
+
+
 def test_few_rows_have_small_tiles() -> None:
     few, more = (Tiles.of(rows, outputs=4096, parts=2, gated=False, format=FLOAT, size=2) for rows in (1, 40))
     assert few.rows == 16
     assert more.rows == 64
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_tiles_of_half_the_size_fill_the_device(rows: int) -> None:
+    tiles = Tiles.of(rows, outputs=4096, parts=parts_of(4096, 14336, gated=False), gated=False, format=FLOAT, size=2)
+    assert MOST * PROCESSORS < 4096 // tiles.outputs * -(-rows // tiles.rows) <= PROCESSORS
+    assert tiled_rows(4096, 1, gated=False) < tiled_rows(4096, 2, gated=False) == tiled_rows(6144, 1, gated=False)
+
+
 @pytest.mark.parametrize(
     ("outputs", "inputs", "parts"),
     [
         (6144, 4096, 1),
-        (4096, 14336, 2),
-        (5120, 25600, 2),
+        (4096, 14336, 1),
+        (5120, 25600, 1),
         (10240, 5120, 1),
         (2048, 8192, 4),
         (576, 1536, 3),
@@ -182,6 +270,7 @@ def test_few_rows_have_small_tiles() -> None:
 def test_narrow_matrices_are_divided(outputs: int, inputs: int, parts: int) -> None:
     assert parts_of(outputs, inputs, gated=False) == parts
     assert parts_of(outputs, inputs, gated=True) == 1
+    assert parts_of(outputs, inputs, gated=False, floats=False) == (2 if outputs in (4096, 5120) else parts)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="only beside a library there is a choice")

@@ -45,7 +45,7 @@ def test_the_end_of_a_product_and_a_norm(parts: int, biased: bool, device: torch
     total = torch.zeros_like(x, dtype=torch.float32)
     for part in sums:
         total += part
-    wanted = ((total + bias if biased else total) + x.float()).to(dtype)
+    wanted = ((total + bias if biased else total).to(dtype).float() + x.float()).to(dtype)
     normed, out = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
     norm(wanted, weight, normed, eps=1e-5, pdl=ON_GPU)
     finish_norm(sums, bias if biased else None, x, weight, out, eps=1e-5, pdl=ON_GPU)

@@ -68,7 +68,7 @@ class Prompts:
 def test_prompts_have_the_bits_of_a_few_rows_at_a_time(shape, window, device):
     """A pass over all rows goes to the kernel for prompts, passes over at most 64 rows do not."""
     prompts = Prompts(shape, device)
-    assert prefill.fits(prompts.queries, prompts.kv, group=shape[0] // shape[1], tile=128, max_rows=700)
+    assert prefill.fits(prompts.queries, prompts.kv, group=shape[0] // shape[1], tile=128, tiles=2, max_rows=700)
     at_once = prompts.attend(WORKS, prompts.queries, window)
     ends = [0, *torch.tensor([count for _, count in WORKS]).cumsum(0).tolist()]
     for done in range(0, 700, 50):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,16 @@ class Busy:
         return 1.0
 
 
+def draw_with(
+    rounds: Any, ticket: Any, masks: Mapping[int, Sequence[np.ndarray]], *, rows: Sequence[int] | None = None
+) -> None:
+    """Draw with masks by seat, for the rows of its only branch, or for `rows`."""
+    drafts, sheet = rounds.drafts(ticket), rounds.sheet(ticket)
+    for index, each in masks.items():
+        sheet.put(drafts[index][0].rows if rows is None else rows, each)
+    rounds.draw(ticket, [*masks])
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
     late: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -187,12 +197,13 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
     for turn in range(3 if ON_GPU else 1):
         lengths = made[0]._state.lengths.tolist()
         tickets = [rounds.launch([], seats, drafter="self", context=40) for rounds in made]
-        paths = [rounds.paths(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
-        assert paths[0] == paths[1]
-        assert [*map(len, paths[0][0])] == [0, 1, 2]
-        only = [words(token) for token in paths[0][0][2]]  # the draft itself, then one of two
+        drafts = [rounds.drafts(ticket) for rounds, ticket in zip(made, tickets, strict=True)]
+        assert drafts[0] == drafts[1]
+        [(drafted, rows)] = drafts[0][0]
+        assert [*rows] == [0, 1, 2]
+        only = [words(token) for token in drafted]  # the draft itself, then one of two
         for rounds, ticket in zip(made, tickets, strict=True):
-            rounds.draw(ticket, {0: [*only, second]})
+            draw_with(rounds, ticket, {0: [*only, second]})
         assert (made[0]._late is tickets[0]) is (late and (turn > 0 or not ON_GPU))
         behind = [each.launch([], [Seat(2, 0)], drafter=None, context=40) for each in made]
         assert made[0]._late is None
@@ -206,7 +217,7 @@ def test_masks_decide_every_row_and_seats_without_them_draw_nothing(
         assert landed == same
     tickets = [rounds.launch([], seats[1:], drafter="self", context=40) for rounds in made]
     for rounds, ticket in zip(made, tickets, strict=True):
-        rounds.draw(ticket, {0: [first for _ in rounds.paths(ticket)[0]]})
+        draw_with(rounds, ticket, {0: [first] * 3})
     landed, same = (rounds.collect(ticket)[1] for rounds, ticket in zip(made, tickets, strict=True))
     assert landed == same
     assert landed[0].tokens[0] in (11, 30)
@@ -218,20 +229,18 @@ def test_masks_of_trees_follow_their_paths(device: torch.device) -> None:
     for rounds in made:
         rounds.drafters["trees"] = TreesOnDevice([text], nodes=5, vocab_size=PLAIN.vocab_size)
         for lane in range(2):
-            enter(rounds, lane, text[:4], temperature=0, logit_bias={0: 0.0})
+            enter(rounds, lane, text[:5], temperature=0, logit_bias={0: 0.0})
         rounds._changes._add(rounds._state.edits, 0, 0, [Edits.MASKS])
-    both(made, [Chunk(lane, 0, 3, draws=False) for lane in range(2)], [], "trees")
+    both(made, [Chunk(lane, 0, 4, draws=False) for lane in range(2)], [], "trees")
     for _ in range(3 if ON_GPU else 1):
         tickets = [each.launch([], [Seat(1, 4), Seat(0, 5, masked=True)], drafter="trees", context=30) for each in made]
-        (paths, other) = (each.paths(ticket) for each, ticket in zip(made, tickets, strict=True))
-        assert paths == other
-        deepest = max(paths[1], key=len)
-        assert {path[:-1] for path in paths[1] if path} <= {*paths[1]}
-        along = [
-            words(deepest[len(path)]) if path == deepest[: len(path)] != deepest else words(3) for path in paths[1]
-        ]
+        (drafts, other) = (each.drafts(ticket) for each, ticket in zip(made, tickets, strict=True))
+        assert drafts == other
+        assert len(drafts[1]) > 1
+        deepest, rows = max(drafts[1], key=lambda branch: len(branch.tokens))
+        along = [words(token) for token in (*deepest, 3)]
         for each, ticket in zip(made, tickets, strict=True):
-            each.draw(ticket, {1: along})
+            draw_with(each, ticket, {1: along}, rows=rows)
         landed, same = (each.collect(ticket)[1] for each, ticket in zip(made, tickets, strict=True))
         assert landed == same
         assert landed[1].tokens == (*deepest, 3)

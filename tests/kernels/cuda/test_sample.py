@@ -94,6 +94,11 @@ def test_as_the_reference(device: torch.device) -> None:
     check(random_logits(len(ASKED), 1000, device, spread=3.0))
 
 
+def test_programs_that_gather_several_chunks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "GATHERERS", 3)
+    check(random_logits(3, 12_289, device, spread=2.0, seed=5), lanes=[6, 1, 5])
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 257, 9001])
 def test_any_vocabulary(vocab: int, device: torch.device) -> None:
     check(random_logits(5, vocab, device, spread=3.0, seed=vocab), lanes=[0, 1, 4, 6, 9])

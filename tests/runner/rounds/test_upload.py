@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from paceline.runner.rounds.upload import MAX_PATCH, MaskTable, Patches
+from paceline.runner.rounds.upload import ALIGNED, MAX_PATCH, MaskTable, Patches, Upload
+from paceline.sampling.words import mask_words, pack
 
 
 def test_rows_have_the_masks_that_were_written_last() -> None:
-    table = MaskTable(4, 70, torch.device("cpu"))
-    assert table.masks.words.shape == (4, 3)
+    table = MaskTable(4, 70, torch.device("cpu"), masks=5)
+    assert table.masks.words.shape == (5, mask_words(70))
     for turn in range(9):  # more often than there is memory
-        masks = {row: np.full(3, 10 * turn + row, dtype=np.uint32) for row in (3, turn % 3)}
-        which, words = table.write(masks)
+        masks = {row: pack([10 * turn % 70, row], 70) for row in (3, turn % 3)}
+        sheet = table.sheet()
+        sheet.put([*masks], masks.values())
+        sheet.settle()
+        which, words = table.masks
         assert [row for row in range(4) if which[row] >= 0] == sorted(masks)
         for row in masks:
-            assert words[which[row]].tolist() == [10 * turn + row] * 3
-    assert table.write({}).which.tolist() == [-1] * 4
+            assert np.array_equal(words[which[row]].numpy().view(np.uint32), masks[row])
+    table.sheet().settle()
+    assert table.masks.which.tolist() == [-1] * 4
 
 
 def test_patches_change_what_they_name() -> None:
@@ -29,3 +35,15 @@ def test_patches_change_what_they_name() -> None:
         for place, value in changes.items():
             expected[place] = value
         assert table.tolist() == expected
+
+
+def test_arrays_travel_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keeps its type and values, and begins where kernels can load 16 bytes at once."""
+    copies, upload = [], Upload.__call__
+    monkeypatch.setattr(Upload, "__call__", lambda self, values: copies.append(values) or upload(self, values))
+    given = [np.arange(3), np.array([7], dtype=np.int32), np.zeros(0, dtype=np.int32), np.arange(5, dtype=np.int32)]
+    got = Upload(torch.device("cpu")).together(*given)
+    assert len(copies) == 1
+    assert [each.dtype for each in got] == [torch.int64, torch.int32, torch.int32, torch.int32]
+    assert all(np.array_equal(each.numpy(), array) for each, array in zip(got, given, strict=True))
+    assert all(each.storage_offset() * each.itemsize % ALIGNED == 0 for each in got)
