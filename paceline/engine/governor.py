@@ -65,13 +65,7 @@ class Governor:
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
-        for judged in self._judged:
-            self._rests.tell(judged)
-            self._trials.tell(judged)
-        self._judged.clear()
-        resting = self._resting(sequences)
-        seconds = self._round_seconds(sequences, resting)
-        resting |= self._on_trial(sequences, resting, seconds)
+        resting, seconds = self._known_rounds(sequences)
         drafters = dict.fromkeys([sequence.drafter for sequence in sequences])
         terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters if name is not None}
         wishes = [
@@ -125,7 +119,8 @@ class Governor:
             output = len(sequence.tokens) - sequence.prompt_length
             sequence.pace_with(drafter).learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
-            self._judged.add(drafter)
+            if self._rounds is not None:
+                self._judged.add(drafter)
 
     def learn_host(self, seconds: float, *, drafter: str | None, batch: int) -> None:
         """Learn how long the host was busy with a round that only decodes; `drafter`: the one that drafted in it."""
@@ -201,6 +196,19 @@ class Governor:
             by = guard if rounds is None else rounds.drafters.get(drafter, guard)
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
+
+    def _known_rounds(self, sequences: Seq[Sequence]) -> tuple[set[str | None], dict[str, list[float]]]:
+        """Return the drafters that rest or are on trial in this round, and the seconds of rounds of the others that are
+        known. Without a device no drafter rests, and no round is timed."""
+        if self._rounds is None:
+            return set(), {}
+        for judged in self._judged:
+            self._rests.tell(judged)
+            self._trials.tell(judged)
+        self._judged.clear()
+        resting = self._resting(sequences)
+        seconds = self._round_seconds(sequences, resting)
+        return resting | self._on_trial(sequences, resting, seconds), seconds
 
     def _resting(self, sequences: Seq[Sequence]) -> set[str | None]:
         """Return the drafters that rest in this round."""
