@@ -21,6 +21,7 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: Tensor | None = None
+    passes: int | None = None  # passes of the drafter's model that it took; None: one for each level
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,6 +50,8 @@ class Draft:
             return f"a token outside of the vocabulary of {vocab_size}"
         if self.probs is not None and (problem := self._problem_of_probs(self.probs, vocab_size)):
             return problem
+        if self.passes is not None and (type(self.passes) is not int or self.passes < 0):
+            return f"passes {self.passes!r} that are no count"
         return self._problem_of_parents() if self.parents else None
 
     def _problem_of_probs(self, probs: Tensor, vocab_size: int) -> str | None:

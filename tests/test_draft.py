@@ -49,6 +49,8 @@ def test_sound_drafts(draft: Draft) -> None:
         (Draft(tokens=(1,), probs=torch.eye(VOCAB, dtype=torch.int64)[1:2]), "probabilities of type torch.int64"),
         (Draft(tokens=(1,), probs=torch.eye(VOCAB)[:1]), "its own probabilities exclude"),
         (Draft(tokens=(1, 2), parents=(-1, -1), probs=uniform(2)), "probabilities for a tree"),
+        (Draft(tokens=(1,), passes=-1), "passes -1 that are no count"),
+        (Draft(tokens=(1,), passes="two"), "passes 'two' that are no count"),
     ],
 )
 def test_problems(draft: Draft, problem: str) -> None:

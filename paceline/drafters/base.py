@@ -40,6 +40,7 @@ class Ask:
     p_min: float | None = None  # the request's confidence below which a draft ends; None: the drafter's own limit
     price: float = 0.0  # probability of acceptance at which one more drafted token pays for itself; 0: not measured
     row_price: float = 0.0  # part of `price` that verification costs: the price of a token beside others of its level
+    row_prices: tuple[float, ...] = ()  # prices of the first, second … token's row; (): only `row_price` is known
     left: int = 1 << 30  # tokens that the answer may still have, at most
     predicted: tuple[int, ...] = ()  # next tokens of the request's prediction, at most `max_draft`
 
@@ -49,7 +50,8 @@ class Ask:
         Every step calls it: `dataclasses.replace` takes several times as long."""
         if self.max_draft <= most:
             return self
-        rest = self.sampler, self.rule, self.p_min, self.price, self.row_price, self.left, self.predicted
+        prices = self.price, self.row_price, self.row_prices
+        rest = self.sampler, self.rule, self.p_min, *prices, self.left, self.predicted
         return Ask(self.key, self.lane, self.tokens, most, *rest)
 
 

@@ -72,7 +72,8 @@ class CopyDrafter(FeatureDrafter):
         copies.rest -= copies.rest > 0
         draft = EMPTY
         if not copies.rest:
-            draft = self._memory.continuation(ask.key, ask.tokens, min(ask.max_draft, copies.length))
+            found = self._memory.continuation(ask.key, ask.tokens, min(ask.max_draft, copies.length))
+            draft = Draft(found.tokens, passes=0) if found.tokens else EMPTY
         copies.last = len(draft.tokens)
         return draft
 

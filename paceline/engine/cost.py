@@ -8,6 +8,7 @@ right with probability p makes it faster only if
     p > (seconds of a row + seconds of drafting it) · speed
 
 The right side is the *price* of the token. A token beside others of its level costs its row alone: the *row price*.
+Rows of a small pass differ in cost (`engine.row_seconds`), so there each token of a draft has a row price of its own.
 The *entry* decides whether to draft at all. It compares with the speed of plain decoding, and counts the average cost
 of a level, the beginning of the draft included. All are 0 until steps have been measured, so that drafts are made and
 the model can learn.
@@ -17,9 +18,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from paceline.engine.row_seconds import RowSeconds
+
 DECAY = 0.95  # weight of the past at each step: about the last twenty steps count
 KNOWN_STEPS = 4.0  # weight of the past from which a time is checked for being an outlier
 OUTLIER = 2.0  # factor: a time counts at most as this many times the expected one
+PRICED_TOKENS = 8  # tokens of a draft whose rows have prices of their own; later ones cost as much as the last of them
+MAX_ROW_PRICE = (
+    0.8  # highest price of a row: sure tokens are drafted even if it seems dear, and so it is measured again
+)
+DOUBTFUL_PASSES = 8  # passes that the usual price of a row weighs as much as, beside the measured price of this row
 MIN_SPREAD = 0.2  # variance of the counts (rows², levels²) below which no slope is fitted
 
 
@@ -57,6 +65,7 @@ class Line:
 class CostModel:
     def __init__(self) -> None:
         self._passes = Line()
+        self._small_passes = RowSeconds()
         self._drafting: defaultdict[str, Line] = defaultdict(Line)  # drafter → seconds over the depth of a draft
         self._breadth: dict[str, float] = {}  # drafter → tokens per level of a draft
         self._rows = self._tokens = self._sequences = self._step_seconds = self._draft_seconds = 0.0
@@ -75,6 +84,7 @@ class CostModel:
         """Learn from a step in which every sequence was decoding."""
         self._entries.clear()
         self._passes.add(rows, pass_seconds)
+        self._small_passes.add(rows, pass_seconds)
         self._rows = DECAY * self._rows + rows
         self._tokens = DECAY * self._tokens + tokens
         self._sequences = DECAY * self._sequences + sequences
@@ -105,6 +115,24 @@ class CostModel:
         """Lowest probability of being right at which one more token pays on a level that is drafted anyway."""
         row = self._passes.slope
         return 0.0 if row is None or not self._step_seconds else row * self._tokens / self._step_seconds
+
+    def row_prices(self, sequences: int) -> tuple[float, ...]:
+        """Lowest probability of being right at which the first, second … drafted token of each sequence pays for its
+        row, if all sequences draft as many. (): unknown.
+
+        After few passes a row's price is near the usual one, or a single slow pass would keep such rows from being
+        measured again."""
+        if not self._small_passes.knows or not self._step_seconds:
+            return ()
+        measured, usual = self._small_passes, self.row_price
+        speed = self._tokens / self._step_seconds / sequences
+        prices, less = [], measured.seconds(sequences)
+        for rows in range(2 * sequences, (PRICED_TOKENS + 2) * sequences, sequences):
+            passes, more = measured.passes.get(rows, 0), measured.seconds(rows)
+            price = usual + ((more - less) * speed - usual) * passes / (passes + DOUBTFUL_PASSES)
+            prices.append(min(max(price, 0.0), MAX_ROW_PRICE))
+            less = more
+        return tuple(prices)
 
     def entry(self, drafter: str) -> float:
         """Lowest probability of being right at which drafting is faster than plain decoding."""

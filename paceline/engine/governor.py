@@ -71,17 +71,8 @@ class Governor:
     def draft_lengths(self, sequences: Seq[Sequence], *, running: int, rows: int) -> list[int]:
         """Return the longest draft worth asking for, for each sequence, with at most `rows` tokens in all. If it is 0,
         the sequence's `off` says why."""
-        for judged in self._judged:
-            self._rests.tell(judged)
-            self._trials.tell(judged)
-        self._judged.clear()
-        batch, names = len(sequences), dict.fromkeys([sequence.drafter for sequence in sequences])
-        drafters = [name for name in names if name is not None]
-        resting = self._resting(drafters, batch=batch)
-        awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
-        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
-        seconds = self._round_seconds(awake, batch=batch, masked=masked)
-        resting |= self._on_trial([name for name in awake if name not in seconds], batch=batch)
+        drafters = [name for name in dict.fromkeys([sequence.drafter for sequence in sequences]) if name is not None]
+        resting, seconds = self._known_rounds(drafters, sequences)
         terms = {name: self._terms(name, running, by_cost=name not in seconds) for name in drafters}
         wishes = [
             self._wish(sequence, running, terms.get(sequence.drafter or ""))
@@ -111,6 +102,11 @@ class Governor:
         """Lowest probability of being right at which one more row is worth verifying, if drafting it is free."""
         return (self.cost.row_price or PRIOR_ROW_PRICE) if self._weighs_cost else 0.0
 
+    def row_prices(self, sequences: int) -> tuple[float, ...]:
+        """Lowest probability of being right at which the first, second … token of a draft is worth its row, if each of
+        `sequences` drafts as many. (): unknown, or cost does not count."""
+        return self.cost.row_prices(sequences) if self._weighs_cost else ()
+
     def seat_price(self, drafter: str) -> float:
         """Lowest probability of being right at which a device should draft one more token for a sequence.
 
@@ -129,7 +125,8 @@ class Governor:
             pace, output = sequence.paces.get(drafter), len(sequence.tokens) - sequence.prompt_length
             (pace or sequence.pace_with(drafter)).learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
-            self._judged.add(drafter)
+            if self._rounds is not None:
+                self._judged.add(drafter)
 
     def _wish(self, sequence: Sequence, running: int, terms: Terms | None) -> int:
         """Return the longest draft that a sequence can use and that pays; `terms`: of its drafter, if it has one."""
@@ -201,6 +198,22 @@ class Governor:
             by = guard if rounds is None else rounds.drafters.get(drafter, guard)
             self._enders[drafter] = bool(getattr(by, "ends_drafts", False))
         return self._enders[drafter]
+
+    def _known_rounds(self, drafters: Seq[str], sequences: Seq[Sequence]) -> tuple[set[str], dict[str, list[float]]]:
+        """Return the drafters that rest or are on trial in this round, and the seconds of rounds of the others that are
+        known. Without a device no drafter rests, and no round is timed."""
+        if self._rounds is None:
+            return set(), {}
+        for judged in self._judged:
+            self._rests.tell(judged)
+            self._trials.tell(judged)
+        self._judged.clear()
+        batch = len(sequences)
+        resting = self._resting(drafters, batch=batch)
+        awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
+        masked = any(sequence.sampler.grammar is not None for sequence in sequences)
+        seconds = self._round_seconds(awake, batch=batch, masked=masked)
+        return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
 
     def _resting(self, drafters: Seq[str], *, batch: int) -> set[str]:
         """Return the drafters that rest in this round."""

@@ -55,13 +55,17 @@ class HostDrafters:
     def asks(self, name: str, works: Seq[Work]) -> list[Ask]:
         """Ask a drafter for a draft after the committed tokens of each work, which is as long as the step can verify
         behind what is in flight. A predicted text goes on behind an edit."""
-        prices = self._governor.price(name), self._governor.row_price
-        spare = SPARE_OFFERED if self.guards[name].needs_prediction and not self._waits else 0
+        governor, guard = self._governor, self.guards[name]
+        row_prices = governor.row_prices(len(works)) if guard.ends_drafts else ()
+        prices = governor.price(name), governor.row_price, row_prices
+        spare = SPARE_OFFERED if guard.needs_prediction and not self._waits else 0
         states = [work.sequence.in_flight for work in works]
         lengths = [state.most + work.max_draft + spare for state, work in zip(states, works, strict=True)]
         return [self._ask(work.sequence, length, *prices) for work, length in zip(works, lengths, strict=True)]
 
-    def _ask(self, sequence: Sequence, max_draft: int, price: float, row_price: float) -> Ask:
+    def _ask(
+        self, sequence: Sequence, max_draft: int, price: float, row_price: float, row_prices: tuple[float, ...]
+    ) -> Ask:
         return Ask(
             key=sequence.key,
             lane=sequence.lane,
@@ -72,6 +76,7 @@ class HostDrafters:
             p_min=sequence.request.speculation.p_min,
             price=price,
             row_price=row_price,
+            row_prices=row_prices,
             left=sequence.max_length - len(sequence.tokens),
             predicted=() if sequence.trail is None else sequence.trail.ahead(max_draft),
         )

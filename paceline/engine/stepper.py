@@ -10,8 +10,7 @@ while the engine plans the next one. The engine uses both through one protocol, 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.engine.scheduler import StepPlan, Work
 from paceline.engine.sequence import Sequence
@@ -19,15 +18,16 @@ from paceline.kernels.base import Output
 from paceline.runner.rounds.protocol import Times
 
 
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """The outcome of one step: its works, now with drafts and verdicts, and the time they took."""
+class Landing(NamedTuple):
+    """The outcome of one step: its works, now with drafts and verdicts, and the time they took.
+
+    A tuple with names, because every step makes one: a frozen dataclass takes several times as long."""
 
     works: list[Work]  # works of sequences that still run
     times: Times  # if `step` is 0.0, the engine's own clock measures the step
     decodes: bool  # only decoding, no wasted work, times known: the cost model learns from it
     output: Output | None = None  # logits of the pass; None: they stayed on the device
-    ended: list[Sequence] = field(default_factory=list)  # sequences that ended, and have no other step in flight
+    ended: Seq[Sequence] = ()  # sequences that ended, and have no other step in flight
     wasted: int = 0  # works of sequences that had already ended
     waited: float = 0.0  # seconds in which the host did nothing but wait for the device
     inside: bool = False  # True: the step ran inside `launch`, on the host's own time

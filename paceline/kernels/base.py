@@ -102,7 +102,6 @@ class Forward(Protocol):
     vocab_size: int
     bitwise: bool  # True: a row's result never depends on which other rows ride along
     taps: Sequence[int]  # ascending; the module's docstring defines a tap
-    cheap_rows: int  # rows up to which a pass costs hardly more than reading its weights
 
     @property
     def kv(self) -> KVMemory: ...

@@ -67,6 +67,7 @@ def test_copies_where_it_can_and_computes_where_not(drafter: CopyDrafter, inner:
     copied, computed = drafter.propose([ask(LOOP), ask([1, 2, 3, 4], key=1)])
     assert copied.tokens == tuple((LOOP * 2)[:FIRST_COPY_TOKENS])
     assert computed.tokens == (9,) * 4
+    assert (copied.passes, computed.passes) == (0, None)  # a copy says nothing of the cost of a pass
     assert [(one.key, one.max_draft) for one in inner.asked] == [(1, 4)]
 
 

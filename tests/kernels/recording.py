@@ -206,7 +206,7 @@ class Recording:
         first = self._structure(batch, _batch_sizes(batch, made, outs=BEAM * batch.sequences))
         places = self._structure(order, sizes)
         result = original(handle, pass_, order_)
-        checks = _results(order, places, sizes, ("tokens", "parents", "counts"))
+        checks = _results(order, places, sizes, ("tokens", "parents", "counts", "passes"))
         self._call("paceline_draft", (made.index, first[""], places[""]), result, checks)
         return result
 
@@ -327,9 +327,13 @@ def _draws_sizes(batch: Pass) -> Sizes:
 
 
 def _order_sizes(order: Order, sequences: int) -> Sizes:
-    each = ("limits", "inverse_temperature", "min_confidence", "min_level_confidence", "min_p", "top_p", "top_k")
-    sizes = {**dict.fromkeys((*each, "counts"), 4 * sequences), "seeds": 8 * sequences, "ids": 4 * order.vocab}
-    return sizes | dict.fromkeys(("tokens", "parents"), 4 * sequences * order.longest)
+    each = ("limits", "inverse_temperature", "min_confidence", "level_prices", "min_p", "top_p", "top_k")
+    sizes = {
+        **dict.fromkeys((*each, "counts", "passes"), 4 * sequences),
+        "seeds": 8 * sequences,
+        "ids": 4 * order.vocab,
+    }
+    return sizes | dict.fromkeys(("row_prices", "tokens", "parents"), 4 * sequences * order.longest)
 
 
 def _matrix_sizes(matrix: Matrix) -> Sizes:

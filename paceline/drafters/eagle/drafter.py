@@ -126,7 +126,7 @@ def recipe(options: str, target: ReadyModel, progress: Progress | None) -> Recip
             vocab_size=context.vocab_size,
             pick=context.target.pick,
             chunk=context.max_step_tokens,
-            **{"max_draft": context.target.cheap_rows - 1, **given},
+            **given,
         )
         return CopyDrafter(drafter, after=after, longest=MAX_COPY) if after else drafter
 

@@ -28,10 +28,8 @@ from paceline.sampling.sampler import Pick
 # Estimated probability that the next token of a chain is right, given that the draft so far is in doubt. Not measured
 # separately; tree.c has another estimate, for the best of several tokens.
 DOUBTFUL_CONFIDENCE = 0.5
-# Expected accepted tokens of a further level of a tree per unit of confidence in its nodes, less the cost of its rows.
-# Halving or doubling it changed nothing beyond noise: docs/experiments.md, "Largest draft of a tree".
-NET_GAIN_PER_LEVEL = 0.25
 NO_TOP_K = 1 << 30  # larger than any vocabulary
+NO_FILTERS = 0.0, 1.0, 0  # min_p, top_p and top_k that keep all tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,16 @@ class Thresholds:
         return ask.price / DOUBTFUL_CONFIDENCE if own is None else own
 
     def of_tree(self, ask: Ask) -> tuple[float, float]:
-        """Return the minimum confidence of a node, and the minimum summed confidence of a level to compute another."""
+        """Return the minimum confidence of a node, and the price of a level."""
         own = self._given(ask)
-        return (ask.row_price, (ask.price - ask.row_price) / NET_GAIN_PER_LEVEL) if own is None else (own, own)
+        if own is not None:
+            return own, own
+        least = min(ask.row_prices) if ask.row_prices else ask.row_price
+        return least, ask.price - ask.row_price
+
+    def row_prices(self, ask: Ask) -> tuple[float, ...]:
+        """Return the confidence at which the first, second … node of a tree pays for its row; (): `of_tree` decides."""
+        return ask.row_prices if self._given(ask) is None else ()
 
     def _given(self, ask: Ask) -> float | None:
         return self.min_confidence if ask.p_min is None else ask.p_min
@@ -69,10 +74,10 @@ class TreeDrafting:
         """Draft after the held rows `shares`, one of each ask, with their hidden states."""
         for share, ask in zip(shares, asks, strict=True):
             share.seed, share.inverse_temperature = ask.sampler.seed, ask.sampler.inverse_temperature
-        wanted = [_wanted(ask, *self._thresholds.of_tree(ask)) for ask in asks]
+        wanted = [_wanted(ask, *self._thresholds.of_tree(ask), self._thresholds.row_prices(ask)) for ask in asks]
         batch = build_batch(self._lanes, shares, ahead=1, beyond=max(each.limit for each in wanted))
         trees = self._head.draft(batch, features, wanted, width=self._branches)
-        return [Draft(tuple(tokens), _branching(parents)) for tokens, parents in trees]
+        return [Draft(tuple(tokens), _branching(parents), passes=passes) for tokens, parents, passes in trees]
 
 
 class ChainDrafting:
@@ -133,11 +138,11 @@ def is_simple(ask: Ask) -> bool:
     return not ask.sampler.params.edits_logits and (ask.sampler.greedy or not ask.rule.wants_probs)
 
 
-def _wanted(ask: Ask, worth: float, least: float) -> TreeRequest:
-    params = ask.sampler.params
-    if ask.sampler.greedy or not params.filters:
-        return TreeRequest(ask.max_draft, worth, least)
-    return TreeRequest(ask.max_draft, worth, least, params.min_p, params.top_p, min(params.top_k, NO_TOP_K))
+def _wanted(ask: Ask, worth: float, least: float, row_prices: tuple[float, ...]) -> TreeRequest:
+    params, filters = ask.sampler.params, NO_FILTERS
+    if params.filters and not ask.sampler.greedy:
+        filters = params.min_p, params.top_p, min(params.top_k, NO_TOP_K)
+    return TreeRequest(ask.max_draft, worth, least, *filters, row_prices)
 
 
 def _branching(parents: list[int]) -> tuple[int, ...]:

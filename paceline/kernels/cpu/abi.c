@@ -52,9 +52,9 @@ static const abi_entry entries[] = {
     FIELD(draws, inverse_temperature), FIELD(draws, seeds), FIELD(draws, roots), FIELD(draws, tokens), STRUCT(draws),
 
     FIELD(order, ids), FIELD(order, limits), FIELD(order, seeds), FIELD(order, inverse_temperature),
-    FIELD(order, min_confidence), FIELD(order, min_level_confidence), FIELD(order, min_p), FIELD(order, top_p),
-    FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents), FIELD(order, counts), FIELD(order, longest),
-    FIELD(order, vocab), FIELD(order, width), STRUCT(order),
+    FIELD(order, min_confidence), FIELD(order, level_prices), FIELD(order, row_prices), FIELD(order, min_p),
+    FIELD(order, top_p), FIELD(order, top_k), FIELD(order, tokens), FIELD(order, parents), FIELD(order, counts),
+    FIELD(order, passes), FIELD(order, longest), FIELD(order, vocab), FIELD(order, width), STRUCT(order),
 
     {NULL, 0, 0},
 };

@@ -139,13 +139,16 @@ typedef struct {
     const uint64_t *seeds;             /* [sequences] */
     const float *inverse_temperature;  /* [sequences]; 0: the best tokens without noise */
     const float *min_confidence;       /* [sequences] nodes below it are left out */
-    const float *min_level_confidence; /* [sequences] levels whose nodes sum up to less are not read */
+    const float *level_prices;         /* [sequences] gain that a level must be expected to add, or it is not read */
+    const float *row_prices;           /* [sequences][longest] confidence at which the first, second … node of a draft
+                                          pays for its row */
     const float *min_p;                /* [sequences]; 0: off */
     const float *top_p;                /* [sequences]; 1: off */
     const int32_t *top_k;              /* [sequences]; 0: off */
     int32_t *tokens;                   /* out [sequences][longest], the most likely first */
     int32_t *parents;                  /* out [sequences][longest]; -1: the root */
     int32_t *counts;                   /* out [sequences] nodes of each draft */
+    int32_t *passes;                   /* out [sequences] passes that a draft took part in */
     int32_t longest;
     int32_t vocab; /* outputs of the head */
     int32_t width; /* most children of a node; 1: drafts are chains */

@@ -153,8 +153,9 @@ class Draws(Structure):
 class Order(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("ids", "limits", "seeds", "inverse_temperature")),
-        *((name, c_void_p) for name in ("min_confidence", "min_level_confidence", "min_p", "top_p", "top_k")),
-        *((name, c_void_p) for name in ("tokens", "parents", "counts")),
+        *((name, c_void_p) for name in ("min_confidence", "level_prices", "row_prices")),
+        *((name, c_void_p) for name in ("min_p", "top_p", "top_k")),
+        *((name, c_void_p) for name in ("tokens", "parents", "counts", "passes")),
         *((name, c_int32) for name in ("longest", "vocab", "width")),
     )
 

@@ -23,14 +23,15 @@ static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 /* Probability that the target's own token is the head's token of this rank, for the trees of a compiled head.
 
-   Fitted to 10,000 rows of MT-bench (docs/experiments.md, "Trees of a head", and again in "Temperature 1 on two cores,
-   once more"). Without noise, the best token is right more often than its probability says, because the target takes
-   its best token, too. With noise, which the target shares, two distances in nats between noisy values matter as well:
-   how far the best token is ahead of the second, and how far another token is behind the best. Chains that the host
-   draws token by token know only the probability; their curve is in paceline/drafters/draft_in_progress.py. */
+   Fitted to rows of drafts whose ancestors were accepted (docs/experiments.md, "Chance of a token by its rank" and
+   "Chances of greedy drafts, once more"). Without noise, a doubtful best token is right more often than its probability
+   says, because the target takes its best token, too; a sure one less often. With noise, which the target shares, two
+   distances in nats between noisy values matter as well: how far the best token is ahead of the second, and how far
+   another token is behind the best. Chains that the host draws token by token know only the probability; their curve is
+   in paceline/drafters/draft_in_progress.py. */
 static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
     const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
-    if (!noisy) return rank ? probability : 2.5f * probability / (1.0f + 1.5f * probability);
+    if (!noisy) return rank ? probability : logistic(0.8f * logf(probability / (1.0f - probability)) + 0.2f);
     if (rank) return logistic(1.06f * sqrtf(probability) - 0.56f * behind - 0.24f * (float)rank - 1.31f);
     return logistic(0.83f * sqrtf(probability) + 0.74f * (ahead < AHEAD_MAX ? ahead : AHEAD_MAX) - 1.25f);
 }

@@ -69,25 +69,33 @@ static int expected_rank(const tree *t, int at) {
     return rank;
 }
 
+/* Expect a node to get one child, and return what the child gains: its confidence less the price of its row. */
+static float expected_gain(const drafting *d, int s, int at, int rank) {
+    const int last = d->o->longest - 1, row = rank + 1 < last ? rank + 1 : last;
+    const float gain = CHILD_ACCEPTANCE * d->trees[s].nodes[at].confidence - d->o->row_prices[(int64_t)s * (last + 1) + row];
+    return gain > 0.0f ? gain : 0.0f;
+}
+
 /* Choose the nodes of the last level to read next, the most likely first. A node is read only if its children may still
-   be among the best `limit` nodes. */
+   be among the best `limit` nodes, and a level only if it is expected to gain its price. */
 static int choose(const drafting *d, int s, int32_t *chosen) {
     tree *t = &d->trees[s];
     const int limit = d->o->limits[s], room = limit - 1 - t->read;
     int n = 0;
-    float together = 0.0f;
+    float gain = 0.0f;
     while (n < BEAM && n < room) {
         int most = -1;
         for (int i = t->fresh; i < t->count; i++) {
             const int taken = t->nodes[i].row >= 0;
             if (!taken && (most < 0 || t->nodes[i].confidence > t->nodes[most].confidence)) most = i;
         }
-        if (most < 0 || t->nodes[most].depth == DEPTH_MAX || expected_rank(t, most) + 1 >= limit) break;
+        const int rank = most < 0 ? limit : expected_rank(t, most);
+        if (rank + 1 >= limit || t->nodes[most].depth == DEPTH_MAX) break;
         t->nodes[most].row = n;
-        together += t->nodes[most].confidence;
+        gain += expected_gain(d, s, most, rank);
         chosen[n++] = most;
     }
-    return together >= d->o->min_level_confidence[s] ? n : 0;
+    return gain >= d->o->level_prices[s] ? n : 0;
 }
 
 /* ---- the pass of a level ---- */
@@ -124,6 +132,7 @@ static void plan_level(const drafting *d, batch *next, const level *l) {
         const int count = choose(d, s, chosen);
         tree *t = &d->trees[s];
         if (!count) continue;
+        t->passes++;
         memcpy(l->table + (int64_t)going * width, d->first->page_table + (int64_t)s * width, table_bytes);
         l->starts[going] = rows;
         l->bases[going++] = t->base;
@@ -158,19 +167,32 @@ static int read_level(const drafting *d, const batch *b) {
 
 /* ---- the draft ---- */
 
+/* Count the nodes to draft: as many of the most likely as gain most, where a node gains its confidence less the price
+   of its row. One row may cost much and the next ones little, so a node that does not pay alone may pay with others. */
+static int count_paying(const float *prices, const float *confidence, int count) {
+    float gain = 0.0f, most = -INFINITY;
+    int paying = 0;
+    for (int i = 0; i < count; i++)
+        if ((gain += confidence[i] - prices[i]) >= most) most = gain, paying = i + 1;
+    return paying;
+}
+
 /* Write the most likely nodes. A parent is at least as likely as its children, and comes before them. */
 static void write_draft(const order *o, int s, const tree *t) {
     int32_t *tokens = o->tokens + (int64_t)s * o->longest, *parents = o->parents + (int64_t)s * o->longest;
     int32_t places[NODES_MAX];
+    float confidence[NODES_MAX];
     int count = 0;
     for (int i = 0; i < t->count; i++) {
         places[i] = rank_of(t, i);
         if (places[i] >= o->limits[s]) continue;
+        confidence[places[i]] = t->nodes[i].confidence;
         tokens[places[i]] = t->nodes[i].token;
         parents[places[i]] = t->nodes[i].parent < 0 ? -1 : places[t->nodes[i].parent];
         count++;
     }
-    o->counts[s] = count;
+    o->counts[s] = count_paying(o->row_prices + (int64_t)s * o->longest, confidence, count);
+    o->passes[s] = t->passes;
 }
 
 /* Start an empty tree for each sequence. BAD_ROWS: a sequence's logit row does not exist. */
@@ -181,6 +203,7 @@ static int plant(const drafting *d) {
         tree *t = &d->trees[s];
         const int root = first->logit_rows[s], is_there = root >= 0 && root < first->rows;
         t->root = root, t->base = is_there ? first->positions[root] + 1 : 0, t->count = t->read = 0;
+        t->passes = 1;
         d->owners[s] = s, d->origins[s] = -1;
         status = is_there ? status : BAD_ROWS;
     }

@@ -22,6 +22,7 @@ typedef struct {
     int32_t count; /* nodes */
     int32_t fresh; /* first node of the last level */
     int32_t read;  /* nodes that have been read */
+    int32_t passes; /* passes with rows of this tree */
     node nodes[NODES_MAX];
 } tree;
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, KVMemory, Output
-from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Format, Pass, Shape
+from paceline.kernels.cpu.abi import HEAD_DIM_MAX, QUERY_BLOCK, TILE, Buffer, Draws, Epilogue, Pass, Shape
 from paceline.kernels.cpu.build import Library, load_library
 from paceline.kernels.cpu.kv import CpuKV, page_bytes
 from paceline.kernels.cpu.pack import Layout, Pack
@@ -34,11 +34,6 @@ from paceline.runner.forwards.thread_choice import choose_threads
 Weights = MutableMapping[str, Weight]
 Ropes = dict[object, tuple[Tensor, Tensor]]  # tables of rotations, by their parameters
 TRIAL_ROWS = 4  # rows of a pass that chooses the number of threads: a token and a draft of three
-
-# Rows up to which a pass costs little more than reading the weights; beyond, arithmetic sets the pace. Measured on two
-# cores: docs/experiments.md, "Trees of a head".
-CHEAP_ROWS_8_BIT = 8
-CHEAP_ROWS_4_BIT = 6
 
 
 class Prepared(NamedTuple):
@@ -69,7 +64,6 @@ class CompiledForward:
         self.vocab_size = config.vocab_size
         self.taps = taps
         pack = weights if isinstance(weights, Pack) else pack_decoder(weights, threads=threads or default_threads())
-        self.cheap_rows = CHEAP_ROWS_4_BIT if Format.GROUP4 in pack.layout.formats else CHEAP_ROWS_8_BIT
         self._library = load_library()
         positions = min(max_context or config.max_context, num_pages * PAGE_SIZE)
         shape = shape_of(config, pages=num_pages, positions=positions)

@@ -379,7 +379,6 @@ class CudaForward:
     """Implements Forward for batches from the host and outputs to the host; rounds call the decoder directly."""
 
     pick = staticmethod(pick)
-    cheap_rows = 8  # same as CHEAP_ROWS_8_BIT of the compiled Forward; host drafts do not use more on a GPU
 
     def __init__(self, decoder: CudaDecoder, kv: CudaKV, *, taps: Sequence[int] = ()) -> None:
         on_gpu = decoder.device.type == "cuda"

@@ -22,7 +22,6 @@ class TorchForward:
     """Implements Forward: the decoder on the reference backend."""
 
     bitwise = False
-    cheap_rows = 8  # same as CHEAP_ROWS_8_BIT of the compiled Forward; not measured
     pick = staticmethod(pick)
 
     def __init__(

@@ -32,7 +32,7 @@ WANTED = {  # field of the C structure `order`, in the order of memory: field of
     "limits": "limit",
     "top_k": "top_k",
     "min_confidence": "min_confidence",
-    "min_level_confidence": "min_level_confidence",
+    "level_prices": "level_price",
     "min_p": "min_p",
     "top_p": "top_p",
 }
@@ -123,11 +123,11 @@ class DraftMemory:
         self._features: Tensor | None = None
         self.pass_ = Pass()
         point(self.pass_, batch, output)
-        # The fields of WANTED, each [count]: two of integers, four of floats.
-        self._layout = Struct(f"={2 * count}i{4 * count}f")
+        # The fields of WANTED, each [count]: two of integers, four of floats; then row prices [count, longest].
+        self._layout = Struct(f"={2 * count}i{(4 + longest) * count}f")
         self._asked = bytearray(self._layout.size)
-        # counts [count] │ tokens [count, longest] │ parents [count, longest]
-        memory = (c_int32 * (count * (1 + 2 * longest)))()
+        # counts [count] │ passes [count] │ tokens [count, longest] │ parents [count, longest]
+        memory = (c_int32 * (count * (2 + 2 * longest)))()
         self._found = memoryview(memory).cast("B").cast("i")
         asked, found = addressof(c_char.from_buffer(self._asked)), addressof(memory)
         assert batch.seeds is not None, "drafts are drawn by the batch's seeds"
@@ -137,9 +137,11 @@ class DraftMemory:
             seeds=batch.seeds.data_ptr(),
             inverse_temperature=batch.inverse_temperatures.data_ptr(),
             **{name: asked + 4 * count * i for i, name in enumerate(WANTED)},
+            row_prices=asked + 4 * count * len(WANTED),
             counts=found,
-            tokens=found + 4 * count,
-            parents=found + 4 * count * (1 + longest),
+            passes=found + 4 * count,
+            tokens=found + 4 * count * 2,
+            parents=found + 4 * count * (2 + longest),
             longest=longest,
             vocab=len(ids),
             width=width,
@@ -156,23 +158,29 @@ class DraftMemory:
             self._features, self.pass_.features = features, _address(features, self._batch)
 
     def write(self, wanted: Sequence[TreeRequest]) -> None:
-        """Write the requests of all sequences, field by field in the order of WANTED."""
+        """Write the requests of all sequences, field by field in the order of WANTED, then their row prices."""
         if len(wanted) == 1:  # the usual case, without any loop
             [one] = wanted
-            floors = one.min_confidence, one.min_level_confidence
+            floors = one.min_confidence, one.level_price
             values: Sequence[float] = one.limit, one.top_k, *floors, one.min_p, one.top_p
         else:
             values = [getattr(each, name) for name in WANTED.values() for each in wanted]
-        self._layout.pack_into(self._asked, 0, *values)
+        prices = [price for each in wanted for price in self._row_prices(each.row_prices)]
+        self._layout.pack_into(self._asked, 0, *values, *prices)
+
+    def _row_prices(self, given: tuple[float, ...]) -> Sequence[float]:
+        """Return the prices of as many rows as a draft may have; rows behind the last given one cost as much as it."""
+        missing = self._longest - len(given)
+        return given[: self._longest] if missing <= 0 else [*given, *[given[-1] if given else 0.0] * missing]
 
     def read(self) -> list[Tree]:
         """Return the tree of each sequence."""
         found, count, longest = self._found.tolist(), self._count, self._longest
-        starts = range(count, count * (1 + longest), longest)
+        starts = range(2 * count, count * (2 + longest), longest)
         to_parent = count * longest  # distance from a token to its parent
         return [
-            (found[start : start + size], found[start + to_parent : start + to_parent + size])
-            for start, size in zip(starts, found[:count], strict=True)
+            Tree(found[start : start + size], found[start + to_parent : start + to_parent + size], passes)
+            for start, size, passes in zip(starts, found[:count], found[count : 2 * count], strict=True)
         ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,10 +48,11 @@ class TreeRequest:
 
     limit: int  # tokens of the draft, at least 1
     min_confidence: float  # a token is dropped if the confidence in its whole path is lower
-    min_level_confidence: float  # the tree ends at a level whose summed confidence is lower
+    level_price: float  # the tree ends at a level that is expected to add less confidence, less the prices of its rows
     min_p: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    row_prices: tuple[float, ...] = ()  # confidence at which the first, second … token pays for its row; (): 0 for all
 
 
 @runtime_checkable
@@ -64,7 +65,12 @@ class TreeHead(HeadForward, Protocol):
         A node has at most `width` children. Tokens are drawn with the batch's seeds and inverse_temperatures."""
 
 
-Tree = tuple[list[int], list[int]]  # tokens of the target's vocabulary, and their parents as in Draft
+class Tree(NamedTuple):
+    """A draft as a head returns it."""
+
+    tokens: list[int]  # of the target's vocabulary
+    parents: list[int]  # as in Draft
+    passes: int  # passes of the head that it took
 
 
 class MedusaForward(Protocol):

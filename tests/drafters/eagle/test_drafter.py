@@ -14,7 +14,6 @@ from torch import Tensor
 
 from paceline.drafters.base import Ask
 from paceline.drafters.eagle import EagleDrafter, reading
-from paceline.drafters.eagle.drafting import NET_GAIN_PER_LEVEL
 from paceline.drafters.eagle.hidden_states import HiddenStateStore
 from paceline.drafters.registry import BuildContext
 from paceline.engine.cost import CostModel
@@ -457,11 +456,10 @@ def test_a_tree_leaves_out_what_does_not_pay(price: float, row_price: float, mon
     )
     monkeypatch.setattr(Governor, "price", lambda self, drafter: price)
     monkeypatch.setattr(Governor, "row_price", row_price)
+    monkeypatch.setattr(Governor, "row_prices", lambda self, sequences: ())
     rig = build("compiled", {"eagle": EagleMade(min_confidence=None)})
     run(rig, requests(2, replace(GREEDY, max_tokens=12)))
-    assert {(each.min_confidence, each.min_level_confidence) for each in wanted} == {
-        (row_price, (price - row_price) / NET_GAIN_PER_LEVEL)
-    }
+    assert {(each.min_confidence, each.level_price) for each in wanted} == {(row_price, price - row_price)}
 
 
 def test_what_it_was_not_fed_it_does_not_guess() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from tests.kernels.tiny_forward import RUNNABLE
 from tests.runner.heads.test_torch import COUNTS, FEATURES, FIRST, HEADS, TABLES, both, drawing, rows
 
 SEEDS = (11, 2**40 + 5, 7)
+PRICES = ((0.01, 0.01, 0.01, 0.04), (0.0, 0.0, 0.05, 0.0, 0.0), (0.02,))
 
 
 @dataclass
@@ -44,10 +45,12 @@ def test_a_draft_is_the_one_of_a_search_pass_by_pass(variant: str, width: int, m
             ((0.0, 0.0, 0.0), [TreeRequest(4, 0.0, 0.0), TreeRequest(1, 0.0, 0.0), TreeRequest(9, 0.0, 0.0)]),
             ((0.0, 1.2, 0.7), [TreeRequest(3, 0.01, 0.03), TreeRequest(6, 0.0, 0.0), TreeRequest(9, 0.02, 0.06)]),
             ((1.0, 0.0, 0.0), [TreeRequest(6, 0.0, 0.0), TreeRequest(6, 0.3, 0.9), TreeRequest(2, 0.0, 0.0)]),
+            ((0.0, 0.0, 1.0), [TreeRequest(9, 0.0, 0.0, row_prices=prices) for prices in PRICES]),
+            ((0.0, 1.0, 0.0), [TreeRequest(9, 0.005, 0.01, row_prices=prices) for prices in PRICES]),
         ):
             found = fast.draft(drawing(SEEDS, *inverse_temperatures), FEATURES, wanted, width=width)
             assert found == by_passes(fast, wanted, inverse_temperatures, width=width), name
-            for (tokens, parents), each in zip(found, wanted, strict=True):
+            for (tokens, parents, _), each in zip(found, wanted, strict=True):
                 assert 1 <= len(tokens) <= each.limit
                 assert all(-1 <= parent < i for i, parent in enumerate(parents))
                 assert len(set(zip(parents, tokens, strict=True))) == len(tokens)
@@ -58,7 +61,7 @@ def test_a_wide_draft_branches_and_a_narrow_one_does_not() -> None:
     fast, _ = both(HEADS["plain"])
     wanted = [TreeRequest(12, 0.0, 0.0)] * 3
     for width, branches in ((1, False), (4, True)):
-        for tokens, parents in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
+        for tokens, parents, _ in fast.draft(drawing(SEEDS, 0.0), FEATURES, wanted, width=width):
             assert len(tokens) == 12
             assert (parents != [*range(-1, 11)]) == branches
 
@@ -68,7 +71,7 @@ def test_a_higher_confidence_floor_leaves_nodes_out() -> None:
     sizes = []
     for worth in (0.0, 0.01, 0.05, 2.0):
         drafts = fast.draft(drawing(SEEDS, 0.0), FEATURES, [TreeRequest(12, worth, worth)] * 3, width=4)
-        sizes.append([len(tokens) for tokens, _ in drafts])
+        sizes.append([len(draft.tokens) for draft in drafts])
     assert sizes[0] == [12] * 3
     assert sizes[-1] == [1] * 3  # one token at least: an empty draft teaches nothing
     assert all(a >= b for one, other in pairwise(sizes) for a, b in zip(one, other, strict=True))
@@ -78,6 +81,7 @@ def by_passes(
     head: CompiledHead, wanted: Sequence[TreeRequest], inverse_temperatures: Sequence[float], *, width: int
 ) -> list[Tree]:
     trees: list[list[Node]] = [[] for _ in wanted]
+    passes = [1] * len(wanted)
     last, read = [3, 4, 21], [0] * len(wanted)
     rows_of = [(s, -1) for s in range(len(wanted))]
     output = head(FIRST, features=FEATURES)
@@ -88,10 +92,12 @@ def by_passes(
             noise = noise_of(head, s, COUNTS[s] + 1 + depth) if inverse_temperatures[s] else None
             add(trees[s], at, wanted[s], *guesses(head, output.logits[row], inverse_temperatures[s], noise, width))
         rows_of = [(s, at) for s in range(len(wanted)) for at in choose(trees[s], fresh[s], wanted[s], read[s])]
+        for s in {s for s, _ in rows_of}:
+            passes[s] += 1
         if rows_of:
             carry = [last[s] if trees[s][at].parent < 0 else trees[s][trees[s][at].parent].row for s, at in rows_of]
             output = head(level(trees, rows_of, read), carry=carry)
-    return [best(tree, each.limit) for tree, each in zip(trees, wanted, strict=True)]
+    return [best(tree, each, taken) for tree, each, taken in zip(trees, wanted, passes, strict=True)]
 
 
 def noise_of(head: CompiledHead, s: int, position: int) -> Tensor:
@@ -111,7 +117,7 @@ def guesses(
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
         q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score)
         if noise is None:
-            chances.append(q if rank else 2.5 * q / (1 + 1.5 * q))
+            chances.append(q if rank else squash(0.8 * math.log(q / (1 - q)) + 0.2))
         else:
             others = 1.06 * math.sqrt(q) - 0.56 * behind - 0.24 * rank - 1.31
             chances.append(squash(others if rank else 0.83 * math.sqrt(q) + 0.74 * ahead - 1.25))
@@ -133,13 +139,19 @@ def add(tree: list[Node], at: int, wanted: TreeRequest, tokens: list[int], chanc
 
 def choose(tree: list[Node], fresh: int, wanted: TreeRequest, read: int) -> list[int]:
     chosen: list[int] = []
+    gain = 0.0
     for at in sorted(range(fresh, len(tree)), key=lambda i: (-tree[i].belief, i)):
         better = [i for i in range(len(tree)) if (tree[i].belief, -i) > (tree[at].belief, -at)]
         ahead = [int(math.log(tree[i].belief / tree[at].belief) / -math.log(0.7)) for i in better if i >= fresh]
         if len(chosen) == min(BEAM, wanted.limit - 1 - read) or len(better) + sum(ahead) + 1 >= wanted.limit:
             break
         chosen.append(at)
-    return chosen if sum(tree[at].belief for at in chosen) >= wanted.min_level_confidence else []
+        gain += max(0.7 * tree[at].belief - price(wanted, len(better) + sum(ahead) + 1), 0.0)
+    return chosen if gain >= wanted.level_price else []
+
+
+def price(wanted: TreeRequest, row: int) -> float:
+    return (*wanted.row_prices, *wanted.row_prices[-1:] * 40, *[0.0] * 40)[row]
 
 
 def level(trees: list[list[Node]], rows_of: list[tuple[int, int]], read: list[int]) -> Batch:
@@ -170,7 +182,9 @@ def level(trees: list[list[Node]], rows_of: list[tuple[int, int]], read: list[in
     )
 
 
-def best(tree: list[Node], limit: int) -> Tree:
-    order = sorted(range(len(tree)), key=lambda i: (-tree[i].belief, i))[:limit]
+def best(tree: list[Node], wanted: TreeRequest, passes: int) -> Tree:
+    order = sorted(range(len(tree)), key=lambda i: (-tree[i].belief, i))[: wanted.limit]
+    gains = list(accumulate(tree[at].belief - price(wanted, row) for row, at in enumerate(order)))
+    order = order[: max(range(len(order)), key=lambda i: (gains[i], i)) + 1]
     places = {-1: -1} | {at: place for place, at in enumerate(order)}
-    return [tree[at].token for at in order], [places[tree[at].parent] for at in order]
+    return Tree([tree[at].token for at in order], [places[tree[at].parent] for at in order], passes)

@@ -80,7 +80,7 @@ def test_trees_are_nearly_those_of_all_outputs(monkeypatch: pytest.MonkeyPatch) 
                 drafts = fast.draft(
                     drawing([seed] * 3, inverse_temperature), FEATURES, [TreeRequest(6, 0.0, 0.0)] * 3, width=3
                 )
-                found.append((kind, [set(zip(*tree, strict=True)) for tree in drafts]))
+                found.append((kind, [set(zip(tree.tokens, tree.parents, strict=True)) for tree in drafts]))
         monkeypatch.setattr(head_pack, "sketch_rank", lambda *layer: None)
     rough, whole = ([tree for name, trees in found if name == kind for tree in trees] for kind in ("rough", "whole"))
     assert all(len(tree) == 6 for tree in rough + whole)

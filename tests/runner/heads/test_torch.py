@@ -123,11 +123,6 @@ def test_hidden_states_do_not_depend_on_other_rows() -> None:
     assert torch.equal(alone, together[-COUNTS[2] :])
 
 
-def test_rows_of_4_bit_weights_are_dear_sooner() -> None:
-    four = {name: quantise(w, bits=4, group=32) if w.dim() == 2 else w for name, w in TARGET.weights.items()}
-    assert compiled().cheap_rows > CompiledForward(CONFIG, dict(four), num_pages=PAGES, threads=1).cheap_rows > 1
-
-
 def test_embeddings() -> None:
     tokens = torch.tensor([0, 5, 96], dtype=torch.int32)
     wanted = FLOATS["embed"][tokens.long()]
@@ -231,14 +226,14 @@ def drawing(seeds: Sequence[int], *inverse_temperatures: float, batch: Batch = F
 
 
 def tokens_of(drafts: Sequence[Tree]) -> list[list[int]]:
-    return [tokens for tokens, _ in drafts]
+    return [draft.tokens for draft in drafts]
 
 
 def test_a_long_chain_crosses_pages() -> None:
     fast, _ = both(HEADS["plain"])
     wanted = [TreeRequest(1, 0.0, 0.0), TreeRequest(40, 0.0, 0.0), TreeRequest(9, 0.0, 0.0)]
     drafts = fast.draft(drawing([0] * 3, 0.0), FEATURES, wanted, width=1)
-    assert [parents for _, parents in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
+    assert [draft.parents for draft in drafts] == [[*range(-1, size - 1)] for size in (1, 16, 9)]  # no deeper than 16
 
 
 @pytest.mark.parametrize("row", [-1, len(TOKENS)])
