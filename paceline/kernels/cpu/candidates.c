@@ -27,11 +27,14 @@ static float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
    "Chances of greedy drafts, once more"). Without noise, a doubtful best token is right more often than its probability
    says, because the target takes its best token, too; a sure one less often. With noise, which the target shares, two
    distances in nats between noisy values matter as well: how far the best token is ahead of the second, and how far
-   another token is behind the best. Chains that the host draws token by token know only the probability; their curve is
-   in paceline/drafters/draft_in_progress.py. */
-static float tree_acceptance(int rank, float probability, const best *tops, int noisy) {
-    const float ahead = tops[0].value - tops[1].value, behind = tops[0].value - tops[rank].value;
-    if (!noisy) return rank ? probability : logistic(0.8f * logf(probability / (1.0f - probability)) + 0.2f);
+   another token is behind the best. Below temperature 1 they count in nats of the logits: a colder draw makes a token
+   surer to be the head's best, not surer to be the target's. Chains that the host draws token by token know only the
+   probability; their curve is in paceline/drafters/draft_in_progress.py. */
+static float tree_acceptance(int rank, float probability, const best *tops, float inverse_temperature) {
+    const float unit = inverse_temperature > 1.0f ? inverse_temperature : 1.0f;
+    const float ahead = (tops[0].value - tops[1].value) / unit, behind = (tops[0].value - tops[rank].value) / unit;
+    const float odds = probability / (1.0f - probability);
+    if (inverse_temperature <= 0.0f) return rank ? probability : logistic(0.8f * logf(odds) + 0.2f);
     if (rank) return logistic(1.06f * sqrtf(probability) - 0.56f * behind - 0.24f * (float)rank - 1.31f);
     return logistic(0.83f * sqrtf(probability) + 0.74f * (ahead < AHEAD_MAX ? ahead : AHEAD_MAX) - 1.25f);
 }
@@ -149,9 +152,9 @@ void find_candidates(const drafting *d, int row) {
     clear_tops(tops, wanted_tops(o));
     if (noisy) find_noisy(d, row, &of, most, tops);
     else find_best(of.logits, of.count, tops, wanted_tops(o));
-    const float mass = log_mass(of.logits, of.count, most);
+    const float mass = log_mass(of.logits, of.count, most), factor = d->inverse_temperature[row];
     for (int i = 0; i < o->width && tops[i].index != NOTHING; i++)
-        acceptance[i] = tree_acceptance(i, expf(of.logits[tops[i].index] - most - mass), tops, noisy);
+        acceptance[i] = tree_acceptance(i, expf(of.logits[tops[i].index] - most - mass), tops, factor);
     for (int i = 0; i < o->width && tops[i].index != NOTHING; i++) tops[i].index = of.ids[tops[i].index];
     if (tops[0].index == NOTHING) tops[0] = (best){0.0f, o->ids[0]}, acceptance[0] = 0.0f; /* all NaN */
 }

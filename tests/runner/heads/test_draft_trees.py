@@ -111,11 +111,12 @@ def guesses(
     """Tokens that may follow, the best first, and how likely the target accepts each (candidates.c)."""
     scores = logits if noise is None else logits * inverse_temperature + noise
     top = torch.topk(scores, max(width, 2))
-    ahead = min(float(top.values[0] - top.values[1]), 6.0)
+    unit = max(inverse_temperature, 1.0)
+    ahead = min(float(top.values[0] - top.values[1]) / unit, 6.0)
     tokens = [int(head.ids[place]) for place in top.indices]
     chances = []
     for rank, (place, score) in enumerate(zip(top.indices, top.values, strict=True)):
-        q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score)
+        q, behind = float(logits.softmax(0)[place]), float(top.values[0] - score) / unit
         if noise is None:
             chances.append(q if rank else squash(0.8 * math.log(q / (1 - q)) + 0.2))
         else:
