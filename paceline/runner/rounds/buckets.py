@@ -174,6 +174,11 @@ class Grid:
             for bucket in buckets
         )
 
+    def needed(self, buckets: Sequence[Bucket]) -> int:
+        """Count the first ones of the start's buckets: those that serve every step, with the largest context."""
+        largest = self.contexts()[0]
+        return next((i for i, bucket in enumerate(buckets) if bucket.context != largest), len(buckets))
+
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
         in the units of attention."""

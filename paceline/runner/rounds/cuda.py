@@ -58,7 +58,7 @@ from paceline.sampling.sampler import Sampler
 from paceline.sampling.words import Branch, MaskSheet
 
 logger = logging.getLogger(__name__)
-START_SECONDS = 10.0  # time for recording graphs at the start; the others follow in idle moments
+START_SECONDS = 10.0  # time for recording the graphs of the start; the others follow in idle moments
 SPARE_BYTES = 512 << 20  # device memory that graphs leave free
 
 
@@ -141,8 +141,8 @@ class CudaRounds:
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
-        buckets = self._grid.start(known, offers=offers, scores=self._start_scores())
-        self._graphs.start(buckets, seconds=seconds, report=report)
+        buckets = [*self._grid.start(known, offers=offers, scores=self._start_scores())]
+        self._graphs.start(buckets, seconds=seconds, needed=self._grid.needed(buckets), report=report)
         prepared = Prepared(
             graphs=len(self._graphs),
             record_seconds=time.perf_counter() - compiled,

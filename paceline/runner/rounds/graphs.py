@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from paceline.runner.rounds.buckets import Bucket
 
+CHEAPER_SHARE = 0.3  # share of the start's time up to which buckets are recorded that only make steps cheaper
 PATIENCE = 1000  # steps in a larger recorded round before a bucket gets a graph of its own
 
 
@@ -68,13 +69,15 @@ class Graphs(Generic[Round]):
         buckets: Iterable[Bucket],
         *,
         seconds: float,
+        needed: int | None = None,
         report: Callable[[int, int], None] = lambda done, total: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Record these buckets in order, for about `seconds`. `report` gets the numbers of recorded and of all."""
+        """Record these buckets in order: the `needed` first ones, or all, for about `seconds`, the others only for
+        CHEAPER_SHARE of that. `report` gets the numbers of recorded and of all."""
         wanted = list(buckets)
-        self._rest, until = iter(wanted), clock() + seconds
-        while clock() < until and self.improve():
+        self._rest, began, first = iter(wanted), clock(), len(wanted) if needed is None else needed
+        while clock() - began < seconds * (1.0 if len(self._recorded) < first else CHEAPER_SHARE) and self.improve():
             report(len(self._recorded), len(wanted))
 
     def improve(self) -> bool:

@@ -198,3 +198,12 @@ def test_rounds_with_parameters_are_at_the_start() -> None:
     edits = replace(EIGHT, filters=True, edits=True)
     assert edits.serves(EIGHT)
     assert not replace(EIGHT, filters=True).serves(edits)
+
+
+@pytest.mark.parametrize("drafters", [{}, {"head": Drafts(4, finds_fewer=False, plain=True)}])
+def test_buckets_that_serve_every_step_come_first(drafters: dict[str, Drafts]) -> None:
+    grid = Grid(lanes=8, longest=9000, max_draft=4, max_drafted=32)
+    buckets = [*grid.start(drafters, scores=21)]
+    first = buckets[: grid.needed(buckets)]
+    assert 0 < len(first) < len(buckets)
+    assert all(any(one.serves(bucket) for one in first) for bucket in buckets if not bucket.offers)

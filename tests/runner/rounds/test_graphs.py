@@ -57,6 +57,16 @@ def test_the_start_records_until_the_time_is_up() -> None:
     assert len(graphs) == machine.recordings == 4
 
 
+def test_rounds_that_only_make_steps_cheaper_get_less_of_the_time() -> None:
+    machine = Machine()
+    graphs = machine.graphs()
+    graphs.start([FOUR, TWO, ONE, FILTERED], seconds=9, needed=1, clock=lambda: machine.clock)
+    assert [made.bucket for made in machine.made] == [FOUR, TWO, ONE], "a second each, and 0.3 of 9 seconds"
+    slow = Machine()
+    slow.graphs().start([FOUR, TWO, ONE, FILTERED], seconds=3, needed=3, clock=lambda: slow.clock)
+    assert [made.bucket for made in slow.made] == [FOUR, TWO, ONE]
+
+
 def test_a_step_takes_the_cheapest_round_that_serves_it() -> None:
     machine = Machine()
     graphs = machine.graphs()
