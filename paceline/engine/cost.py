@@ -24,9 +24,7 @@ DECAY = 0.95  # weight of the past at each step: about the last twenty steps cou
 KNOWN_STEPS = 4.0  # weight of the past from which a time is checked for being an outlier
 OUTLIER = 2.0  # factor: a time counts at most as this many times the expected one
 PRICED_TOKENS = 8  # tokens of a draft whose rows have prices of their own; later ones cost as much as the last of them
-MAX_ROW_PRICE = (
-    0.8  # highest price of a row: sure tokens are drafted even if it seems dear, and so it is measured again
-)
+MAX_ROW_PRICE = 0.8  # sure tokens are drafted even if their row seems dear, and so it is measured again
 DOUBTFUL_PASSES = 8  # passes that the usual price of a row weighs as much as, beside the measured price of this row
 MIN_SPREAD = 0.2  # variance of the counts (rows², levels²) below which no slope is fitted
 

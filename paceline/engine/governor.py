@@ -122,8 +122,8 @@ class Governor:
 
     def learn(self, sequence: Sequence, *, drafter: str | None, drafted: int, accepted: int) -> None:
         if not self._config.fixed_draft:
-            pace, output = sequence.paces.get(drafter), len(sequence.tokens) - sequence.prompt_length
-            (pace or sequence.pace_with(drafter)).learn(drafted, accepted, output_tokens=output, config=self._config)
+            output = len(sequence.tokens) - sequence.prompt_length
+            sequence.paces[drafter].learn(drafted, accepted, output_tokens=output, config=self._config)
             self._others[drafter].learn(drafted, accepted)
             if self._rounds is not None:
                 self._judged.add(drafter)
@@ -210,7 +210,7 @@ class Governor:
         self._judged.clear()
         batch = len(sequences)
         resting = self._resting(drafters, batch=batch)
-        awake = [name for name in drafters if name not in resting] if self._weighs_rounds else []
+        awake = [name for name in drafters if name not in resting] if self._weighs_cost else []
         masked = any(sequence.sampler.grammar is not None for sequence in sequences)
         seconds = self._round_seconds(awake, batch=batch, masked=masked)
         return resting | self._on_trial([name for name in awake if name not in seconds], batch=batch), seconds
@@ -240,11 +240,6 @@ class Governor:
         Large batches look less often: it takes the host as many times longer, and their average changes slowly."""
         best = self._best.get(drafter)
         return best if best is not None and best.length and best.rounds > 0 and best.batch == batch else None
-
-    @property
-    def _weighs_rounds(self) -> bool:
-        """True if drafters are weighed by the times of rounds: on a device."""
-        return self._rounds is not None and self._weighs_cost
 
     def _on_trial(self, drafters: Seq[str], *, batch: int) -> set[str]:
         """Return those of the drafters without known times that do not draft in this round of their trial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Sequence:
     counters: Counters
     trail: Trail | None = None  # place of the answer in the request's prediction
     predictors: Collection[str] = ()  # drafters of the sequence that need the prediction
-    paces: dict[str | None, Pace] = field(default_factory=dict)  # one for each drafter
+    paces: defaultdict[str | None, Pace] = field(default_factory=lambda: defaultdict(Pace))  # by drafter
     lane: int = -1
     span: Span | None = None
     in_flight: InFlight = field(default_factory=InFlight)
@@ -91,13 +92,7 @@ class Sequence:
 
     @property
     def pace(self) -> Pace:
-        return self.paces.get(self.drafter) or self.pace_with(self.drafter)
-
-    def pace_with(self, drafter: str | None) -> Pace:
-        pace = self.paces.get(drafter)
-        if pace is None:
-            pace = self.paces[drafter] = Pace()
-        return pace
+        return self.paces[self.drafter]
 
     def extend(self, tokens: Seq[int]) -> None:
         """Append tokens that were committed."""
@@ -110,7 +105,7 @@ class Sequence:
         """Choose the drafter: the prediction while the answer follows it on its trail, else the other drafter."""
         output, lost = len(self.tokens) - self.prompt_length, not trail.ahead(1)
         for name in self.drafters:
-            if name not in self.predictors or not (lost or self.pace_with(name).paused(output)):
+            if name not in self.predictors or not (lost or self.paces[name].paused(output)):
                 self.drafter = name
                 return
         self.drafter, self.off = None, NOTHING_PREDICTED

@@ -5,14 +5,13 @@ The thread of the engine is the limit of a small model on a GPU: each call here 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from paceline.types import Request, SamplingParams
+from tests.calls import count_calls
 from tests.rig import EagleMade, build
 from tests.runs import prompt
 from tests.tiny_models import TARGET
@@ -29,17 +28,9 @@ def calls_in(batch: int, on_device: Mapping[str, Any]) -> int:
         rig.engine.submit(Request(id=f"{i}", prompt=prompt(18, seed=i), sampling=sampling))
     for _ in range(4):
         rig.engine.step()
-    count = 0
-
-    def look(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call" and any(part in frame.f_code.co_filename for part in HOST)
-
-    sys.setprofile(look)
-    try:
-        tokens = sum(len(event.tokens) for _ in range(STEPS) for event in rig.engine.step())
-    finally:
-        sys.setprofile(None)
+    count, tokens = count_calls(
+        lambda: sum(len(event.tokens) for _ in range(STEPS) for event in rig.engine.step()), of=HOST
+    )
     assert tokens >= batch * STEPS
     return count
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import sys
-from types import FrameType
 
 import pytest
 
 from paceline.types import Grammar, Request, SamplingParams
+from tests.calls import count_calls
 from tests.laws.test_grammars import TARGET, TOKENIZER
 from tests.rig import build
 from tests.runs import prompt
@@ -27,17 +26,9 @@ def calls_in(batch: int, grammar: Grammar | None) -> int:
         rig.engine.submit(Request(id=f"{i}", prompt=prompt(18, seed=i), sampling=sampling))
     for _ in range(4):
         rig.engine.step()
-    count = 0
-
-    def look(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call" and any(part in frame.f_code.co_filename for part in HOST)
-
-    sys.setprofile(look)
-    try:
-        tokens = sum(len(event.tokens) for _ in range(STEPS) for event in rig.engine.step())
-    finally:
-        sys.setprofile(None)
+    count, tokens = count_calls(
+        lambda: sum(len(event.tokens) for _ in range(STEPS) for event in rig.engine.step()), of=HOST
+    )
     assert tokens == batch * STEPS
     return count
 

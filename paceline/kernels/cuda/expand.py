@@ -47,18 +47,18 @@ def expand(matrix: CudaMatrix, out: Tensor) -> CudaMatrix:
         matrix.outputs,
         matrix.inputs,
         OUTPUTS=OUTPUTS,
-        NIBBLES=matrix.format == NIBBLES,
+        PACKED=matrix.format == NIBBLES,
         num_warps=4,
     )
     return replace(matrix, q=out, format=FLOAT, scale=None)
 
 
 @triton.jit
-def _expand(q, scale, out, outputs, inputs, OUTPUTS: tl.constexpr, NIBBLES: tl.constexpr):
+def _expand(q, scale, out, outputs, inputs, OUTPUTS: tl.constexpr, PACKED: tl.constexpr):
     n = (tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)[:, None]
     k = tl.program_id(1) * 64 + tl.arange(0, 64)[None, :]
     known = (n < outputs) & (k < inputs)
-    if NIBBLES:
+    if PACKED:
         packed = tl.load(q + n * (inputs // 2) + k // 64 * 32 + k % 32, mask=known, other=0)
         value = tl.where(k % 64 < 32, packed & 15, packed >> 4)
     else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from paceline.runner.rounds.outcomes import Fetched, Outcomes
 from paceline.runner.rounds.protocol import Seat
 from paceline.sampling.sampler import Sampler
 from paceline.types import SamplingParams
+from tests.calls import count_calls
 
 LANES, DRAFT, VOCAB = 64, 4, 64
 HEAD = EagleOnDevice(SimpleNamespace(ids=None), taps=(0, 1, 1))  # type: ignore[arg-type]  # nobody runs it
@@ -56,19 +56,11 @@ def rounds_on_nothing() -> CudaRounds:
 
 def calls_in_a_round(rounds: CudaRounds, seats: list[Seat], drafter: str | None) -> int:
     """Count the Python calls of the third round of these seats."""
-    count = 0
-
-    def look(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal count
-        count += event == "call"
-
     for _ in range(2):
         rounds.collect(rounds.launch([], [*seats], drafter=drafter, context=100))
-    sys.setprofile(look)
-    try:
-        _, landed, _ = rounds.collect(rounds.launch([], [*seats], drafter=drafter, context=100))
-    finally:
-        sys.setprofile(None)
+    count, (_, landed, _) = count_calls(
+        lambda: rounds.collect(rounds.launch([], [*seats], drafter=drafter, context=100))
+    )
     assert [len(each.tokens) for each in landed] == [3 if drafter else 1] * len(seats)
     return count
 
