@@ -287,10 +287,10 @@ class CudaRounds:
     def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
         """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
         bounds of positions beside those that the chunks need themselves."""
-        lane, lanes, most = self._state.dummy, self._grid.lanes, min(most, self._grid.longest)
+        lane, lanes, longest = self._state.dummy, self._grid.lanes, self._grid.longest - 1  # a head reads one ahead
         for drafter in (None, *self.readers, *self.tapping):
             by, states = self.drafters.get(drafter or ""), self._held.get(drafter or "")
-            reads = [*dummies.prompts(lane, lanes=lanes, most=most, drafts=by is not None)]
+            reads = [*dummies.prompts(lane, lanes=lanes, longest=longest, most=most, drafts=by is not None)]
             if by is not None and head_of(by) is not None:
                 reads += dummies.held(lane, lanes=lanes)
             for chunks in reads:

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from paceline.runner.rounds.alignment import aligned
 from paceline.runner.rounds.buckets import Bucket
 from paceline.runner.rounds.cuda_chunks import ReadChunks
 from paceline.runner.rounds.cuda_round import CudaRound
@@ -61,7 +62,7 @@ class Ticket:
         self.masked_seats = [index for index, seat in enumerate(self.seats) if seat.masked]
         if self.bucket is None or self.laid is None:  # a row for each seat
             return {index: _alone(index) for index in self.masked_seats}
-        laid, rows = self.laid.tolist(), self.bucket.seats + 1  # `laid` has the rows' tokens from there on
+        laid, rows = self.laid.tolist(), aligned(self.bucket.seats + 1)  # `laid` has the rows' tokens from there on
         spans = {index: (laid[index], laid[index + 1]) for index in self.masked_seats}
         if self.ancestors is None:
             return {
