@@ -258,7 +258,8 @@ def block_for(group: int, max_rows: int, *, most: int = 32) -> int:
 
 
 @triton.jit(  # they vary from call to call, and a compilation takes seconds
-    do_not_specialize=["window", "angles", "pages", "depth", "splits"], do_not_specialize_on_alignment=["blocks"]
+    do_not_specialize=["window", "angles", "pages", "depth", "splits"],
+    do_not_specialize_on_alignment=["blocks", "tails"],
 )
 def _attend(
     queries, keys, values, out, row_starts, positions, page_table, lanes, bases, tails, leads, slots, cos, sin,

@@ -1,15 +1,16 @@
-"""Compile kernels on several threads before they are launched.
+"""Compile and load kernels on several threads before they are launched.
 
 A launch compiles its kernel first, and a pass needs its kernels one after the other. So a pass is run once without any
 launch: it only says which kernels it needs, and they are compiled beside each other. Nothing is compiled twice, and
-what Triton finds in its cache on disk is not compiled at all.
+what Triton finds in its cache on disk is not compiled at all. Each is loaded as well, for which Triton runs a compiler
+of C once for each kind of arguments; otherwise the first launch would wait for it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +27,18 @@ def only_compiling() -> bool:
     return _only_compiling.get()
 
 
+class Loader(ThreadPoolExecutor):
+    """Threads that compile kernels, and load each on the device."""
+
+    def submit(self, compile: Callable[[], Any], /, *args: Any, **options: Any) -> Future[Any]:
+        def load() -> Any:
+            kernel = compile(*args, **options)
+            kernel.run  # noqa: B018 - it is a property that loads the kernel
+            return kernel
+
+        return super().submit(load)
+
+
 @contextmanager
 def compiling() -> Iterator[None]:
     """Compile the kernels of all launches within the block instead of launching them."""
@@ -34,7 +47,7 @@ def compiling() -> Iterator[None]:
     def compile(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
         return launch(self, *args, warmup=True, **options)
 
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads, AsyncCompileMode(threads):
+    with Loader(min(MAX_THREADS, os.cpu_count() or 1)) as threads, AsyncCompileMode(threads):
         JITFunction.run, token = compile, _only_compiling.set(True)
         try:
             yield

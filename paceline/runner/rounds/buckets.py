@@ -17,6 +17,7 @@ of round can do all of it, and only its seats are powers of two.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,18 +179,17 @@ class Grid:
         return next((i for i, bucket in enumerate(buckets) if bucket.context != largest), len(buckets))
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
-        """Yield a few buckets that together need nearly every kernel: they differ in the tiles of their products, and
-        in the units of attention."""
-        lengths = {name: self._lengths(drafts) for name, drafts in drafters.items()}
-        kinds = [(None, 0), *((name, draft) for name, all_ in lengths.items() for draft in {all_[0], all_[-1]})]
-        offering = (0, self._longest_offer())
-        kinds = [self._buckets(name, draft=draft, offers=offers) for name, draft in kinds for offers in offering]
-        for buckets in kinds:
-            tiles = {(min(bucket.rows, 2 * TILES[-1]) - 1).bit_length(): bucket for bucket in buckets}
-            shortest = self.context(1)
-            yield from dict.fromkeys(
-                replace(each, context=c) for each in tiles.values() for c in (self.longest, shortest)
-            )
+        """Yield buckets that together need every kernel of the grid's: drafts of all lengths with the largest context,
+        and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided."""
+        offers = (0, *self._lengths(Drafts(self.max_draft, finds_fewer=True)))
+        for name, drafts in drafters.items():
+            for draft in (*self._lengths(drafts)[1:], *([0] if drafts.plain else [])):
+                yield from self._buckets(name, draft=draft)
+        longest: list[tuple[str | None, int]] = [(None, 0)]
+        longest += [(name, self._lengths(drafts)[0]) for name, drafts in drafters.items()]
+        for (drafter, draft), offered, context in itertools.product(longest, offers, self.contexts()):
+            buckets = self._buckets(drafter, draft=draft, offers=offered)
+            yield from (replace(bucket, context=context) for bucket in buckets)
 
     def _all_rows(self, bucket: Bucket, *, finds_fewer: bool = True) -> list[Bucket]:
         """List a bucket with the most rows, then with fewer and fewer of them."""

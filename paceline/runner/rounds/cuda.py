@@ -22,6 +22,7 @@ import torch
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.ways import without_comparing
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
 from paceline.runner.rounds import dummies
@@ -137,7 +138,8 @@ class CudaRounds:
             for bucket in self._grid.samples(known):
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows, self._grid.contexts())
-            compile_parameters(self._state, vocab=self._target.vocab_size, pdl=self._target.decoder.pdl)
+            trees, vocab = any(map(drafts_trees, self.drafters.values())), self._target.vocab_size
+            compile_parameters(self._state, vocab=vocab, trees=trees, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()
@@ -182,6 +184,7 @@ class CudaRounds:
             self._end(ticket)
         return ticket
 
+    @without_comparing()
     def _read_chunks(self, chunks: Sequence[Chunk], drafter: str | None, context: int) -> ReadChunks:
         drawn = [chunk.mask for chunk in chunks if chunk.target and chunk.draws]
         masks = first_masks(drawn, self._upload, vocab_size=self._target.vocab_size)

@@ -23,6 +23,7 @@ from paceline.kernels.cuda.rounds import accept
 from paceline.kernels.cuda.sample import draw
 from paceline.kernels.cuda.states import hold
 from paceline.kernels.cuda.tree import tree_accept, tree_layout, tree_move
+from paceline.kernels.cuda.ways import without_comparing
 from paceline.kernels.offer_reference import HEADER
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
@@ -85,8 +86,8 @@ class CudaRound(CudaDraft):
         rows = len(self._rows[0])
         self._targets = torch.zeros(rows, dtype=torch.int32, device=device)
         self.tree = bucket.draft > 0 and drafts_trees(drafter)
-        shape = (2, rows if self.tree else 0, bucket.longest)
-        self._tails, self._ancestors = torch.zeros(shape, dtype=torch.int32, device=device)
+        shape = (rows if self.tree else 0, bucket.longest)
+        self._tails, self._ancestors = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
         self._leads, self._bases = (torch.zeros(n, dtype=torch.int32, device=device) for n in (rows, seats))
         self._outcomes = Outcomes(bucket, device, tree=self.tree)
         _, self._out, self._stamps, self._scores = self._outcomes.device
@@ -97,7 +98,8 @@ class CudaRound(CudaDraft):
             self._kept = target.decoder.memory_for(self._taps, bucket.rows)
         self._asks = _host_memory(self._sent)
         # Copies of rows and ancestors for the host, which reads them before the next round.
-        self._rows_read = _host_memory(self._laid[: aligned(seats + 1) + bucket.rows])[0] if masks and bucket.longest else None
+        laid = self._laid[: aligned(seats + 1) + bucket.rows]
+        self._rows_read = _host_memory(laid)[0] if masks and bucket.longest else None
         self._ancestors_read = _host_memory(self._ancestors)[0] if masks and self.tree else None
         self._last: Sequence[Seat] | None = None
         self._batch_of_draft: DeviceBatch | None = None  # rows of the verification
@@ -113,6 +115,7 @@ class CudaRound(CudaDraft):
         for piece in self._pieces():
             piece()
 
+    @without_comparing()
     def record(self) -> None:
         """Record the launches, to be replayed from now on. The round has run before."""
         assert self._recorder is not None, "rounds without graphs are not recorded"
@@ -189,7 +192,8 @@ class CudaRound(CudaDraft):
         if self._graphs:
             self._graphs[index].replay()
         else:
-            self._pieces()[index]()
+            with without_comparing():
+                self._pieces()[index]()
 
     def _run(self) -> None:
         self._pass()

@@ -69,9 +69,7 @@ class RoundRules:
         self._places, total = places([count, count, count, seats])
         self._sent = torch.zeros(total, dtype=torch.int32, device=device)  # see `ask`
         pinned = device.type == "cuda"
-        self._asks = deque(
-            torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT)
-        )
+        self._asks = deque(torch.zeros_like(self._sent, device="cpu", pin_memory=pinned) for _ in range(MAX_IN_FLIGHT))
         self._chosen, self._rule, self._thresholds, self.free = (self._sent[place] for place in self._places)
         self._chosen.fill_(seats)
         self._rule.fill_(-1)

@@ -140,22 +140,19 @@ def test_a_drafter_with_plain_rounds_of_its_own() -> None:
     assert {made.draft for made in start[:24]} == {0}
 
 
-def test_samples_are_few_and_of_all_sizes() -> None:
+def test_samples_are_of_all_sizes() -> None:
+    """Drafts of every length with the largest context, the longest beside offers with every context."""
     samples = list(GRID.samples(DRAFTERS))
-    assert len(samples) < 70
-    assert {made.context for made in samples} == {GRID.longest, LEAST_CONTEXT}
-    assert {*samples} <= {*GRID.start(DRAFTERS, offers=16)}
-    assert {(made.drafter, made.draft, made.offers) for made in samples} == {
-        (None, 0, 0),
-        (None, 0, 16),
-        ("model", 1, 0),
-        ("model", 5, 0),
-        ("ngram", 4, 0),
-        ("ngram", 16, 0),
+    assert len(samples) == len({*samples})
+    seats = {GRID.seats(count) for count in range(1, 65)}
+    assert {(made.seats, made.draft) for made in samples if made.drafter == "model"} == {
+        (count, draft) for count in seats for draft in range(1, 6)
     }
-    for drafter in (None, "model", "ngram"):
-        rows = [made.rows for made in samples if made.drafter == drafter]
-        assert all(any(low < count <= high for count in rows) for low, high in ((0, 16), (16, 32), (32, 64)))
+    for drafter, draft in ((None, 0), ("model", 5), ("ngram", 16)):
+        kinds = {(made.offers, made.context) for made in samples if (made.drafter, made.draft) == (drafter, draft)}
+        assert kinds == {*itertools.product((0, 4, 16), GRID.contexts())}
+    head = GRID.samples({"head": Drafts(2, finds_fewer=False, plain=True)})
+    assert {made.draft for made in head if made.drafter == "head"} == {0, 1, 2}
 
 
 def test_offers_have_few_buckets() -> None:
