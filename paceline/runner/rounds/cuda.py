@@ -244,8 +244,9 @@ class CudaRounds:
     def wait(self, ticket: Ticket) -> None:
         if ticket is self._late:
             self._end_late()
-        if ticket.done is not None:
+        if ticket.done is not None and not ticket.ended:
             ticket.done.synchronize()
+            ticket.ended = True
 
     def collect(self, ticket: Ticket) -> tuple[list[Landed | None], list[Landed], Times]:
         self.wait(ticket)

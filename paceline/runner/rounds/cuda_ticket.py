@@ -42,6 +42,7 @@ class Ticket:
     outcome: Fetched | None = None  # of the seats
     states: RoundStates | None = None  # hidden states for the host
     done: torch.cuda.Event | None = None
+    ended: bool = False  # the host has waited for `done`
 
     @property
     def tree(self) -> bool:
