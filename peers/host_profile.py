@@ -2,8 +2,9 @@
 
 A round is in flight when profiling starts. If n launches were seen when the host waits for the n-th round, the next
 round was in the device's queue before the host read the last one. `next_round_queued` counts these rounds; several
-waits without a launch between them are for one round. `waits_a_round` counts all calls that wait for anything. (One `cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler
-mean little; `paceline bench engine` measures speed.
+waits without a launch between them are for one round. `waits_a_round` counts all calls that wait for anything. (One
+`cudaDeviceSynchronize` in all is the profiler's own, at its end.) Timings under a profiler mean little; `paceline bench
+engine` measures speed.
 
     python -m peers.host_profile --target llama-3.1-8b --drafter llama-3.2-1b --acceptance 0.8
 """

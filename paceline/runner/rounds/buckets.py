@@ -180,8 +180,13 @@ class Grid:
 
     def samples(self, drafters: Mapping[str, Drafts]) -> Iterator[Bucket]:
         """Yield buckets that together need every kernel of the grid's: drafts of all lengths with the largest context,
-        and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided."""
+        and the longest ones, beside offers, with every context: by it, and by the seats, attention is divided. One
+        seat with a rule of its own needs the kernels of all rules."""
         offers = (0, *self._lengths(Drafts(self.max_draft, finds_fewer=True)))
+        drafting = [(name, draft, 0) for name, drafts in drafters.items() for draft in self._lengths(drafts)]
+        for drafter, draft, offered in (*drafting, *((None, 0, offered) for offered in offers[1:])):
+            one = self._buckets(drafter, draft=draft, offers=offered)[-1]
+            yield replace(one, rules=(Rule.THRESHOLD,), judged=1)
         for name, drafts in drafters.items():
             for draft in (*self._lengths(drafts)[1:], *([0] if drafts.plain else [])):
                 yield from self._buckets(name, draft=draft)

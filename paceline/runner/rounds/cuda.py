@@ -139,7 +139,8 @@ class CudaRounds:
                 self._make(bucket).run_once()
             self._read_dummies(prompt_rows, self._grid.contexts())
             trees, vocab = any(map(drafts_trees, self.drafters.values())), self._target.vocab_size
-            compile_parameters(self._state, vocab=vocab, trees=trees, pdl=self._target.decoder.pdl)
+            heads = {len(head.ids) for by in self.drafters.values() if (head := head_of(by)) is not None}
+            compile_parameters(self._state, vocab=vocab, heads=heads, trees=trees, pdl=self._target.decoder.pdl)
         self._read_dummies(prompt_rows)
         torch.cuda.synchronize(self._state.device)
         compiled = time.perf_counter()

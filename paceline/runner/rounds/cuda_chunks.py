@@ -150,7 +150,9 @@ class ChunkReader:
         begun, first, width = 0, 0, len(self._target.taps) * hidden.shape[1]
         for index, chunk in chunks.items():
             if chunk.scored:
-                tokens = self._state.tokens[chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored]
+                tokens = self._state.tokens[
+                    chunk.lane, chunk.start + 1 : chunk.start + 1 + chunk.scored
+                ].clone()  # aligned
                 read.prompts[index] = Report(download(self._score(hidden[first:], tokens, chunk.top)))
                 read.tokens[index] = download(tokens)
             if chunk.states:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -16,17 +17,20 @@ from paceline.sampling.words import mask_words
 TOPS = (0, 1, 2, 3, 5, 10, 20)  # numbers of alternatives: one of each size of the kernel up to 32
 
 
-def compile_parameters(state: DeviceState, *, vocab: int, trees: bool, pdl: bool) -> None:
+def compile_parameters(
+    state: DeviceState, *, vocab: int, heads: Collection[int] = (), trees: bool = False, pdl: bool
+) -> None:
     """Ask for the kernels of edits and scores, within a block of `kernels.cuda.compiling`: nothing is launched.
 
-    `trees`: a drafter drafts some."""
+    `heads`: the vocabulary of each head; `trees`: a drafter drafts some."""
     lanes = torch.zeros(1, dtype=torch.int32, device=state.device)
     logits = torch.zeros((1, vocab), device=state.device)
     tables = copy.copy(state)  # with tables of one lane, because the real ones may never be needed
     tables.marks, tables.bias = lanes.new_zeros((1, vocab)), logits
     pairs = lanes.new_zeros((1, 1))
     edit(logits, tables, lanes=lanes, pdl=pdl)
-    edit(logits, tables, lanes=lanes, ids=lanes, pdl=pdl)
+    for columns in heads:
+        edit(torch.zeros((1, columns), device=state.device), tables, lanes=lanes, ids=lanes, pdl=pdl)
     for masks in (None, RowMasks(lanes, lanes.new_zeros((1, mask_words(vocab))))):
         edit(logits, tables, lanes=lanes, raw=logits, masks=masks, pdl=pdl)
         for ancestors in (None, pairs)[: 1 + trees]:

@@ -280,6 +280,6 @@ def test_kernels_of_parameters_need_no_tables(device: torch.device) -> None:
     """They are compiled at the start, when nobody may ever ask for them."""
     rounds, _ = pair(device)
     before = rounds._state.memory.clone()
-    compile_parameters(rounds._state, vocab=PLAIN.vocab_size, trees=True, pdl=ON_GPU)
+    compile_parameters(rounds._state, vocab=PLAIN.vocab_size, heads=(60,), trees=True, pdl=ON_GPU)
     assert rounds._state.marks.shape[1] == 0
     assert torch.equal(rounds._state.memory, before)
