@@ -20,11 +20,27 @@ from triton import AsyncCompileMode, JITFunction
 MAX_THREADS = 16  # most of a compilation needs no lock of Python, but not all of it
 
 _only_compiling: ContextVar[bool] = ContextVar("_only_compiling", default=False)
+_rehearsing: ContextVar[bool] = ContextVar("_rehearsing", default=False)
 
 
 def only_compiling() -> bool:
     """Return True within a block of `compiling`: kernels are not launched, and results mean nothing."""
     return _only_compiling.get()
+
+
+def rehearsing() -> bool:
+    """Return True within a block of `rehearsal` or `compiling`."""
+    return _rehearsing.get() or _only_compiling.get()
+
+
+@contextmanager
+def rehearsal() -> Iterator[None]:
+    """Run passes within the block for their kernels and their memory alone: one layer of each kind is enough."""
+    token = _rehearsing.set(True)
+    try:
+        yield
+    finally:
+        _rehearsing.reset(token)
 
 
 class Loader(ThreadPoolExecutor):

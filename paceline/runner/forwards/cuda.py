@@ -26,7 +26,7 @@ from torch.nn import functional
 from paceline.errors import UnsupportedModel
 from paceline.kernels.base import PAGE_SIZE, Batch, Output
 from paceline.kernels.cuda.attend import Attention, Rotation, block_for
-from paceline.kernels.cuda.compiling import compiling, only_compiling
+from paceline.kernels.cuda.compiling import compiling, rehearsal, rehearsing
 from paceline.kernels.cuda.expand import expanded, has_room
 from paceline.kernels.cuda.formats import CudaMatrix, pack, requantise
 from paceline.kernels.cuda.kv import CudaKV
@@ -134,7 +134,8 @@ class CudaDecoder:
         follow, of every size, so that the ways of their products are known."""
         with compiling():
             self._run_largest(rows, outs)
-        self._run_largest(rows, outs)
+        with rehearsal():
+            self._run_largest(rows, outs)
         torch.cuda.synchronize(self.device)
 
     def _run_largest(self, rows: int, outs: int) -> None:
@@ -215,9 +216,9 @@ class CudaDecoder:
         return y
 
     def _passed(self, taps: Sequence[int]) -> Sequence[int]:
-        """List the layers of a pass: all; while kernels are only compiled one of each kind, as others need the same."""
+        """List the layers of a pass: all, or in a rehearsal one of each kind, as others need the same."""
         count = len(self.layers)
-        if not only_compiling():
+        if not rehearsing():
             return range(count)
         kinds = {layer.kind: index for index, layer in reversed([*enumerate(self.layers)])}
         return sorted({*kinds.values(), *(tap for tap in taps if tap < count), count - 1})

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from paceline.kernels.cuda import score
-from paceline.kernels.cuda.compiling import compiling
+from paceline.kernels.cuda.compiling import compiling, rehearsal
 from paceline.kernels.cuda.ways import without_comparing
 from paceline.kernels.states_reference import HeldStates
 from paceline.runner.forwards.cuda import CudaForward
@@ -289,6 +289,7 @@ class CudaRounds:
             device=decoder.device,
         )
 
+    @rehearsal()
     def _read_dummies(self, most: int, contexts: Sequence[int] = ()) -> None:
         """Read chunks of the dummy lane, of at most `most` rows, with every drafter that reads along. `contexts`:
         bounds of positions beside those that the chunks need themselves."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.kernels.cuda import score
 from paceline.kernels.cuda.clock import stamp
+from paceline.kernels.cuda.compiling import rehearsal
 from paceline.kernels.cuda.edit import count, edit, raw_rows
 from paceline.kernels.cuda.offer import offer
 from paceline.kernels.cuda.rounds import accept
@@ -110,6 +111,7 @@ class CudaRound(CudaDraft):
     def recorded(self) -> bool:
         return bool(self._graphs)
 
+    @rehearsal()
     def run_once(self) -> None:
         """Run on the dummy lane, so that every kernel is compiled and every buffer exists."""
         for piece in self._pieces():
