@@ -45,10 +45,19 @@ class InFlight:
         self.most -= draws + max_draft
 
     def void(self, *, draws: bool, max_draft: int) -> None:
-        """Note that a step in flight adds nothing to the sequence, whose lane stays as it was."""
+        """Note that a step in flight adds nothing to the sequence."""
         self.least -= draws
         self.most -= draws + max_draft
         self.drafts = False
+
+    def cut(self, length: int) -> None:
+        """Note that the sequence has `length` tokens, and the device's lane has others behind them, which drafters may
+        have read. Every step in flight is void."""
+        assert not self.most, "a sequence is cut before a step in flight that adds to it"
+        self.on_device = False
+        self.heard = min(self.heard, length - 1)
+        if self.follower is not None:
+            self.follower.known = min(self.follower.known, length - 1)
 
     def unread(self, length: int) -> range | None:
         """Return the positions that the drafter must read before the next launch can draft. The host knows `length`

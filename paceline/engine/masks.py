@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
+from paceline.engine.caution import caution_for
 from paceline.engine.scheduler import Work
 from paceline.engine.sequence import Sequence
 from paceline.runner.rounds.protocol import Offer, Rounds, Ticket
@@ -47,6 +48,7 @@ class Masks:
         if sequence.sampler.grammar is not None:
             self._running.add(sequence.key)
             sequence.sampler.grammar.beside = True
+            sequence.caution = caution_for(filters=sequence.sampler.filters, rule=sequence.request.speculation.rule)
             self._ask(sequence)
 
     def stop(self, sequence: Sequence) -> None:
@@ -57,14 +59,15 @@ class Masks:
         """Leave the next masks of sequences whose grammars are slow to workers."""
         for sequence in sequences if self._running else ():
             grammar = sequence.sampler.grammar
-            if grammar is not None and grammar.slow and sequence.finish is None:
+            if grammar is not None and grammar.slow and sequence.draws_masked and sequence.finish is None:
                 self._ask(sequence)
 
     def ready(self, sequence: Sequence) -> bool:
-        """Return True if the sequence can take part in the next step. With a token in flight, its mask must be quick.
-        A mask from a worker may also say that the sequence has ended: then its `finish` is set."""
+        """Return True if the sequence can take part in the next step. With a token in flight, its mask must be quick,
+        if it draws with one. A mask from a worker may also say that the sequence has ended: then its `finish` is
+        set."""
         grammar = sequence.sampler.grammar
-        if grammar is None:
+        if grammar is None or not sequence.draws_masked:
             return True
         return not grammar.slow if sequence.in_flight.least else self.has(sequence)
 
@@ -102,6 +105,25 @@ class Masks:
                 offers[sequence.key] = Offer(len(sequence.tokens), forced)
         return offers
 
+    def choose(self, seats: Iterable[Work]) -> bool:
+        """Decide, for the seats of a step that is launched, which draw with masks. Returns whether some do."""
+        some = False
+        for work in seats if self._running else ():
+            if (caution := work.sequence.caution) is not None:
+                work.unmasked = not caution.launch()
+                some = some or not work.unmasked
+        return some
+
+    def check(self, work: Work, tokens: Seq[int]) -> int:
+        """Count the first of the tokens of a work, drawn without masks, that the grammar allows."""
+        grammar, caution = _grammar(work.sequence), work.sequence.caution
+        assert caution is not None, "a sequence with a grammar runs without caution"
+        count = grammar.fitting(tokens)
+        (caution.passed if count == len(tokens) else caution.cut)()
+        if not count and grammar.slow:
+            self._ask(work.sequence)
+        return count
+
     def draw(self, ticket: Ticket, seats: Seq[Work]) -> list[Work]:
         """Compute the masks of a step, and have its tokens drawn. Every step before has landed. Returns the works that
         draw nothing: they have ended, or a worker must compute their masks."""
@@ -114,7 +136,13 @@ class Masks:
             if self._goes_on(sequence, sequence.sampler.fill(branches, sheet)):
                 drawing.append(index)
         self._rounds.draw(ticket, drawing)
-        return [] if len(drawing) == len(drafts) else [seats[index] for index in drafts if index not in drawing]
+        if len(drawing) == len(drafts):
+            return []
+        missing = [seats[index] for index in drafts if index not in drawing]
+        for work in missing:
+            if work.sequence.caution is not None:
+                work.sequence.caution.repeat()
+        return missing
 
     def _goes_on(self, sequence: Sequence, outlook: Outlook) -> bool:
         """Return True if tokens may follow. Otherwise the sequence ends, or a worker finds out."""

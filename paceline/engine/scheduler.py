@@ -54,7 +54,8 @@ class Work:
     root: int = 0  # index of the last committed token's output; the outputs of the draft follow
     drawn: bool = False  # the forward pass itself draws the target's tokens
     verdict: Verdict | None = None  # set when the step lands; None: nothing was drawn
-    void: bool = False  # a seat of a device's round that draws nothing, because its mask is not there
+    unmasked: bool = False  # a seat of a device's round with a grammar that checks its tokens when they have landed
+    void: bool = False  # a seat of a device's round that adds nothing: its mask is not there, or the text was cut
     in_place: bool = False  # the device has moved keys and values of accepted nodes to their positions
     tokens: Seq[
         int

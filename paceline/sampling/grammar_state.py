@@ -130,6 +130,16 @@ class GrammarState:
                     return count, Finish.STOP
         return len(tokens), None
 
+    def fitting(self, tokens: Sequence[int]) -> int:
+        """Count the first of some tokens that were drawn without masks: those that the grammar allows. A matcher that
+        ran into a limit starts over; if it does so again, none counts."""
+        with self._lock:
+            path = tuple(tokens)
+            if not self._walk(path) and self._matcher.is_error():
+                self._renew()
+                self._walk(path)
+            return 0 if self._lost or self._matcher.is_error() else len(self._path)
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Follow tokens that were committed. A matcher that ran into a limit is led to them by the next look."""
         path = tuple(tokens)

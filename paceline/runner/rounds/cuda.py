@@ -160,6 +160,9 @@ class CudaRounds:
         self._changes.write(lane, tokens, sampler)
         self._wanted.write(lane, sampler)
 
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        self._changes.cut(lane, tokens, sampler)
+
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 

@@ -135,12 +135,22 @@ class Changes:
         if edits:
             state.make_tables(self._vocab_size)
         if edits & (Edits.PENALISES | Edits.WAITS):
-            marks = np.bincount(tokens[prompt:], minlength=self._vocab_size).astype(np.int32)
-            marks[tokens[:prompt]] |= IN_PROMPT
-            marks[sampler.stops] |= IS_STOP
-            self._set_row("marks", lane, marks)
+            self._write_marks(lane, tokens, sampler)
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
+
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        """Cut a lane to these tokens, which it has: only what rounds have advanced is written."""
+        self._add(self._state.lengths, lane, 0, [len(tokens)])
+        if edits_of(sampler) & Edits.PENALISES:
+            self._write_marks(lane, tokens, sampler)
+
+    def _write_marks(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        prompt = len(tokens) - sampler.output_tokens
+        marks = np.bincount(tokens[prompt:], minlength=self._vocab_size).astype(np.int32)
+        marks[tokens[:prompt]] |= IN_PROMPT
+        marks[sampler.stops] |= IS_STOP
+        self._set_row("marks", lane, marks)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Write pages to a lane's table, from entry `first` on."""

@@ -88,6 +88,9 @@ class PortableRounds:
         self._changes.write(lane, tokens, sampler)
         self._scorer.write(lane, sampler)
 
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+        self._changes.cut(lane, tokens, sampler)
+
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         self._changes.set_pages(lane, first, pages)
 
