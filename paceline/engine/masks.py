@@ -63,13 +63,9 @@ class Masks:
                 self._ask(sequence)
 
     def ready(self, sequence: Sequence) -> bool:
-        """Return True if the sequence can take part in the next step. With a token in flight, its mask must be quick,
-        if it draws with one. A mask from a worker may also say that the sequence has ended: then its `finish` is
-        set."""
-        grammar = sequence.sampler.grammar
-        if grammar is None or not sequence.draws_masked:
-            return True
-        return not grammar.slow if sequence.in_flight.least else self.has(sequence)
+        """Return True if a sequence that draws with masks can take part in the next step. With a token in flight, its
+        mask must be quick. A mask from a worker may also say that the sequence has ended: then its `finish` is set."""
+        return not _grammar(sequence).slow if sequence.in_flight.least else self.has(sequence)
 
     def has(self, sequence: Sequence) -> bool:
         """Return True if no worker computes the mask for the sequence's next token. One that has done so may find that

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.drafters.ngram import LookupOnDevice
 from paceline.engine import caution
+from paceline.sampling.grammar import Grammars
 from paceline.types import Finish, Grammar, Origin, Request, Rule, SamplingParams, Speculation
 from tests.laws.test_grammars import CALLS, CHOICE, COMPACT, EOS, SIZE, TARGET, TEXT, TOKENIZER, engine
 from tests.odd_drafters import Scripted, TreesOnDevice
@@ -155,6 +158,32 @@ def test_pages_of_a_cut_answer_serve_the_next() -> None:
     assert found.tokens == run(engine(), plain([more]))["more", 0].tokens
     assert found.stats.cached_tokens >= 32
     assert rig.rounds.cuts > 5
+
+
+def test_a_slow_grammar_needs_no_masks_as_long_as_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers compute none for its drafts, and it flies like the others. After a cut it alone waits for its mask."""
+    monkeypatch.setattr("paceline.sampling.grammar_state.MAX_INLINE_SECONDS", -1.0)
+    go, mask, late = threading.Event(), Grammars.mask, []
+
+    def held(self: Grammars, matcher: Any) -> np.ndarray:
+        late.append(threading.current_thread().name)
+        assert late[-1].startswith("grammar"), "a slow mask on the engine's thread"
+        go.wait()
+        return mask(self, matcher)
+
+    wanted = expected()
+    rig = engine(on_device={"good": TARGET})
+    going = Run(rig)
+    going.submit([asked()[3], asked()[11]])
+    monkeypatch.setattr(Grammars, "mask", held)
+    while going.told["11", 0].finish is None:
+        going.step()
+    assert going.told["11", 0].tokens == wanted["11", 0].tokens
+    assert len(late) == rig.rounds.cuts + 1 == 1
+    assert 1 < len(going.told["3", 0].tokens) < len(wanted["3", 0].tokens)
+    go.set()
+    assert going.finish()["3", 0].tokens == wanted["3", 0].tokens
+    assert rig.rounds.cuts > 2
 
 
 def scripts() -> list[list[int]]:
