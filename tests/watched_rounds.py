@@ -48,14 +48,14 @@ class WatchedRounds(PortableRounds):
         self._pages[lane] = {}
         self._orders.append(functools.partial(super().write, lane, tokens, sampler))
 
-    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
         self.cuts += 1
-        self._orders.append(functools.partial(self._cut, lane, tokens, sampler))
+        self._orders.append(functools.partial(self._cut, lane, tokens, sampler, unread))
 
-    def _cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def _cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
         assert self._state.tokens[lane, : len(tokens)].tolist() == tokens.tolist(), "a lane with other tokens is cut"
         assert self._state.lengths[lane] > len(tokens), "a lane without more tokens is cut"
-        super().cut(lane, tokens, sampler)
+        super().cut(lane, tokens, sampler, unread)
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         assert self.cache is not None

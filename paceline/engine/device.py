@@ -144,7 +144,7 @@ class DeviceStepper:
             else:
                 state.land(read, work.samples, work.max_draft)
             if work.unmasked and landed is not None and not state.left and not work.void:
-                landed = self._check(work, landed)
+                landed = self._check(work, landed, launched.drafter)
             if not state.left and not work.void:
                 if landed is not None:  # else only keys and values were wanted
                     self._settle(work, landed)
@@ -263,7 +263,10 @@ class DeviceStepper:
         if not state.on_device:
             assert not state.most, "a lane is rewritten under a step in flight"
             tokens = self._lanes.view(sequence.lane, len(sequence.tokens)).copy()
-            (self._rounds.cut if state.pages else self._rounds.write)(sequence.lane, tokens, sequence.sampler)
+            if state.pages:
+                self._rounds.cut(sequence.lane, tokens, sequence.sampler, self._hearing.unread(sequence))
+            else:
+                self._rounds.write(sequence.lane, tokens, sequence.sampler)
             state.on_device = True
         if state.pages < len(span.pages):
             self._rounds.set_pages(sequence.lane, state.pages, span.pages[state.pages :])
@@ -350,16 +353,17 @@ class DeviceStepper:
         work.start = length - work.count  # where it was planned, no draft was known yet
         work.verdict, work.tokens, work.in_place = Verdict(path, tokens[-1]), tokens, True
 
-    def _check(self, work: Work, landed: Landed) -> Landed:
+    def _check(self, work: Work, landed: Landed, drafter: str | None) -> Landed:
         """Cut tokens that were drawn without masks before the first that the grammar does not allow. The last one that
-        is left counts as the target's own. The work is void if none is left."""
+        is left counts as the target's own. The work is void if none is left. `drafter`: of the step."""
         sequence, count = work.sequence, self._masks.check(work, landed.tokens)
         if count == len(landed.tokens):
             return landed
+        same = all(step.drafter == drafter for step in self._launched)
         for later in (each for step in self._launched for each in step.seats if each.sequence is sequence):
             later.void = True
             sequence.in_flight.void(draws=True, max_draft=later.max_draft)
-        sequence.in_flight.cut(len(sequence.tokens) + count)
+        sequence.in_flight.cut(len(sequence.tokens) + count, held_for=drafter if same else None)
         work.void = not count
         return landed.cut(count)
 

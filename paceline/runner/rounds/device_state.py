@@ -3,6 +3,7 @@
     tokens   [lanes + 1, width]   committed tokens, then the draft being verified
     lengths  [lanes + 1]          number of committed tokens
     pages    [lanes + 1, pages]   page table
+    held     [drafters, 2, lanes + 1]   which hidden states are held, see kernels/states_reference.py
     parents  [lanes + 1, nodes]   the node that each node of a drafted tree follows, see Draft; rounds alone write it
 
 The host writes a lane when a sequence starts, or when the host itself has changed it; in between, rounds advance tokens
@@ -35,13 +36,21 @@ class DeviceState:
     """The tables. Implements TreeLanes of kernels/tree_reference.py."""
 
     def __init__(
-        self, *, lanes: int, width: int, scratch_page: int, device: torch.device | str, max_draft: int = 0
+        self,
+        *,
+        lanes: int,
+        width: int,
+        scratch_page: int,
+        device: torch.device | str,
+        max_draft: int = 0,
+        holding: int = 0,
     ) -> None:
+        """`holding`: number of drafters for which hidden states are held."""
         self.dummy = lanes
         self.scratch_page = scratch_page
         self.device = torch.device(device)
         count, pages = lanes + 1, -(-width // PAGE_SIZE)
-        sizes = [2 * count, *[count] * 11, count * pages, count * width]
+        sizes = [2 * count, *[count] * 11, count * pages, count * width, holding * 2 * count]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         tables = self.memory.split_with_sizes(sizes)
         # Sampling parameters, each [lanes + 1], as defined in sampling/sampler.py.
@@ -59,6 +68,7 @@ class DeviceState:
         self.lengths = tables[11]
         self.pages = tables[12].view(count, pages)
         self.tokens = tables[13].view(count, width)
+        self.held = tables[14].view(holding, 2, count)  # `ends` and `counts` of HeldStates
         self.marks = torch.zeros((count, 0), dtype=torch.int32, device=device)
         self.bias = torch.zeros((count, 0), device=device)
         self.top_p.fill_(1.0)
@@ -139,9 +149,13 @@ class Changes:
         if sampler.additive is not None:
             self._set_row("bias", lane, sampler.additive.numpy())
 
-    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
-        """Cut a lane to these tokens, which it has: only what rounds have advanced is written."""
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Sequence[int]) -> None:
+        """Cut a lane to these tokens, which it has: only what rounds have advanced is written. `unread`: for each
+        drafter with held states, how many before the last token are to be read; 0: they are useless."""
         self._add(self._state.lengths, lane, 0, [len(tokens)])
+        for (ends, counts), count in zip(self._state.held, unread, strict=True):
+            self._add(ends, lane, 0, [len(tokens) - 1 if count else 0])
+            self._add(counts, lane, 0, [count])
         if edits_of(sampler) & Edits.PENALISES:
             self._write_marks(lane, tokens, sampler)
 

@@ -141,11 +141,12 @@ class Rounds(Protocol):
 
         The lane has no pages until they are set."""
 
-    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler) -> None:
+    def cut(self, lane: int, tokens: np.ndarray, sampler: Sampler, unread: Mapping[str, int]) -> None:
         """Cut a lane to these tokens, int32 [length]: it has them and others behind them, or will have them when all
         launched steps have run. Its pages stay.
 
-        Hidden states that are held of the lane are useless until the next step has held some."""
+        `unread`: by drafter, how many of the hidden states held before the last token are to be read. For drafters that
+        are not there they are useless, until a step has held some again."""
 
     def set_pages(self, lane: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first`, first + 1, … of the lane's page table."""
