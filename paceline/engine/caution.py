@@ -25,7 +25,7 @@ from paceline.types import Rule
 # behind them. By these, values of twice or half the size take at most 3 % longer (docs/experiments.md, "Rounds without
 # masks").
 FIRST_ROUNDS = 16  # rounds with masks at the beginning of an answer
-MAX_ROUNDS = 4  # rounds with masks after a cut, at most
+MAX_ROUNDS = 16  # rounds with masks after a cut, at most
 CLEAN_ROUNDS = 4  # rounds without a cut after which the next cut counts as the first
 
 
