@@ -1,14 +1,16 @@
-"""Grammars of sequences on a device: their masks are computed on the host, while the device verifies.
+"""Grammars of sequences on a device: which rounds draw with masks (`engine.caution`), and these masks. Tokens of other
+rounds are checked when they have landed.
 
-The pass of a step needs the tokens of the step before, which the device has; only drawing needs the masks. So a step
-with grammars flies like any other, and `draw` brings the masks of all its rows, those behind drafted tokens included.
+The host computes masks while the device verifies. The pass of a step needs the tokens of the step before, which the
+device has; only drawing needs the masks. So a step with masks flies like any other, and `draw` brings those of all its
+rows, also behind drafted tokens.
 
     host      collect 1, emit │ masks of 2 │ draw 2 │ plan and launch 3 │ collect 2, emit │ masks of 3 │ …
     device    draft and verify 2 ··················│ draw 2 │ draft and verify 3 ················· │ draw 3
 
 A usual mask takes a hundredth of a step; those of a step are computed one after the other. A grammar with slow masks
-takes part in a step only once its last token has landed and a worker has computed the mask. If a mask is missing when
-the others are there, its sequence draws nothing in this step; nobody waits for it.
+takes part in such a step only once its last token has landed and a worker has computed the mask. If a mask is missing
+when the others are there, its sequence draws nothing in this step; nobody waits for it.
 """
 
 from __future__ import annotations
